@@ -1,0 +1,3 @@
+//! kruise-daemon.
+
+fn main() {}

@@ -1,0 +1,3 @@
+//! kruise-manager.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! kruise-rs: OpenKruise's node plane and the workloads that live from it.

@@ -1,0 +1,1 @@
+//! The commands people type while working on kruise-rs.

@@ -1,0 +1,3 @@
+//! Entry point of `cargo xtask`.
+
+fn main() {}
