@@ -1,1 +1,3 @@
 //! kruise-rs: OpenKruise's node plane and the workloads that live from it.
+
+pub mod cri;
