@@ -1,3 +1,4 @@
 //! kruise-rs: OpenKruise's node plane and the workloads that live from it.
 
+pub mod api;
 pub mod cri;

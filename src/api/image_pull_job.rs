@@ -1,0 +1,170 @@
+//! ImagePullJob (v1beta1): one image for many nodes.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, Time};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use super::node_image::{ImagePullPolicy, SandboxConfig};
+use super::schemas;
+use super::words::words;
+
+words! {
+    open
+    /// Whether a job ends.
+    CompletionPolicyType {
+        /// The job ends when all its nodes did.
+        Always,
+        /// The job goes on, for nodes that come later too, and pulls again every day.
+        Never,
+    }
+}
+
+/// Which image, on which nodes, how fast and for how long.
+#[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[kube(
+    group = "apps.kruise.io",
+    version = "v1beta1",
+    kind = "ImagePullJob",
+    plural = "imagepulljobs",
+    namespaced,
+    status = "ImagePullJobStatus",
+    derive = "PartialEq",
+    doc = "Pulls one image on many nodes, ahead of the Pods that need it."
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ImagePullJobSpec {
+    /// Reference of the image: NAME[:TAG][@DIGEST].
+    pub image: String,
+    /// Which nodes pull the image; every node when absent. Excludes `podSelector`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schemas::node_selector")]
+    pub selector: Option<ImagePullJobNodeSelector>,
+    /// Pods whose nodes pull the image. Excludes `selector`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schemas::pod_selector")]
+    pub pod_selector: Option<ImagePullJobPodSelector>,
+    /// How many nodes pull at a time: 0 or greater, as a number or a string of digits; 1 when absent,
+    /// 0 pauses the job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schemas::int_or_string")]
+    pub parallelism: Option<IntOrString>,
+    /// Names of Secrets with registry credentials, in the job's namespace. Cannot be changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pull_secrets: Vec<String>,
+    /// Limits of each node's pull.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pull_policy: Option<PullPolicy>,
+    /// When the job ends and goes.
+    pub completion_policy: CompletionPolicy,
+    /// Labels and annotations handed to the runtime with the pull.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox_config: Option<SandboxConfig>,
+    /// Whether an image that is present is fetched again: Always or IfNotPresent (when absent).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_pull_policy: Option<ImagePullPolicy>,
+}
+
+/// Nodes by name, or by label.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImagePullJobNodeSelector {
+    /// Names of nodes. Excludes labels in the same selector.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<String>,
+    /// Labels that must be there with these values.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub match_labels: BTreeMap<String, String>,
+    /// Requirements on labels; all must hold.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub match_expressions: Vec<LabelSelectorRequirement>,
+}
+
+/// Pods by label.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImagePullJobPodSelector {
+    /// Labels that must be there with these values.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub match_labels: BTreeMap<String, String>,
+    /// Requirements on labels; all must hold.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub match_expressions: Vec<LabelSelectorRequirement>,
+}
+
+fn selector(labels: &BTreeMap<String, String>, expressions: &[LabelSelectorRequirement]) -> LabelSelector {
+    LabelSelector {
+        match_labels: (!labels.is_empty()).then(|| labels.clone()),
+        match_expressions: (!expressions.is_empty()).then(|| expressions.to_vec()),
+    }
+}
+
+impl From<&ImagePullJobNodeSelector> for LabelSelector {
+    fn from(from: &ImagePullJobNodeSelector) -> Self {
+        selector(&from.match_labels, &from.match_expressions)
+    }
+}
+
+impl From<&ImagePullJobPodSelector> for LabelSelector {
+    fn from(from: &ImagePullJobPodSelector) -> Self {
+        selector(&from.match_labels, &from.match_expressions)
+    }
+}
+
+/// Limits of each node's pull.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PullPolicy {
+    /// Seconds that one attempt may take; 600 when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_seconds: Option<i32>,
+    /// How often a failed attempt is repeated; 3 when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backoff_limit: Option<i32>,
+}
+
+/// When a job ends and goes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CompletionPolicy {
+    /// Always (when absent): the job ends when all its nodes did. Never: it goes on, for new nodes too.
+    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
+    pub type_: Option<CompletionPolicyType>,
+    /// Seconds after its start when the job is ended, at least the timeout of one pull. For Always only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active_deadline_seconds: Option<i64>,
+    /// Seconds after its end when the job is deleted; never when absent. For Always only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_seconds_after_finished: Option<i32>,
+}
+
+/// How far a job is.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ImagePullJobStatus {
+    /// When the job was taken up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Time>,
+    /// When the job ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub completion_time: Option<Time>,
+    /// Nodes the job is for.
+    pub desired: i32,
+    /// Nodes that pull.
+    #[serde(default)]
+    pub active: i32,
+    /// Nodes that have the image.
+    #[serde(default)]
+    pub succeeded: i32,
+    /// Nodes that gave up.
+    #[serde(default)]
+    pub failed: i32,
+    /// How far the job is, in a sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// Nodes that gave up, sorted by name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed_nodes: Vec<String>,
+}

@@ -1,0 +1,92 @@
+//! Every label, annotation, finalizer, condition type and other shared word, in one place.
+//!
+//! Names are those of OpenKruise unless a constant says that it is ours.
+
+/// Label of a ContainerRecreateRequest: UID of its Pod.
+pub const CRR_POD_UID: &str = "crr.apps.kruise.io/pod-uid";
+/// Label of a ContainerRecreateRequest: node of its Pod. Daemons select their requests by it.
+pub const CRR_NODE_NAME: &str = "crr.apps.kruise.io/node-name";
+/// Label of a ContainerRecreateRequest that has not completed; its value is [`TRUE`].
+pub const CRR_ACTIVE: &str = "crr.apps.kruise.io/active";
+/// Annotation of a v1alpha1 ContainerRecreateRequest: JSON list that v1beta1 has as
+/// `status.containerStatusSnapshot`.
+pub const CRR_SYNC_CONTAINER_STATUSES: &str = "crr.apps.kruise.io/sync-container-statuses";
+/// Annotation of a v1alpha1 ContainerRecreateRequest (RFC 3339 time): what v1beta1 has as condition
+/// [`PRE_RECREATE_GRACE`]. The finalizer that guards the Pod's not-ready key has the same name.
+pub const CRR_UNREADY_ACQUIRED: &str = "crr.apps.kruise.io/unready-acquired";
+/// Annotation of ours on a v1alpha1 ContainerRecreateRequest: JSON of the conditions that v1alpha1
+/// has no field for. Absent on v1beta1.
+pub const CRR_CONDITIONS: &str = "crr.apps.kruise.io/conditions";
+/// Annotation of ours on a v1alpha1 NodeImage: JSON `{image: [[namespace, name, mode], …]}`, the modes
+/// of its pull secrets, which v1alpha1 has no field for. Absent on v1beta1.
+pub const NODE_IMAGE_SECRET_MODES: &str = "apps.kruise.io/pull-secret-modes";
+
+/// Label of virtual nodes (value [`TYPE_VIRTUAL_KUBELET`]), on which no daemon runs, and of requests on them.
+pub const TYPE: &str = "type";
+/// Value of [`TYPE`] for virtual nodes.
+pub const TYPE_VIRTUAL_KUBELET: &str = "virtual-kubelet";
+/// Value of labels that are switches.
+pub const TRUE: &str = "true";
+/// Label of a NodeImage that may exist without a Node (used in tests).
+pub const FAKE_NODE_IMAGE: &str = "apps.kruise.io/fake-nodeimage";
+/// Label with the hash of a template.
+pub const CONTROLLER_REVISION_HASH: &str = "controller-revision-hash";
+
+/// Annotation that the daemon adds to the CRI sandbox configuration of a pull.
+pub const PULLING_IMAGE_BY: &str = "apps.kruise.io/pulling-image-by";
+/// Value of [`PULLING_IMAGE_BY`].
+pub const PULLING_IMAGE_BY_DAEMON: &str = "kruise-daemon";
+/// Annotation of a copied pull secret: `namespace/name` of its source.
+pub const SECRET_SOURCE_KEY: &str = "imagepulljobs.kruise.io/source-key";
+/// Annotation of a copied pull secret: sorted, comma-separated `namespace/name` of the jobs that use it.
+pub const SECRET_REFERENCES: &str = "imagepulljobs.kruise.io/references";
+/// Annotation of a copied pull secret: [`MODE_BATCH`].
+pub const SECRET_MODE: &str = "imagepulljobs.kruise.io/mode";
+/// Label of copies made by old releases.
+pub const SECRET_SOURCE_UID: &str = "imagepulljobs.kruise.io/source-uid";
+/// Mode of a secret that is shared by jobs and removed with the image it belongs to.
+pub const MODE_BATCH: &str = "batch";
+
+/// Pod annotation with runtime facts of its containers.
+pub const RUNTIME_CONTAINERS_META: &str = "apps.kruise.io/runtime-containers-meta";
+/// Pod annotation that marks injected sidecars.
+pub const SIDECAR_SET_HASH: &str = "kruise.io/sidecarset-hash";
+
+/// Finalizer of an ImagePullJob: its entries and secret copies must go first.
+pub const DELETION_PROTECTION: &str = "apps.kruise.io/deletion-protection";
+
+/// Pod condition and readiness gate that holds a Pod out of its Services.
+pub const KRUISE_POD_READY: &str = "KruisePodReady";
+/// Pod condition that is false during an in-place update.
+pub const IN_PLACE_UPDATE_READY: &str = "InPlaceUpdateReady";
+/// Pod condition of Pods whose sidecars are being ended.
+pub const SIDECAR_TERMINATED: &str = "SidecarTerminated";
+/// Condition of a ContainerRecreateRequest: the Pod was made unready, the grace period runs from its
+/// `lastTransitionTime`. Its reason is the same word.
+pub const PRE_RECREATE_GRACE: &str = "PreRecreateGrace";
+/// Message of condition [`PRE_RECREATE_GRACE`].
+pub const PRE_RECREATE_GRACE_MESSAGE: &str =
+    "Pod has been forced to not-ready for unreadyGracePeriodSeconds drain";
+/// `userAgent` of a ContainerRecreateRequest's entry in the message of condition [`KRUISE_POD_READY`].
+pub const NOT_READY_USER_AGENT: &str = "ContainerRecreateRequest";
+
+/// Namespace of the copied pull secrets, unless environment [`ENV_DAEMON_CONFIG_NAMESPACE`] says otherwise.
+pub const DAEMON_CONFIG_NAMESPACE: &str = "kruise-daemon-config";
+/// Environment variable that names the namespace of the copied pull secrets.
+pub const ENV_DAEMON_CONFIG_NAMESPACE: &str = "KRUISE_DAEMON_CONFIG_NS";
+/// Namespace that both programs are installed in.
+pub const SYSTEM_NAMESPACE: &str = "kruise-system";
+
+/// Event reason: an image was pulled.
+pub const EVENT_PULL_SUCCEEDED: &str = "PullImageSucceed";
+/// Event reason: an image could not be pulled.
+pub const EVENT_PULL_FAILED: &str = "PullImageFailed";
+/// Event reason: a container is being stopped.
+pub const EVENT_KILLING: &str = "Killing";
+/// Event reason: a preStop hook failed.
+pub const EVENT_FAILED_PRE_STOP_HOOK: &str = "FailedPreStopHook";
+
+/// Label selector of the requests that the daemon of a node must see.
+pub fn crr_selector(node: &str) -> String {
+    format!("{CRR_NODE_NAME}={node},{CRR_ACTIVE}={TRUE}")
+}

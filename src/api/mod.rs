@@ -1,0 +1,18 @@
+//! The API as Rust types: one file per kind, the catalogue of keys, and the two schema versions.
+//!
+//! `v1beta1` is stored and is what both programs speak; `v1alpha1` is served for older clients.
+//! This room imports no other room of the house.
+
+pub mod container_recreate_request;
+pub mod image_pull_job;
+pub mod keys;
+pub mod node_image;
+mod schemas;
+mod words;
+
+/// API group of all our kinds.
+pub const GROUP: &str = "apps.kruise.io";
+/// The stored version, spoken by both programs.
+pub const V1BETA1: &str = "v1beta1";
+/// The older version, served to clients that know no other.
+pub const V1ALPHA1: &str = "v1alpha1";

@@ -1,0 +1,244 @@
+//! NodeImage (v1beta1): the images that one node is asked to hold, and how far it is.
+//!
+//! Cluster-scoped, named like its node. The manager writes `spec`, the node's daemon writes `status`.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::schemas;
+use super::words::words;
+
+words! {
+    open
+    /// When an image is fetched although it may be present. Absent means `IfNotPresent`.
+    ImagePullPolicy {
+        /// Ask the registry every time.
+        Always,
+        /// Do nothing when the image is on the node.
+        IfNotPresent,
+    }
+}
+
+words! {
+    open
+    /// How far the pull of one tag is.
+    ImagePullPhase {
+        /// Known to the daemon and queued.
+        Waiting,
+        /// Being pulled.
+        Pulling,
+        /// The image is on the node.
+        Succeeded,
+        /// Given up; the message says why.
+        Failed,
+    }
+}
+
+words! {
+    open
+    /// How the first synchronisation of a node went. No program writes it today.
+    SyncStatusPhase {
+        /// All images were pulled.
+        Succeeded,
+        /// Some image was not pulled.
+        Failed,
+    }
+}
+
+/// What the node is asked to pull.
+#[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[kube(
+    group = "apps.kruise.io",
+    version = "v1beta1",
+    kind = "NodeImage",
+    plural = "nodeimages",
+    status = "NodeImageStatus",
+    derive = "PartialEq",
+    doc = "The images that one node is asked to hold. It has the name of its node."
+)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeImageSpec {
+    /// Images to hold, by name without tag; at most 256.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub images: BTreeMap<String, ImageSpec>,
+}
+
+/// One image and what is asked of it.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageSpec {
+    /// Secrets with registry credentials, in the daemon's configuration namespace.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pull_secrets: Vec<ReferenceObject>,
+    /// Labels and annotations handed to the runtime with the pull.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox_config: Option<SandboxConfig>,
+    /// Tags (or digests) of the image.
+    pub tags: Vec<ImageTagSpec>,
+}
+
+/// A Secret by namespace and name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReferenceObject {
+    /// Namespace of the Secret.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    /// Name of the Secret.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// `batch` for copies that jobs share and that go with the image; absent for those of old releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
+}
+
+/// Labels and annotations handed to the runtime with a pull, as those of a Pod sandbox.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SandboxConfig {
+    /// Labels of the sandbox.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Annotations of the sandbox.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// One tag (or digest) to pull.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageTagSpec {
+    /// The tag, or the digest as `sha256:…`.
+    pub tag: String,
+    /// When the tag was asked for. Filled in when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_at: Option<Time>,
+    /// Limits of the pull.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pull_policy: Option<ImageTagPullPolicy>,
+    /// On whose behalf the tag is pulled.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schemas::object_references")]
+    pub owner_references: Vec<ObjectReference>,
+    /// Changes whenever the tag is to be pulled once more; 0 or greater.
+    #[serde(default)]
+    pub version: i64,
+    /// Whether an image that is present is fetched again: Always or IfNotPresent (when absent).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_pull_policy: Option<ImagePullPolicy>,
+}
+
+/// Limits of one pull.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageTagPullPolicy {
+    /// Seconds that one attempt may take; 600 when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_seconds: Option<i32>,
+    /// How often a failed attempt is repeated; 3 when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backoff_limit: Option<i32>,
+    /// Seconds after its end when the tag is removed from the NodeImage; never when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_seconds_after_finished: Option<i32>,
+    /// Seconds after its start when the pull is given up; never when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active_deadline_seconds: Option<i64>,
+}
+
+/// How far the node is.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeImageStatus {
+    /// Tags asked for.
+    pub desired: i32,
+    /// Tags pulled.
+    #[serde(default)]
+    pub succeeded: i32,
+    /// Tags given up.
+    #[serde(default)]
+    pub failed: i32,
+    /// Tags being pulled.
+    #[serde(default)]
+    pub pulling: i32,
+    /// Tags that wait for their turn.
+    #[serde(default)]
+    pub waiting: i32,
+    /// State of each image's tags, by image name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub image_statuses: BTreeMap<String, ImageStatus>,
+    /// How the first synchronisation of the node went. Read for compatibility; not written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_sync_status: Option<SyncStatus>,
+}
+
+/// How the first synchronisation of a node went.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SyncStatus {
+    /// When it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sync_at: Option<Time>,
+    /// How it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<SyncStatusPhase>,
+    /// Why, in a sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// State of the tags of one image.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageStatus {
+    /// One entry a tag, sorted by tag.
+    pub tags: Vec<ImageTagStatus>,
+}
+
+/// State of one tag.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageTagStatus {
+    /// The tag, or the digest as `sha256:…`.
+    pub tag: String,
+    /// Waiting, Pulling, Succeeded or Failed.
+    pub phase: ImagePullPhase,
+    /// Per cent of the bytes that are on the node, 0 to 100; may fall when an attempt is repeated.
+    #[serde(default)]
+    pub progress: i32,
+    /// When the pull began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Time>,
+    /// When the pull ended, well or not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub completion_time: Option<Time>,
+    /// Version of the tag in `spec` that this entry answers.
+    #[serde(default)]
+    pub version: i64,
+    /// What the runtime calls the image.
+    #[serde(default, rename = "imageID", skip_serializing_if = "Option::is_none")]
+    pub image_id: Option<String>,
+    /// Why the tag waits or failed, in a sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_word_of_somebody_else_survives() {
+        let wire = json!({ "tag": "1", "phase": "Paused", "progress": 0, "version": 0 });
+        let tag: ImageTagStatus = serde_json::from_value(wire.clone()).unwrap();
+        assert_eq!(tag.phase, ImagePullPhase::Other("Paused".into()));
+        assert_eq!(serde_json::to_value(tag).unwrap(), wire);
+    }
+}

@@ -1,0 +1,221 @@
+//! Schemas of embedded Kubernetes types, as CRDs need them: with list types, and only the fields meant.
+
+use schemars::{Schema, SchemaGenerator, json_schema};
+use serde_json::{Value, json};
+
+/// An integer or a string, as `intstr.IntOrString`.
+pub(super) fn int_or_string(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "anyOf": [{ "type": "integer" }, { "type": "string" }],
+        "x-kubernetes-int-or-string": true
+    })
+}
+
+/// Node selector: names, or labels.
+pub(super) fn node_selector(_: &mut SchemaGenerator) -> Schema {
+    let mut schema = label_selector_json("Which nodes pull the image; every node when absent.");
+    schema["properties"]["names"] = json!({
+        "type": "array",
+        "items": { "type": "string" },
+        "description": "Names of the nodes. Excludes labels in the same selector."
+    });
+    into_schema(schema)
+}
+
+/// Selector of Pods.
+pub(super) fn pod_selector(_: &mut SchemaGenerator) -> Schema {
+    into_schema(label_selector_json(
+        "Pods in the job's namespace whose nodes pull the image. Excludes `selector`.",
+    ))
+}
+
+fn into_schema(value: Value) -> Schema {
+    Schema::try_from(value).unwrap_or_default()
+}
+
+fn label_selector_json(description: &str) -> Value {
+    json!({
+        "type": "object",
+        "description": description,
+        "x-kubernetes-map-type": "atomic",
+        "properties": {
+            "matchLabels": {
+                "type": "object",
+                "additionalProperties": { "type": "string" },
+                "description": "Labels that must be there with these values."
+            },
+            "matchExpressions": {
+                "type": "array",
+                "x-kubernetes-list-type": "atomic",
+                "description": "Requirements on labels; all must hold.",
+                "items": {
+                    "type": "object",
+                    "required": ["key", "operator"],
+                    "properties": {
+                        "key": { "type": "string", "description": "The label's key." },
+                        "operator": { "type": "string", "description": "In, NotIn, Exists or DoesNotExist." },
+                        "values": {
+                            "type": "array",
+                            "x-kubernetes-list-type": "atomic",
+                            "items": { "type": "string" },
+                            "description": "Values for In and NotIn; empty for the other operators."
+                        }
+                    }
+                }
+            }
+        }
+    })
+}
+
+/// Reference to an object, as `core/v1.ObjectReference`.
+pub(super) fn object_references(_: &mut SchemaGenerator) -> Schema {
+    let text = |description: &str| json!({ "type": "string", "description": description });
+    into_schema(json!({
+        "type": "array",
+        "items": {
+            "type": "object",
+            "x-kubernetes-map-type": "atomic",
+            "properties": {
+                "apiVersion": text("API version of the object."),
+                "kind": text("Kind of the object."),
+                "namespace": text("Namespace of the object."),
+                "name": text("Name of the object."),
+                "uid": text("UID of the object."),
+                "resourceVersion": text("Resource version the reference was made at."),
+                "fieldPath": text("Part of the object that is meant."),
+            }
+        }
+    }))
+}
+
+/// Ports of a container, as `core/v1.ContainerPort`.
+pub(super) fn container_ports(_: &mut SchemaGenerator) -> Schema {
+    let number =
+        |description: &str| json!({ "type": "integer", "format": "int32", "description": description });
+    into_schema(json!({
+        "type": "array",
+        "items": {
+            "type": "object",
+            "required": ["containerPort"],
+            "properties": {
+                "name": { "type": "string", "description": "Name of the port, unique in its Pod." },
+                "containerPort": number("Port on the Pod's address, 1 to 65535."),
+                "hostPort": number("Port on the node, 1 to 65535."),
+                "hostIP": { "type": "string", "description": "Node address that the host port is bound to." },
+                "protocol": { "type": "string", "default": "TCP", "description": "TCP, UDP or SCTP." }
+            }
+        }
+    }))
+}
+
+/// A preStop hook, as `core/v1.LifecycleHandler`; `sleep` is an addition of ours.
+pub(super) fn lifecycle_handler(generator: &mut SchemaGenerator) -> Schema {
+    let port = int_or_string(generator).to_value();
+    into_schema(json!({
+        "type": "object",
+        "properties": {
+            "exec": {
+                "type": "object",
+                "description": "Runs a command in the container.",
+                "properties": {
+                    "command": {
+                        "type": "array",
+                        "x-kubernetes-list-type": "atomic",
+                        "items": { "type": "string" },
+                        "description": "The program and its arguments; no shell is involved."
+                    }
+                }
+            },
+            "httpGet": http_get_json(&port),
+            "tcpSocket": {
+                "type": "object",
+                "description": "Accepted for completeness; kubelet does not run such hooks.",
+                "required": ["port"],
+                "properties": {
+                    "host": { "type": "string", "description": "Host; the Pod's address when absent." },
+                    "port": port
+                }
+            },
+            "sleep": {
+                "type": "object",
+                "description": "Waits. An addition of kruise-rs.",
+                "required": ["seconds"],
+                "properties": {
+                    "seconds": { "type": "integer", "format": "int64", "description": "How long, in seconds." }
+                }
+            }
+        }
+    }))
+}
+
+fn http_get_json(port: &Value) -> Value {
+    json!({
+        "type": "object",
+        "description": "Sends an HTTP GET request.",
+        "required": ["port"],
+        "properties": {
+            "host": { "type": "string", "description": "Host; the Pod's address when absent." },
+            "path": { "type": "string", "description": "Path of the request." },
+            "port": port,
+            "scheme": { "type": "string", "description": "HTTP (when absent) or HTTPS." },
+            "httpHeaders": {
+                "type": "array",
+                "x-kubernetes-list-type": "atomic",
+                "description": "Additional headers; names may repeat.",
+                "items": {
+                    "type": "object",
+                    "required": ["name", "value"],
+                    "properties": {
+                        "name": { "type": "string", "description": "Name of the header." },
+                        "value": { "type": "string", "description": "Value of the header." }
+                    }
+                }
+            }
+        }
+    })
+}
+
+/// Conditions, as `meta/v1.Condition`, keyed by type.
+pub(super) fn conditions(_: &mut SchemaGenerator) -> Schema {
+    into_schema(json!({
+        "type": "array",
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["type"],
+        "items": {
+            "type": "object",
+            "required": ["lastTransitionTime", "message", "reason", "status", "type"],
+            "properties": {
+                "type": {
+                    "type": "string",
+                    "maxLength": 316,
+                    "pattern": "^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$",
+                    "description": "The condition's type."
+                },
+                "status": {
+                    "type": "string",
+                    "enum": ["True", "False", "Unknown"],
+                    "description": "Whether the condition holds."
+                },
+                "observedGeneration": {
+                    "type": "integer",
+                    "format": "int64",
+                    "minimum": 0,
+                    "description": "Generation of the object that the condition speaks of."
+                },
+                "lastTransitionTime": {
+                    "type": "string",
+                    "format": "date-time",
+                    "description": "When the status last changed."
+                },
+                "reason": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 1024,
+                    "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
+                    "description": "Why, in one CamelCase word."
+                },
+                "message": { "type": "string", "maxLength": 32768, "description": "Why, in a sentence." }
+            }
+        }
+    }))
+}
