@@ -1,4 +1,6 @@
 //! kruise-rs: OpenKruise's node plane and the workloads that live from it.
 
 pub mod api;
+pub mod cluster;
 pub mod cri;
+pub mod ops;

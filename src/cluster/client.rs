@@ -1,0 +1,108 @@
+//! The Kubernetes client: configuration, user agent, and a layer that learns the API server's time.
+
+use std::path::PathBuf;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use futures::future::BoxFuture;
+use http::{HeaderValue, Request, Response};
+use kube::client::{Body, ClientBuilder};
+use kube::config::{Config, KubeConfigOptions, Kubeconfig};
+use tower::{Layer, Service};
+
+use super::{Clock, Error};
+
+/// How to reach the cluster.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// A kubeconfig file; without it `KUBECONFIG`, the default file or the Pod's service account is used.
+    pub kubeconfig: Option<PathBuf>,
+    /// User agent and event source, for example `kruise-daemon`.
+    pub component: String,
+    /// Event source host: the node's name on a daemon.
+    pub host: Option<String>,
+}
+
+/// Builds the client. No request is made.
+pub(super) async fn connect(options: &Options, clock: Clock) -> Result<kube::Client, Error> {
+    let mut config = load(options).await?;
+    config.connect_timeout = Some(Duration::from_secs(5));
+    let agent = HeaderValue::from_str(&options.component).map_err(|_| {
+        Error::Config(format!(
+            "user agent {:?} is not a valid header",
+            options.component
+        ))
+    })?;
+    config.headers.push((http::header::USER_AGENT, agent));
+    let builder = ClientBuilder::try_from(config).map_err(|e| Error::Config(e.to_string()))?;
+    Ok(builder.with_layer(&LearnTime { clock }).build())
+}
+
+async fn load(options: &Options) -> Result<Config, Error> {
+    let Some(path) = &options.kubeconfig else {
+        return Config::infer().await.map_err(|e| {
+            Error::Config(format!(
+                "no kubeconfig (--kubeconfig, KUBECONFIG) and no service account: {e}"
+            ))
+        });
+    };
+    let file = Kubeconfig::read_from(path)
+        .map_err(|e| Error::Config(format!("kubeconfig {}: {e}", path.display())))?;
+    Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+        .await
+        .map_err(|e| Error::Config(format!("kubeconfig {}: {e}", path.display())))
+}
+
+/// Hands the `Date` header of every answer to the clock.
+struct LearnTime {
+    clock: Clock,
+}
+
+impl<S> Layer<S> for LearnTime {
+    type Service = LearnTimeService<S>;
+    fn layer(&self, inner: S) -> Self::Service {
+        LearnTimeService {
+            inner,
+            clock: self.clock.clone(),
+        }
+    }
+}
+
+#[derive(Clone)]
+struct LearnTimeService<S> {
+    inner: S,
+    clock: Clock,
+}
+
+impl<S, B> Service<Request<Body>> for LearnTimeService<S>
+where
+    S: Service<Request<Body>, Response = Response<B>>,
+    S::Future: Send + 'static,
+    S::Error: 'static,
+    B: 'static,
+{
+    type Response = Response<B>;
+    type Error = S::Error;
+    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let clock = self.clock.clone();
+        let sent = Instant::now();
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let response = answer.await?;
+            if let Some(date) = response
+                .headers()
+                .get(http::header::DATE)
+                .and_then(|d| d.to_str().ok())
+            {
+                clock.learn(date, sent, Instant::now());
+            }
+            Ok(response)
+        })
+    }
+}

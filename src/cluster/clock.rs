@@ -1,0 +1,144 @@
+//! The API server's time, learnt from the `Date` header of its answers.
+//!
+//! A node's own clock may be wrong by hours; deadlines and TTLs of objects count on the clock that
+//! stamped them. The header has whole seconds, so each answer bounds the offset to an interval, and the
+//! intersection of all intervals narrows it down.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use jiff::Timestamp;
+use jiff::fmt::rfc2822;
+
+/// The API server's clock; clones share what was learnt.
+#[derive(Clone, Debug)]
+pub struct Clock {
+    start: Instant,
+    start_wall_ms: i64,
+    bounds: Arc<Mutex<Option<Bounds>>>,
+}
+
+/// The offset of the API server's clock from ours, in milliseconds, lies between these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Bounds {
+    low: i64,
+    high: i64,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock {
+    /// A clock that agrees with the local one until it has learnt better.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::starting_at(Timestamp::now())
+    }
+
+    /// A clock whose local wall time is `wall` now: what a machine with a wrong clock would start with.
+    #[must_use]
+    pub fn starting_at(wall: Timestamp) -> Self {
+        Self {
+            start: Instant::now(),
+            start_wall_ms: wall.as_millisecond(),
+            bounds: Arc::default(),
+        }
+    }
+
+    /// The API server's time now. Steps of the local wall clock do not show in it.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        let bounds = *self.bounds.lock().unwrap_or_else(PoisonError::into_inner);
+        let offset = bounds.map_or(0, Bounds::best);
+        Timestamp::from_millisecond(self.local_ms(Instant::now()) + offset).unwrap_or(Timestamp::MAX)
+    }
+
+    /// Takes in the `Date` header of an answer to a request that was sent and answered at these instants.
+    /// A header that is not a date is ignored.
+    pub fn learn(&self, date: &str, sent: Instant, received: Instant) {
+        let Some(second) = parse(date) else { return };
+        let new = Bounds {
+            low: second - self.local_ms(received),
+            high: second + 999 - self.local_ms(sent),
+        };
+        let mut bounds = self.bounds.lock().unwrap_or_else(PoisonError::into_inner);
+        *bounds = Some(bounds.map_or(new, |old| old.narrowed(new)));
+    }
+
+    fn local_ms(&self, at: Instant) -> i64 {
+        let since = at.saturating_duration_since(self.start).as_millis();
+        self.start_wall_ms + i64::try_from(since).unwrap_or(i64::MAX / 2)
+    }
+}
+
+impl Bounds {
+    /// What both say; when they contradict each other a clock was set, and only the new one counts.
+    fn narrowed(self, new: Self) -> Self {
+        let both = Self {
+            low: self.low.max(new.low),
+            high: self.high.min(new.high),
+        };
+        if both.low <= both.high { both } else { new }
+    }
+
+    /// Zero where that is possible, for then the clocks most likely agree; else the middle.
+    fn best(self) -> i64 {
+        if self.low <= 0 && self.high >= 0 {
+            0
+        } else {
+            i64::midpoint(self.low, self.high)
+        }
+    }
+}
+
+fn parse(date: &str) -> Option<i64> {
+    Some(rfc2822::parse(date).ok()?.timestamp().as_millisecond())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use jiff::SignedDuration;
+    use proptest::prelude::*;
+
+    #[test]
+    fn http_dates_are_read_and_garbage_is_ignored() {
+        assert_eq!(parse("Sun, 06 Nov 1994 08:49:37 GMT"), Some(784_111_777_000));
+        let clock = Clock::new();
+        clock.learn("yesterday", Instant::now(), Instant::now());
+        assert_eq!(*clock.bounds.lock().unwrap(), None);
+    }
+
+    #[test]
+    fn a_clock_that_is_an_hour_slow_is_corrected_by_one_answer() {
+        let truth = Timestamp::now();
+        let clock = Clock::starting_at(truth - SignedDuration::from_hours(1));
+        let header = rfc2822::DateTimePrinter::new()
+            .timestamp_to_rfc9110_string(&truth)
+            .unwrap();
+        clock.learn(&header, Instant::now(), Instant::now());
+        let error = clock.now().duration_since(truth).abs();
+        assert!(error < SignedDuration::from_secs(2), "off by {error}");
+    }
+
+    proptest! {
+        /// Whatever consistent answers come in, the true offset stays within the bounds.
+        #[test]
+        fn bounds_always_hold_the_truth(offset in -10_000_000_i64..10_000_000,
+                                        calls in prop::collection::vec((0_i64..3_600_000, 0_i64..5_000, 0_u8..=100), 1..40)) {
+            let mut bounds: Option<Bounds> = None;
+            for (sent, took, stamped_pct) in calls {
+                let stamped = sent + took * i64::from(stamped_pct) / 100 + offset;
+                let second = stamped.div_euclid(1000) * 1000;
+                let new = Bounds { low: second - (sent + took), high: second + 999 - sent };
+                let both = bounds.map_or(new, |b| b.narrowed(new));
+                bounds = Some(both);
+                prop_assert!(both.low <= offset && offset <= both.high, "{both:?} lost {offset}");
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! What can go wrong between us and the API server.
+
+use std::time::Duration;
+
+/// An error of a call to the API server, or of the configuration to reach it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Neither kubeconfig nor service account can be used.
+    #[error("cannot reach a cluster: {0}")]
+    Config(String),
+    /// No answer in time.
+    #[error("API server did not answer {verb} {kind} within {after:?}")]
+    Timeout {
+        /// The verb of the request.
+        verb: &'static str,
+        /// The kind that the request was about.
+        kind: String,
+        /// The deadline of the call.
+        after: Duration,
+    },
+    /// The API server's own answer.
+    #[error("API server refused: {} (HTTP {})", .0.message, .0.code)]
+    Api(Box<kube::core::Status>),
+    /// The connection failed.
+    #[error("API server cannot be reached: {0}")]
+    Transport(String),
+}
+
+impl Error {
+    fn code(&self) -> Option<u16> {
+        match self {
+            Self::Api(status) => Some(status.code),
+            _ => None,
+        }
+    }
+
+    fn reason(&self) -> &str {
+        match self {
+            Self::Api(status) => &status.reason,
+            _ => "",
+        }
+    }
+
+    /// Someone else has written the object in between; read again and decide anew.
+    #[must_use]
+    pub fn conflict(&self) -> bool {
+        self.code() == Some(409) && self.reason() != "AlreadyExists"
+    }
+
+    /// An object of that name exists.
+    #[must_use]
+    pub fn already_exists(&self) -> bool {
+        self.code() == Some(409) && self.reason() == "AlreadyExists"
+    }
+
+    /// The object, or the kind, does not exist.
+    #[must_use]
+    pub fn not_found(&self) -> bool {
+        self.code() == Some(404)
+    }
+
+    /// Whether the same call may succeed later without anyone changing anything.
+    #[must_use]
+    pub fn retryable(&self) -> bool {
+        match self {
+            Self::Config(_) => false,
+            Self::Timeout { .. } | Self::Transport(_) => true,
+            Self::Api(status) => status.code == 429 || status.code >= 500 || self.conflict(),
+        }
+    }
+
+    /// How long the API server asks us to wait before the next try.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        let Self::Api(status) = self else { return None };
+        let seconds = status.details.as_ref()?.retry_after_seconds;
+        (seconds > 0).then(|| Duration::from_secs(u64::from(seconds)))
+    }
+
+    /// The word used as metric label and condition reason.
+    #[must_use]
+    pub fn category(&self) -> &'static str {
+        match self {
+            Self::Config(_) => "config",
+            Self::Timeout { .. } => "timeout",
+            Self::Transport(_) => "unreachable",
+            Self::Api(status) => match status.code {
+                401 => "unauthorized",
+                403 => "forbidden",
+                404 => "not_found",
+                409 => "conflict",
+                422 => "invalid",
+                429 => "throttled",
+                500.. => "server_error",
+                _ => "refused",
+            },
+        }
+    }
+}
+
+impl From<kube::Error> for Error {
+    fn from(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => Self::Api(status),
+            other => Self::Transport(chain(&other)),
+        }
+    }
+}
+
+/// An error with its causes, joined by colons, each said once.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let more = inner.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = inner.source();
+    }
+    text
+}

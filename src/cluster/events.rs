@@ -1,0 +1,197 @@
+//! Events on objects, published in the background.
+//!
+//! Repeats of one event raise its count instead of making a new object, as client-go's recorder does.
+
+use std::collections::{HashMap, VecDeque};
+
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::{Api, Client};
+use tokio::sync::mpsc;
+
+use super::{Clock, Error, write};
+use crate::ops::metrics::metrics;
+
+/// How an event is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EventType {
+    /// Nothing is wrong.
+    Normal,
+    /// Someone should look.
+    Warning,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Repeat {
+    uid: String,
+    type_: EventType,
+    reason: String,
+    note: String,
+}
+
+struct Note {
+    object: ObjectReference,
+    repeat: Repeat,
+    action: String,
+}
+
+/// Publishes events; clones share the queue.
+#[derive(Clone)]
+pub struct Events {
+    queue: mpsc::Sender<Note>,
+}
+
+/// Events that wait to be written; more are dropped and counted, for no event is worth a stall.
+const QUEUE: usize = 256;
+/// How many past events are remembered to count their repeats.
+const REMEMBERED: usize = 256;
+/// The API server's limit for `message`, in bytes.
+const MESSAGE_LIMIT: usize = 1024;
+
+impl Events {
+    /// Starts the task that writes; it ends with the last clone.
+    pub(super) fn start(client: Client, clock: Clock, component: &str, host: Option<&str>) -> Self {
+        let (queue, rx) = mpsc::channel(QUEUE);
+        let source = EventSource {
+            component: Some(component.to_owned()),
+            host: host.map(str::to_owned),
+        };
+        tokio::spawn(publish_all(
+            Writer {
+                client,
+                clock,
+                source,
+            },
+            rx,
+        ));
+        Self { queue }
+    }
+
+    /// Records `reason` with the text `note` on `object`; `action` says what was done. Returns at once and
+    /// never fails the caller: where the API server takes no events they are counted as dropped.
+    pub fn publish(
+        &self,
+        object: ObjectReference,
+        type_: EventType,
+        reason: &str,
+        action: &str,
+        note: String,
+    ) {
+        let uid = object.uid.clone().unwrap_or_default();
+        let repeat = Repeat {
+            uid,
+            type_,
+            reason: reason.to_owned(),
+            note: cut(note),
+        };
+        if self
+            .queue
+            .try_send(Note {
+                object,
+                repeat,
+                action: action.to_owned(),
+            })
+            .is_err()
+        {
+            metrics().events_dropped.inc();
+        }
+    }
+}
+
+/// Shortens to the API server's limit, at a character's border.
+fn cut(mut text: String) -> String {
+    if text.len() > MESSAGE_LIMIT {
+        let end = text.floor_char_boundary(MESSAGE_LIMIT - 3);
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+struct Writer {
+    client: Client,
+    clock: Clock,
+    source: EventSource,
+}
+
+async fn publish_all(writer: Writer, mut rx: mpsc::Receiver<Note>) {
+    let mut past: HashMap<Repeat, Event> = HashMap::new();
+    let mut order: VecDeque<Repeat> = VecDeque::new();
+    while let Some(note) = rx.recv().await {
+        match writer.publish(&note, past.get(&note.repeat)).await {
+            Ok(event) => {
+                if past.insert(note.repeat.clone(), event).is_none() {
+                    order.push_back(note.repeat);
+                }
+                if order.len() > REMEMBERED
+                    && let Some(oldest) = order.pop_front()
+                {
+                    past.remove(&oldest);
+                }
+            }
+            Err(error) => {
+                metrics().events_dropped.inc();
+                tracing::debug!(%error, reason = note.repeat.reason, "event not written");
+            }
+        }
+    }
+}
+
+impl Writer {
+    async fn publish(&self, note: &Note, past: Option<&Event>) -> Result<Event, Error> {
+        let namespace = note.object.namespace.as_deref().unwrap_or("default");
+        let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
+        if let Some(past) = past {
+            let count = past.count.unwrap_or(1) + 1;
+            let patch = serde_json::json!({"count": count, "lastTimestamp": Time(self.clock.now())});
+            match write::patch_merge(&api, past.metadata.name.as_deref().unwrap_or_default(), &patch).await {
+                Err(error) if error.not_found() => {} // expired meanwhile: begin anew
+                result => return result,
+            }
+        }
+        write::create(&api, &self.event(note, namespace)).await
+    }
+
+    fn event(&self, note: &Note, namespace: &str) -> Event {
+        let now = self.clock.now();
+        let name = note.object.name.as_deref().unwrap_or("unknown");
+        Event {
+            metadata: ObjectMeta {
+                name: Some(format!("{name}.{:x}", now.as_nanosecond())),
+                namespace: Some(namespace.to_owned()),
+                ..ObjectMeta::default()
+            },
+            involved_object: note.object.clone(),
+            type_: Some(match note.repeat.type_ {
+                EventType::Normal => "Normal".to_owned(),
+                EventType::Warning => "Warning".to_owned(),
+            }),
+            reason: Some(note.repeat.reason.clone()),
+            action: Some(note.action.clone()),
+            message: Some(note.repeat.note.clone()),
+            source: Some(self.source.clone()),
+            reporting_component: self.source.component.clone(),
+            reporting_instance: self.source.host.clone().or_else(|| self.source.component.clone()),
+            first_timestamp: Some(Time(now)),
+            last_timestamp: Some(Time(now)),
+            count: Some(1),
+            ..Event::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_notes_are_cut_at_a_character() {
+        let note = cut("é".repeat(2000));
+        assert!(
+            note.len() <= MESSAGE_LIMIT && note.ends_with('…'),
+            "{} bytes",
+            note.len()
+        );
+        assert_eq!(cut("short".into()), "short");
+    }
+}

@@ -1,0 +1,51 @@
+//! Kubernetes plumbing: the only place that knows how to talk to an API server.
+//!
+//! In:  a kubeconfig or the service account of the Pod.
+//! Out: a client whose calls have deadlines and metrics, mirrors of watched kinds, the API server's
+//!      clock, and an event recorder that never blocks its caller.
+
+pub mod client;
+pub mod clock;
+mod error;
+pub mod events;
+pub mod watch;
+pub mod write;
+
+pub use client::Options;
+pub use clock::Clock;
+pub use error::Error;
+pub use events::{EventType, Events};
+pub use watch::{Change, Key, Mirror, mirror};
+
+/// A connection to one cluster, cheap to clone.
+#[derive(Clone)]
+pub struct Cluster {
+    /// The client; use [`write`] for writes, so that they have a deadline and are counted.
+    pub client: kube::Client,
+    /// The API server's time.
+    pub clock: Clock,
+    /// Publishes events in the background.
+    pub events: Events,
+}
+
+impl Cluster {
+    /// Connects with `options` and starts the event recorder, which ends when the last clone of this is gone.
+    ///
+    /// # Errors
+    /// When neither the kubeconfig nor the Pod's service account can be read.
+    pub async fn connect(options: &Options) -> Result<Self, Error> {
+        let clock = Clock::new();
+        let client = client::connect(options, clock.clone()).await?;
+        let events = Events::start(
+            client.clone(),
+            clock.clone(),
+            &options.component,
+            options.host.as_deref(),
+        );
+        Ok(Self {
+            client,
+            clock,
+            events,
+        })
+    }
+}

@@ -1,0 +1,364 @@
+//! Mirrors: what the API server holds of one kind, reduced to what we need, in memory.
+//!
+//! A mirror keeps the projection of each object and tells its subscribers of each change. The objects
+//! themselves are dropped at the watch, so a node of a thousand Pods costs kilobytes.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use futures::StreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, ResourceExt};
+use tokio::sync::{mpsc, watch};
+
+use super::error::chain;
+use super::write::Object;
+use crate::ops::metrics::metrics;
+
+/// Names an object of one kind.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    /// The namespace, `None` for cluster-wide kinds.
+    pub namespace: Option<String>,
+    /// The name.
+    pub name: String,
+}
+
+impl Key {
+    /// The key of a namespaced object.
+    pub fn namespaced(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        Self {
+            namespace: Some(namespace.into()),
+            name: name.into(),
+        }
+    }
+
+    /// The key of a cluster-wide object.
+    pub fn cluster(name: impl Into<String>) -> Self {
+        Self {
+            namespace: None,
+            name: name.into(),
+        }
+    }
+
+    /// The key of `object`.
+    pub fn of<K: kube::Resource>(object: &K) -> Self {
+        Self {
+            namespace: object.namespace(),
+            name: object.name_any(),
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.namespace {
+            Some(namespace) => write!(f, "{namespace}/{}", self.name),
+            None => f.write_str(&self.name),
+        }
+    }
+}
+
+/// One object has come, changed or gone. In the first list, and for what a reconnect brings anew, `old` is `None`.
+#[derive(Debug)]
+pub struct Change<T> {
+    /// Which object.
+    pub key: Key,
+    /// What it was, `None` when it is new.
+    pub old: Option<Arc<T>>,
+    /// What it is, `None` when it is gone.
+    pub new: Option<Arc<T>>,
+}
+
+impl<T> Clone for Change<T> {
+    fn clone(&self) -> Self {
+        Self {
+            key: self.key.clone(),
+            old: self.old.clone(),
+            new: self.new.clone(),
+        }
+    }
+}
+
+struct State<T> {
+    objects: HashMap<Key, Arc<T>>,
+    subscribers: Vec<mpsc::UnboundedSender<Change<T>>>,
+}
+
+/// What is known of a kind; clones share it.
+pub struct Mirror<T> {
+    state: Arc<RwLock<State<T>>>,
+    synced: watch::Receiver<bool>,
+}
+
+impl<T> Clone for Mirror<T> {
+    fn clone(&self) -> Self {
+        Self {
+            state: Arc::clone(&self.state),
+            synced: self.synced.clone(),
+        }
+    }
+}
+
+impl<T> Mirror<T> {
+    /// The object of that key.
+    #[must_use]
+    pub fn get(&self, key: &Key) -> Option<Arc<T>> {
+        self.read().objects.get(key).cloned()
+    }
+
+    /// All objects, in no order.
+    #[must_use]
+    pub fn list(&self) -> Vec<Arc<T>> {
+        self.read().objects.values().cloned().collect()
+    }
+
+    /// All objects with their keys, in no order.
+    #[must_use]
+    pub fn entries(&self) -> Vec<(Key, Arc<T>)> {
+        self.read()
+            .objects
+            .iter()
+            .map(|(k, v)| (k.clone(), Arc::clone(v)))
+            .collect()
+    }
+
+    /// How many objects there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.read().objects.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Every change from now on, preceded by one change for each object that is there already.
+    #[must_use]
+    pub fn subscribe(&self) -> mpsc::UnboundedReceiver<Change<T>> {
+        let (tx, rx) = mpsc::unbounded_channel();
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        for (key, object) in &state.objects {
+            // The receiver is in our hands, so the send cannot fail.
+            let _ = tx.send(Change {
+                key: key.clone(),
+                old: None,
+                new: Some(Arc::clone(object)),
+            });
+        }
+        state.subscribers.push(tx);
+        rx
+    }
+
+    /// Whether the first list is complete.
+    #[must_use]
+    pub fn is_synced(&self) -> bool {
+        *self.synced.borrow()
+    }
+
+    /// Waits until the first list is complete. Without a deadline: callers serve health meanwhile.
+    pub async fn synced(&self) {
+        // The sender lives in the watch task; when that is gone the process is ending.
+        let _ = self.synced.clone().wait_for(|synced| *synced).await;
+    }
+
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, State<T>> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A mirror of what `api` and `config` select, as `project` sees it (`None` leaves an object out), and the
+/// task that keeps it up to date. The task never ends: it reconnects, after 0.2 s at first and 10 s at most.
+pub fn mirror<K, T, F>(
+    api: Api<K>,
+    config: watcher::Config,
+    project: F,
+) -> (Mirror<T>, impl Future<Output = ()> + Send)
+where
+    K: Object + Send + Sync + 'static,
+    T: PartialEq + Send + Sync + 'static,
+    F: Fn(K) -> Option<T> + Send + 'static,
+{
+    let state = Arc::new(RwLock::new(State {
+        objects: HashMap::new(),
+        subscribers: Vec::new(),
+    }));
+    let (synced_tx, synced) = watch::channel(false);
+    let mirror = Mirror {
+        state: Arc::clone(&state),
+        synced,
+    };
+    let task = async move {
+        let mut stream = std::pin::pin!(watcher(api, config));
+        let mut keeper = Keeper {
+            state,
+            project,
+            seen: HashSet::new(),
+        };
+        let mut pause = FIRST_PAUSE;
+        while let Some(event) = stream.next().await {
+            match event {
+                Ok(event) => {
+                    pause = FIRST_PAUSE;
+                    if keeper.apply(event) {
+                        synced_tx.send_replace(true);
+                    }
+                }
+                Err(error) => {
+                    let kind = K::kind(&());
+                    metrics()
+                        .watch_errors
+                        .get_or_create(&[("kind", kind.to_string())])
+                        .inc();
+                    tracing::warn!(%kind, error = chain(&error), retry_in = ?pause, "watch failed");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+            }
+        }
+    };
+    (mirror, task)
+}
+
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// Applies watch events to the state.
+struct Keeper<T, F> {
+    state: Arc<RwLock<State<T>>>,
+    project: F,
+    /// The keys of the list in progress; what is not among them at its end has gone meanwhile.
+    seen: HashSet<Key>,
+}
+
+impl<T: PartialEq, F> Keeper<T, F> {
+    /// Returns true when a list is complete.
+    fn apply<K: Object>(&mut self, event: Event<K>) -> bool
+    where
+        F: Fn(K) -> Option<T>,
+    {
+        match event {
+            Event::Init => self.seen.clear(),
+            Event::InitApply(object) => {
+                let key = Key::of(&object);
+                self.seen.insert(key.clone());
+                self.put(key, object);
+            }
+            Event::Apply(object) => self.put(Key::of(&object), object),
+            Event::Delete(object) => self.set(Key::of(&object), None),
+            Event::InitDone => {
+                self.drop_unseen();
+                return true;
+            }
+        }
+        false
+    }
+
+    fn put<K>(&self, key: Key, object: K)
+    where
+        F: Fn(K) -> Option<T>,
+    {
+        let projected = (self.project)(object);
+        self.set(key, projected);
+    }
+
+    fn drop_unseen(&mut self) {
+        let gone: Vec<Key> = {
+            let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+            state
+                .objects
+                .keys()
+                .filter(|key| !self.seen.contains(key))
+                .cloned()
+                .collect()
+        };
+        for key in gone {
+            self.set(key, None);
+        }
+        self.seen = HashSet::new();
+    }
+
+    /// Stores the object and tells the subscribers, unless nothing that we keep has changed.
+    fn set(&self, key: Key, object: Option<T>) {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        let old = state.objects.get(&key).cloned();
+        if old.as_deref() == object.as_ref() {
+            return;
+        }
+        let new = object.map(Arc::new);
+        match &new {
+            Some(new) => state.objects.insert(key.clone(), Arc::clone(new)),
+            None => state.objects.remove(&key),
+        };
+        let change = Change { key, old, new };
+        state.subscribers.retain(|tx| tx.send(change.clone()).is_ok());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    fn config_map(name: &str, value: &str) -> ConfigMap {
+        let mut object = ConfigMap::default();
+        object.metadata.name = Some(name.into());
+        object.data = Some([("v".to_owned(), value.to_owned())].into());
+        object
+    }
+
+    #[test]
+    fn a_new_list_tells_of_changes_and_of_what_has_gone() {
+        let state = Arc::new(RwLock::new(State {
+            objects: HashMap::new(),
+            subscribers: Vec::new(),
+        }));
+        let (_tx, synced) = watch::channel(false);
+        let mirror = Mirror {
+            state: Arc::clone(&state),
+            synced,
+        };
+        let mut keeper = Keeper {
+            state,
+            seen: HashSet::new(),
+            project: |o: ConfigMap| o.data.and_then(|mut d| d.remove("v")),
+        };
+        let mut changes = mirror.subscribe();
+        let lists = [
+            vec![("a", "1"), ("b", "1")],
+            vec![("a", "1"), ("c", "1")],
+            vec![("c", "2")],
+        ];
+        for list in lists {
+            keeper.apply(Event::<ConfigMap>::Init);
+            for (name, value) in list {
+                keeper.apply(Event::InitApply(config_map(name, value)));
+            }
+            assert!(keeper.apply(Event::<ConfigMap>::InitDone));
+        }
+        let mut told = Vec::new();
+        while let Ok(change) = changes.try_recv() {
+            told.push(format!(
+                "{} {:?}→{:?}",
+                change.key,
+                change.old.as_deref(),
+                change.new.as_deref()
+            ));
+        }
+        let want = [
+            "a None→Some(\"1\")",
+            "b None→Some(\"1\")",
+            "c None→Some(\"1\")",
+            "b Some(\"1\")→None",
+            "c Some(\"1\")→Some(\"2\")",
+            "a Some(\"1\")→None",
+        ];
+        assert_eq!(told, want);
+        assert_eq!(mirror.len(), 1);
+    }
+}

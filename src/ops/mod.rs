@@ -1,0 +1,10 @@
+//! What every process of ours needs to be run by people: logs, metrics, health, supervision and shutdown.
+
+pub mod health;
+pub mod http;
+pub mod logs;
+pub mod metrics;
+pub mod supervise;
+
+pub use health::Health;
+pub use supervise::Supervisor;

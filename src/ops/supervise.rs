@@ -1,0 +1,134 @@
+//! All long-lived tasks in one set: when one of them ends, the process ends.
+
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// How long tasks may take to end after the signal; a process manager sees the end within two seconds.
+const GRACE: Duration = Duration::from_millis(1800);
+
+/// Why the process ended on its own.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A task that should run for ever ended.
+    #[error("{task} ended: {why}")]
+    TaskEnded {
+        /// Its name.
+        task: &'static str,
+        /// Its last words.
+        why: String,
+    },
+    /// No signal handler could be installed.
+    #[error("cannot listen for signals: {0}")]
+    Signals(#[from] std::io::Error),
+}
+
+/// Runs tasks until a signal arrives or one of them ends.
+#[derive(Default)]
+pub struct Supervisor {
+    /// Cancelled at SIGTERM or SIGINT, or when a task has ended; every task watches it.
+    pub shutdown: CancellationToken,
+    tasks: JoinSet<(&'static str, Result<(), String>)>,
+}
+
+impl Supervisor {
+    /// Starts a task that runs until shutdown.
+    pub fn spawn<E: std::fmt::Display>(
+        &mut self,
+        name: &'static str,
+        task: impl Future<Output = Result<(), E>> + Send + 'static,
+    ) {
+        self.tasks
+            .spawn(async move { (name, task.await.map_err(|e| e.to_string())) });
+    }
+
+    /// Starts a task that never ends by itself and needs no clean-up: it is dropped at shutdown.
+    pub fn spawn_endless(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        let shutdown = self.shutdown.clone();
+        self.tasks.spawn(async move {
+            (
+                name,
+                shutdown
+                    .run_until_cancelled(task)
+                    .await
+                    .map_or(Ok(()), |()| Err("it returned".to_owned())),
+            )
+        });
+    }
+
+    /// Waits for the end: a signal, then up to 1.8 s for the tasks to finish what they are writing.
+    ///
+    /// # Errors
+    /// When a task ended before there was a signal.
+    pub async fn run(mut self) -> Result<(), Error> {
+        let mut term = signal(SignalKind::terminate())?;
+        let mut int = signal(SignalKind::interrupt())?;
+        let first = tokio::select! {
+            _ = term.recv() => None,
+            _ = int.recv() => None,
+            () = self.shutdown.cancelled() => None,
+            ended = self.tasks.join_next() => ended,
+        };
+        self.shutdown.cancel();
+        let result = match first {
+            None => Ok(()),
+            Some(ended) => Err(describe(ended)),
+        };
+        match &result {
+            Ok(()) => tracing::info!("shutting down"),
+            Err(error) => tracing::error!(%error, "shutting down"),
+        }
+        self.finish().await;
+        result
+    }
+
+    async fn finish(&mut self) {
+        let deadline = Instant::now() + GRACE;
+        while !self.tasks.is_empty() {
+            match tokio::time::timeout_at(deadline, self.tasks.join_next()).await {
+                Ok(Some(Ok((task, Err(error))))) => tracing::warn!(task, error, "task failed at shutdown"),
+                Ok(_) => {}
+                Err(_) => {
+                    tracing::warn!(left = self.tasks.len(), "tasks did not end in time");
+                    self.tasks.abort_all();
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn describe(ended: Result<(&'static str, Result<(), String>), tokio::task::JoinError>) -> Error {
+    match ended {
+        Ok((task, Ok(()))) => Error::TaskEnded {
+            task,
+            why: "it returned".to_owned(),
+        },
+        Ok((task, Err(why))) => Error::TaskEnded { task, why },
+        Err(error) => Error::TaskEnded {
+            task: "a task",
+            why: error.to_string(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn one_task_that_ends_stops_the_others() {
+        let mut supervisor = Supervisor::default();
+        let shutdown = supervisor.shutdown.clone();
+        supervisor.spawn("waits", async move {
+            shutdown.cancelled().await;
+            Ok::<_, String>(())
+        });
+        supervisor.spawn("fails", async { Err("no luck") });
+        let ended = supervisor.run().await.map_err(|e| e.to_string());
+        assert_eq!(ended, Err("fails ended: no luck".to_owned()));
+    }
+}
