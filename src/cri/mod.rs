@@ -4,6 +4,8 @@
 //! runtime's unix socket. The duties see neither gRPC nor protobuf, and their tests can put a server of their own
 //! behind the socket.
 
+pub mod client;
+mod discovery;
 mod error;
 pub mod reference;
 mod types;
@@ -13,6 +15,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+pub use discovery::{Options, Runtimes, SocketHealth};
 pub use error::{Error, PullCause};
 pub use reference::{InvalidReference, Reference};
 pub use types::{

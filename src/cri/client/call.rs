@@ -1,0 +1,143 @@
+//! One call: its deadline, its metric, and what its failure means.
+
+use std::error::Error as _;
+use std::future::Future;
+use std::path::Path;
+use std::time::Duration;
+
+use tonic::{Code, Response, Status};
+
+use crate::cri::Error;
+
+/// How much longer we wait than the deadline that the runtime was told, so that its own answer can win.
+const BACKSTOP: Duration = Duration::from_millis(500);
+
+/// A call to be made.
+#[derive(Clone, Copy)]
+pub(super) struct Call<'a> {
+    pub(super) socket: &'a Path,
+    pub(super) method: &'static str,
+    pub(super) deadline: Duration,
+}
+
+impl Call<'_> {
+    /// Wraps a message so that the other side knows our deadline.
+    pub(super) fn request<T>(&self, message: T) -> tonic::Request<T> {
+        let mut request = tonic::Request::new(message);
+        request.set_timeout(self.deadline);
+        request
+    }
+
+    /// Makes the call.
+    pub(super) async fn run<T>(
+        &self,
+        rpc: impl Future<Output = Result<Response<T>, Status>> + Send,
+    ) -> Result<T, Error> {
+        let answer = tokio::time::timeout(self.deadline.saturating_add(BACKSTOP), rpc).await;
+        match answer {
+            Ok(Ok(response)) => Ok(response.into_inner()),
+            Ok(Err(status)) => Err(self.failure(&status)),
+            Err(_) => Err(self.timed_out()),
+        }
+    }
+
+    /// Makes the call, where "not found" is an answer and not a failure.
+    pub(super) async fn found<T>(
+        &self,
+        rpc: impl Future<Output = Result<Response<T>, Status>> + Send,
+    ) -> Result<Option<T>, Error> {
+        match self.run(rpc).await {
+            Err(Error::Refused {
+                code: Code::NotFound, ..
+            }) => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
+    /// The next message of an answer that comes in pieces.
+    pub(super) async fn next<T>(&self, stream: &mut tonic::Streaming<T>) -> Result<Option<T>, Error> {
+        match tokio::time::timeout(self.deadline, stream.message()).await {
+            Ok(answer) => answer.map_err(|status| self.failure(&status)),
+            Err(_) => Err(self.timed_out()),
+        }
+    }
+
+    pub(super) fn bad_answer(&self, why: impl Into<String>) -> Error {
+        Error::BadAnswer {
+            socket: self.socket.to_owned(),
+            method: self.method,
+            why: why.into(),
+        }
+    }
+
+    fn timed_out(&self) -> Error {
+        Error::Timeout {
+            socket: self.socket.to_owned(),
+            method: self.method,
+            after: self.deadline,
+        }
+    }
+
+    /// What a status means. A status that carries a source was made here, not by the runtime.
+    fn failure(&self, status: &Status) -> Error {
+        let (socket, method) = (self.socket.to_owned(), self.method);
+        let message = status.message().to_owned();
+        match status.code() {
+            Code::DeadlineExceeded => self.timed_out(),
+            Code::Cancelled if message == "Timeout expired" => self.timed_out(),
+            Code::Unimplemented => Error::Unimplemented {
+                socket,
+                method,
+                message,
+            },
+            Code::OutOfRange if message.contains("message length too large") => {
+                self.bad_answer("it is longer than 16 MiB")
+            }
+            _ if status.source().is_some() => Error::Unreachable {
+                socket,
+                method,
+                why: chain(status),
+            },
+            Code::Internal if message.starts_with("failed to decode Protobuf message") => {
+                self.bad_answer(message)
+            }
+            Code::Unknown | Code::Internal if not_grpc(&message) => self.bad_answer(message),
+            code => Error::Refused {
+                socket,
+                method,
+                code,
+                message,
+            },
+        }
+    }
+}
+
+/// tonic's own words for an answer that is HTTP but not gRPC, or gRPC cut short.
+fn not_grpc(message: &str) -> bool {
+    [
+        "grpc-status header missing",
+        "protocol error",
+        "Missing response message",
+        "Unexpected EOF",
+    ]
+    .iter()
+    .any(|words| message.contains(words))
+}
+
+/// The innermost causes in words, without the layers that say nothing.
+fn chain(status: &Status) -> String {
+    let mut words: Vec<String> = Vec::new();
+    let mut next = status.source();
+    while let Some(error) = next {
+        let text = error.to_string();
+        if text != "transport error" && words.last().is_none_or(|last| !last.contains(&text)) {
+            words.push(text);
+        }
+        next = error.source();
+    }
+    if words.is_empty() {
+        status.message().to_owned()
+    } else {
+        words.join(": ")
+    }
+}

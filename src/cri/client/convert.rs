@@ -1,0 +1,137 @@
+//! From protobuf to our types and back.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_cri::v1;
+
+use crate::cri::{Auth, Container, ContainerState, ContainerStatus, Image, PullRequest};
+
+const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
+/// Longer words of a runtime are cut: they end in a status that every watcher receives.
+const MAX_WORDS: usize = 600;
+
+pub(super) fn spec(image: &str) -> v1::ImageSpec {
+    v1::ImageSpec {
+        image: image.to_owned(),
+        user_specified_image: image.to_owned(),
+        ..Default::default()
+    }
+}
+
+pub(super) fn pull_request(request: &PullRequest) -> v1::PullImageRequest {
+    v1::PullImageRequest {
+        image: Some(spec(&request.image)),
+        auth: request.auth.as_ref().map(auth),
+        sandbox_config: Some(v1::PodSandboxConfig {
+            labels: request.labels.clone().into_iter().collect(),
+            annotations: request.annotations.clone().into_iter().collect(),
+            ..Default::default()
+        }),
+    }
+}
+
+fn auth(auth: &Auth) -> v1::AuthConfig {
+    v1::AuthConfig {
+        username: auth.username.clone(),
+        password: auth.password.clone(),
+        auth: auth.auth.clone(),
+        server_address: auth.server_address.clone(),
+        identity_token: auth.identity_token.clone(),
+        registry_token: auth.registry_token.clone(),
+    }
+}
+
+/// A runtime's words about a failed pull, without gRPC's wrapping and not without end.
+pub(super) fn pull_words(message: &str) -> String {
+    let message = message.strip_prefix("rpc error: ").unwrap_or(message);
+    match message.char_indices().nth(MAX_WORDS) {
+        Some((end, _)) => format!("{}…", &message[..end]),
+        None => message.to_owned(),
+    }
+}
+
+pub(super) fn image(image: v1::Image) -> Image {
+    Image {
+        id: image.id,
+        repo_tags: image.repo_tags,
+        repo_digests: image.repo_digests,
+        size: image.size,
+    }
+}
+
+pub(super) fn container(c: v1::Container) -> Container {
+    let metadata = c.metadata.unwrap_or_default();
+    Container {
+        id: c.id,
+        name: metadata.name,
+        state: state(c.state),
+        created_at: time(c.created_at),
+        restart_count: restart_count(&c.annotations, metadata.attempt),
+        labels: sorted(c.labels),
+        annotations: sorted(c.annotations),
+    }
+}
+
+pub(super) fn container_status(c: v1::ContainerStatus) -> ContainerStatus {
+    let metadata = c.metadata.unwrap_or_default();
+    ContainerStatus {
+        id: c.id,
+        name: metadata.name,
+        state: state(c.state),
+        created_at: time(c.created_at),
+        started_at: time(c.started_at),
+        finished_at: time(c.finished_at),
+        exit_code: c.exit_code,
+        reason: c.reason,
+        message: c.message,
+        restart_count: restart_count(&c.annotations, metadata.attempt),
+        image: c.image.unwrap_or_default().image,
+        image_ref: c.image_ref,
+        labels: sorted(c.labels),
+        annotations: sorted(c.annotations),
+    }
+}
+
+pub(super) fn addresses(network: v1::PodSandboxNetworkStatus) -> Vec<String> {
+    std::iter::once(network.ip)
+        .chain(network.additional_ips.into_iter().map(|ip| ip.ip))
+        .filter(|ip| !ip.is_empty())
+        .collect()
+}
+
+/// Whole seconds, rounded up.
+pub(super) fn whole_seconds(d: Duration) -> i64 {
+    let up = d.as_secs().saturating_add(u64::from(d.subsec_nanos() > 0));
+    i64::try_from(up).unwrap_or(i64::MAX)
+}
+
+fn state(state: i32) -> ContainerState {
+    match v1::ContainerState::try_from(state) {
+        Ok(v1::ContainerState::ContainerCreated) => ContainerState::Created,
+        Ok(v1::ContainerState::ContainerRunning) => ContainerState::Running,
+        Ok(v1::ContainerState::ContainerExited) => ContainerState::Exited,
+        Ok(v1::ContainerState::ContainerUnknown) | Err(_) => ContainerState::Unknown,
+    }
+}
+
+/// CRI's times are nanoseconds since 1970, and 0 means "not yet".
+fn time(nanos: i64) -> Option<Timestamp> {
+    if nanos <= 0 {
+        None
+    } else {
+        Timestamp::from_nanosecond(i128::from(nanos)).ok()
+    }
+}
+
+fn restart_count(annotations: &HashMap<String, String>, attempt: u32) -> u32 {
+    annotations
+        .get(RESTART_COUNT)
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(attempt)
+}
+
+fn sorted(map: HashMap<String, String>) -> BTreeMap<String, String> {
+    map.into_iter().collect()
+}

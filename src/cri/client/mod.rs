@@ -1,0 +1,253 @@
+//! CRI v1 over a unix socket.
+//!
+//! The connection is made at the first call and again after the runtime has restarted; the socket's path is opened
+//! anew each time, so a socket that was replaced is found.
+
+mod call;
+mod containerd;
+mod convert;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use hyper_util::rt::TokioIo;
+use k8s_cri::v1;
+use k8s_cri::v1::image_service_client::ImageServiceClient;
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use self::call::Call;
+use self::containerd::Content;
+use super::{
+    Bytes, Container, ContainerStatus, Error, ExecOutput, Image, PullCause, PullRequest, Runtime, Version,
+};
+
+/// How long a call may take that only asks or stops something.
+const CALL: Duration = Duration::from_secs(10);
+/// How long the check of a socket that was just found may take, each of its two calls.
+const PROBE: Duration = Duration::from_secs(5);
+/// The longest answer that we read; lists on full nodes exceed gRPC's 4 MiB.
+const MAX_ANSWER: usize = 16 << 20;
+/// The Pod's UID on every container and sandbox that kubelet makes.
+const POD_UID_LABEL: &str = "io.kubernetes.pod.uid";
+
+/// A runtime that has answered at its socket.
+pub struct Client {
+    name: String,
+    socket: PathBuf,
+    runtime: RuntimeServiceClient<Channel>,
+    images: ImageServiceClient<Channel>,
+    content: Option<Content>,
+}
+
+impl Client {
+    /// Asks who listens at `socket`, and that both of CRI's services are there.
+    pub async fn connect(socket: &Path) -> Result<(Self, Version), Error> {
+        let channel = channel(socket);
+        let mut client = Self {
+            name: String::new(),
+            socket: socket.to_owned(),
+            runtime: RuntimeServiceClient::new(channel.clone()).max_decoding_message_size(MAX_ANSWER),
+            images: ImageServiceClient::new(channel.clone()).max_decoding_message_size(MAX_ANSWER),
+            content: None,
+        };
+        let version = client.ask_version(PROBE).await?;
+        client.probe_images().await?;
+        client.name.clone_from(&version.runtime_name);
+        client.content = (client.name == "containerd").then(|| Content::new(channel, socket.to_owned()));
+        Ok((client, version))
+    }
+
+    async fn ask_version(&self, deadline: Duration) -> Result<Version, Error> {
+        let call = self.call("Version", deadline);
+        let mut rpc = self.runtime.clone();
+        let request = call.request(v1::VersionRequest {
+            version: "0.1.0".to_owned(),
+        });
+        let answer = call.run(rpc.version(request)).await?;
+        if answer.runtime_name.is_empty() {
+            return Err(call.bad_answer("it gives no runtime name"));
+        }
+        Ok(Version {
+            runtime_name: answer.runtime_name,
+            runtime_version: answer.runtime_version,
+            runtime_api_version: answer.runtime_api_version,
+        })
+    }
+
+    async fn probe_images(&self) -> Result<(), Error> {
+        let call = self.call("ImageFsInfo", PROBE);
+        let mut rpc = self.images.clone();
+        let request = call.request(v1::ImageFsInfoRequest {});
+        call.run(rpc.image_fs_info(request)).await.map(|_| ())
+    }
+
+    fn call(&self, method: &'static str, deadline: Duration) -> Call<'_> {
+        Call {
+            socket: &self.socket,
+            method,
+            deadline,
+        }
+    }
+
+    async fn pull(&self, request: &PullRequest) -> Result<String, Error> {
+        let call = self.call("PullImage", request.timeout);
+        let mut rpc = self.images.clone();
+        let message = call.request(convert::pull_request(request));
+        let answer = call.run(rpc.pull_image(message)).await.map_err(|e| match e {
+            Error::Refused { code, message, .. } => {
+                let cause = PullCause::of(code, &message);
+                Error::Pull {
+                    image: request.image.clone(),
+                    cause,
+                    message: convert::pull_words(&message),
+                }
+            }
+            other => other,
+        })?;
+        if answer.image_ref.is_empty() {
+            return Err(call.bad_answer("it names no image"));
+        }
+        Ok(answer.image_ref)
+    }
+}
+
+#[async_trait]
+impl Runtime for Client {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    async fn version(&self) -> Result<Version, Error> {
+        self.ask_version(CALL).await
+    }
+
+    async fn image_status(&self, image: &str) -> Result<Option<Image>, Error> {
+        let call = self.call("ImageStatus", CALL);
+        let mut rpc = self.images.clone();
+        let request = call.request(v1::ImageStatusRequest {
+            image: Some(convert::spec(image)),
+            verbose: false,
+        });
+        call.found(rpc.image_status(request))
+            .await
+            .map(|a| a.and_then(|a| a.image).map(convert::image))
+    }
+
+    async fn pull_image(&self, request: &PullRequest) -> Result<String, Error> {
+        // Held until the pull ends or is dropped: bytes are counted for pulls of ours that are in progress.
+        let _counted = self.content.as_ref().map(|content| content.count(&request.image));
+        self.pull(request).await
+    }
+
+    async fn pull_progress(&self, image: &str) -> Result<Option<Bytes>, Error> {
+        match &self.content {
+            Some(content) => content.progress(image).await,
+            None => Ok(None),
+        }
+    }
+
+    async fn containers(&self, pod_uid: &str) -> Result<Vec<Container>, Error> {
+        let call = self.call("ListContainers", CALL);
+        let mut rpc = self.runtime.clone();
+        let filter = v1::ContainerFilter {
+            label_selector: of_pod(pod_uid),
+            ..Default::default()
+        };
+        let request = call.request(v1::ListContainersRequest { filter: Some(filter) });
+        let answer = call.run(rpc.list_containers(request)).await?;
+        let mut list: Vec<Container> = answer.containers.into_iter().map(convert::container).collect();
+        list.sort_by(|a, b| {
+            (b.created_at, b.restart_count, &b.id).cmp(&(a.created_at, a.restart_count, &a.id))
+        });
+        Ok(list)
+    }
+
+    async fn container_status(&self, id: &str) -> Result<Option<ContainerStatus>, Error> {
+        let call = self.call("ContainerStatus", CALL);
+        let mut rpc = self.runtime.clone();
+        let request = call.request(v1::ContainerStatusRequest {
+            container_id: id.to_owned(),
+            verbose: false,
+        });
+        let answer = call.found(rpc.container_status(request)).await?;
+        Ok(answer.and_then(|a| a.status).map(convert::container_status))
+    }
+
+    async fn stop_container(&self, id: &str, grace: Duration) -> Result<(), Error> {
+        let call = self.call("StopContainer", grace.saturating_add(CALL));
+        let mut rpc = self.runtime.clone();
+        let timeout = convert::whole_seconds(grace);
+        let request = call.request(v1::StopContainerRequest {
+            container_id: id.to_owned(),
+            timeout,
+        });
+        call.found(rpc.stop_container(request)).await.map(|_| ())
+    }
+
+    async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration) -> Result<ExecOutput, Error> {
+        let call = self.call("ExecSync", timeout.saturating_add(CALL));
+        let mut rpc = self.runtime.clone();
+        let request = call.request(v1::ExecSyncRequest {
+            container_id: id.to_owned(),
+            cmd: command.to_vec(),
+            // To CRI, 0 is "no limit".
+            timeout: convert::whole_seconds(timeout).max(1),
+        });
+        let answer = call.run(rpc.exec_sync(request)).await?;
+        Ok(ExecOutput {
+            stdout: answer.stdout,
+            stderr: answer.stderr,
+            exit_code: answer.exit_code,
+        })
+    }
+
+    async fn pod_ips(&self, pod_uid: &str) -> Result<Vec<String>, Error> {
+        let call = self.call("ListPodSandbox", CALL);
+        let mut rpc = self.runtime.clone();
+        let ready = v1::PodSandboxStateValue {
+            state: v1::PodSandboxState::SandboxReady.into(),
+        };
+        let filter = v1::PodSandboxFilter {
+            state: Some(ready),
+            label_selector: of_pod(pod_uid),
+            ..Default::default()
+        };
+        let request = call.request(v1::ListPodSandboxRequest { filter: Some(filter) });
+        let answer = call.run(rpc.list_pod_sandbox(request)).await?;
+        let Some(newest) = answer.items.into_iter().max_by_key(|s| s.created_at) else {
+            return Ok(Vec::new());
+        };
+        let call = self.call("PodSandboxStatus", CALL);
+        let request = call.request(v1::PodSandboxStatusRequest {
+            pod_sandbox_id: newest.id,
+            verbose: false,
+        });
+        let answer = call.found(rpc.pod_sandbox_status(request)).await?;
+        Ok(answer
+            .and_then(|a| a.status)
+            .and_then(|s| s.network)
+            .map_or_else(Vec::new, convert::addresses))
+    }
+}
+
+fn of_pod(uid: &str) -> std::collections::HashMap<String, String> {
+    [(POD_UID_LABEL.to_owned(), uid.to_owned())].into()
+}
+
+/// A channel that connects when it is used and again when the connection has broken.
+fn channel(socket: &Path) -> Channel {
+    let socket = socket.to_owned();
+    let connect = tower::service_fn(move |_: Uri| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    // The address is what goes into `:authority`; the connector above ignores it.
+    Endpoint::from_static("http://localhost").connect_with_connector_lazy(connect)
+}
