@@ -3,11 +3,12 @@
 use std::error::Error as _;
 use std::future::Future;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tonic::{Code, Response, Status};
 
 use crate::cri::Error;
+use crate::ops::metrics::metrics;
 
 /// How much longer we wait than the deadline that the runtime was told, so that its own answer can win.
 const BACKSTOP: Duration = Duration::from_millis(500);
@@ -33,12 +34,19 @@ impl Call<'_> {
         &self,
         rpc: impl Future<Output = Result<Response<T>, Status>> + Send,
     ) -> Result<T, Error> {
-        let answer = tokio::time::timeout(self.deadline.saturating_add(BACKSTOP), rpc).await;
-        match answer {
+        let start = Instant::now();
+        let result = match tokio::time::timeout(self.deadline.saturating_add(BACKSTOP), rpc).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
             Ok(Err(status)) => Err(self.failure(&status)),
             Err(_) => Err(self.timed_out()),
-        }
+        };
+        let label = match &result {
+            Ok(_) => "ok",
+            Err(Error::Refused { code: Code::NotFound, .. }) => "not_found",
+            Err(error) => error.category(),
+        };
+        metrics().cri_call(self.method, label, start.elapsed());
+        result
     }
 
     /// Makes the call, where "not found" is an answer and not a failure.
