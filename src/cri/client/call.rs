@@ -42,7 +42,9 @@ impl Call<'_> {
         };
         let label = match &result {
             Ok(_) => "ok",
-            Err(Error::Refused { code: Code::NotFound, .. }) => "not_found",
+            Err(Error::Refused {
+                code: Code::NotFound, ..
+            }) => "not_found",
             Err(error) => error.category(),
         };
         metrics().cri_call(self.method, label, start.elapsed());
