@@ -3,4 +3,5 @@
 pub mod api;
 pub mod cluster;
 pub mod cri;
+pub mod node;
 pub mod ops;

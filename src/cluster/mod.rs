@@ -14,6 +14,7 @@ pub mod write;
 pub use client::Options;
 pub use clock::Clock;
 pub use error::Error;
+pub(crate) use error::chain;
 pub use events::{EventType, Events};
 pub use watch::{Change, Key, Mirror, mirror};
 

@@ -1,0 +1,81 @@
+//! The node control API: a read-only gRPC service on a unix socket that only root may open.
+//!
+//! In:  [`Live`], which the duties keep up to date.
+//! Out: `kruise.node.v1.NodeControl`, each list once or as a stream of its changes.
+//! It serves no secret and changes nothing.
+
+mod render;
+mod server;
+pub mod status;
+mod view;
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+
+use super::live::Live;
+
+/// The generated messages and stubs.
+#[allow(missing_docs, clippy::all, clippy::pedantic)]
+pub mod v1 {
+    tonic::include_proto!("kruise.node.v1");
+}
+
+/// Where the socket is unless asked otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/kruise/control.sock";
+
+/// Why the service cannot be offered.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The socket cannot be made.
+    #[error("control socket {path}: {source}")]
+    Socket {
+        /// Where it should be.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+    /// The service broke.
+    #[error("control service: {0}")]
+    Serve(#[from] tonic::transport::Error),
+}
+
+/// Serves `live` on `path` until shutdown, then removes the socket.
+///
+/// # Errors
+/// When the socket cannot be made, or the server breaks.
+pub async fn run(path: &Path, live: Live, shutdown: CancellationToken) -> Result<(), Error> {
+    let listener = bind(path).map_err(|source| Error::Socket {
+        path: path.to_owned(),
+        source,
+    })?;
+    let service =
+        v1::node_control_server::NodeControlServer::new(server::Control::new(live, shutdown.clone()));
+    let served = tonic::transport::Server::builder()
+        .add_service(service)
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), shutdown.cancelled_owned())
+        .await;
+    let _ = std::fs::remove_file(path); // the next start would remove it too
+    Ok(served?)
+}
+
+/// Makes the socket under a name that nobody knows, with mode 0600, before it gets its real one: at no moment
+/// can anyone but root open it. What a former process left behind is replaced.
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let draft = path.with_extension(format!("{}", std::process::id()));
+    let _ = std::fs::remove_file(&draft);
+    let listener = UnixListener::bind(&draft)?;
+    std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(0o600))?;
+    std::fs::rename(&draft, path)?;
+    Ok(listener)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,4 @@
+//! The daemon: one folder per duty, each with its own front door.
+
+pub mod control;
+pub mod live;
