@@ -88,5 +88,25 @@ pub const EVENT_FAILED_PRE_STOP_HOOK: &str = "FailedPreStopHook";
 
 /// Label selector of the requests that the daemon of a node must see.
 pub fn crr_selector(node: &str) -> String {
-    format!("{CRR_NODE_NAME}={node},{CRR_ACTIVE}={TRUE}")
+    format!("{CRR_NODE_NAME}={},{CRR_ACTIVE}={TRUE}", node_label(node))
 }
+
+/// Label value that stands for a node: its name, or where that is too long for a label its first 46
+/// characters and a hash of the whole (ours; with upstream such nodes cannot have requests at all).
+pub fn node_label(node: &str) -> String {
+    const LONGEST: usize = 63;
+    const KEPT: usize = 46;
+    if node.len() <= LONGEST {
+        return node.to_owned();
+    }
+    let hash = node.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
+    let start: String = node.chars().take(KEPT).collect();
+    format!("{start}-{hash:016x}")
+}
+
+/// Service in [`SYSTEM_NAMESPACE`] through which the API server reaches the manager's webhooks.
+pub const WEBHOOK_SERVICE: &str = "kruise-webhook-service";
+/// Path of the conversion webhook.
+pub const CONVERT_PATH: &str = "/convert";

@@ -4,11 +4,16 @@
 //! This room imports no other room of the house.
 
 pub mod container_recreate_request;
+mod crd;
 pub mod image_pull_job;
 pub mod keys;
 pub mod node_image;
+mod rules;
 mod schemas;
+pub mod v1alpha1;
 mod words;
+
+pub use crd::crds;
 
 /// API group of all our kinds.
 pub const GROUP: &str = "apps.kruise.io";

@@ -5,10 +5,12 @@ use serde_json::{Value, json};
 
 /// An integer or a string, as `intstr.IntOrString`.
 pub(super) fn int_or_string(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({
-        "anyOf": [{ "type": "integer" }, { "type": "string" }],
-        "x-kubernetes-int-or-string": true
-    })
+    json_schema!({ "x-kubernetes-int-or-string": true })
+}
+
+/// Any word.
+pub(super) fn text(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string" })
 }
 
 /// Node selector: names, or labels.

@@ -1,0 +1,238 @@
+//! Ours against upstream's, and the files in `deploy/crds` against the code.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::*;
+
+const KINDS: [&str; 3] = ["containerrecreaterequests", "imagepulljobs", "nodeimages"];
+
+/// What ours has and upstream's has not. Everything here is optional for a client.
+const ADDITIONS: [&str; 2] = [
+    "containerrecreaterequests .spec.containers[].preStop.sleep",
+    "containerrecreaterequests .spec.containers[].preStop.sleep.seconds",
+];
+
+/// Keywords that must be equal where upstream has them. What else ours has can only be a check.
+const KEYWORDS: [&str; 15] = [
+    "type",
+    "format",
+    "enum",
+    "default",
+    "minimum",
+    "maxLength",
+    "minLength",
+    "pattern",
+    "nullable",
+    "anyOf",
+    "x-kubernetes-int-or-string",
+    "x-kubernetes-list-type",
+    "x-kubernetes-list-map-keys",
+    "x-kubernetes-map-type",
+    "x-kubernetes-preserve-unknown-fields",
+];
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &Path) -> Value {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
+    serde_yaml::from_str(&text).unwrap()
+}
+
+fn upstream(plural: &str) -> Value {
+    read(&root().join(format!("tests/data/crds/apps.kruise.io_{plural}.yaml")))
+}
+
+fn ours(plural: &str) -> Value {
+    let found = crds().into_iter().find(|crd| crd.spec.names.plural == plural);
+    serde_json::to_value(found.unwrap()).unwrap()
+}
+
+/// Every schema of a version by its path, children left out.
+fn flatten(schema: &Value, path: &str, into: &mut BTreeMap<String, Value>) {
+    let mut node = schema.as_object().unwrap().clone();
+    for (name, child) in node
+        .remove("properties")
+        .iter()
+        .flat_map(|all| all.as_object().unwrap())
+    {
+        flatten(child, &format!("{path}.{name}"), into);
+    }
+    if let Some(child) = node.remove("items") {
+        flatten(&child, &format!("{path}[]"), into);
+    }
+    if let Some(child) = node.remove("additionalProperties").filter(Value::is_object) {
+        flatten(&child, &format!("{path}{{}}"), into);
+    }
+    into.insert(path.to_owned(), Value::Object(node));
+}
+
+fn versions(crd: &Value) -> BTreeMap<String, Value> {
+    let all = crd["spec"]["versions"].as_array().unwrap();
+    all.iter()
+        .map(|version| (version["name"].as_str().unwrap().to_owned(), version.clone()))
+        .collect()
+}
+
+fn paths(version: &Value) -> BTreeMap<String, Value> {
+    let mut all = BTreeMap::new();
+    flatten(&version["schema"]["openAPIV3Schema"], "", &mut all);
+    all
+}
+
+/// Equality where 0 and 0.0 are the same.
+fn equal(one: &Value, other: &Value) -> bool {
+    one == other || one.as_f64().is_some_and(|number| other.as_f64() == Some(number))
+}
+
+fn sorted(list: &Value) -> BTreeSet<String> {
+    list.as_array()
+        .into_iter()
+        .flatten()
+        .map(|word| word.as_str().unwrap().to_owned())
+        .collect()
+}
+
+#[test]
+fn every_path_of_upstream_is_in_ours() {
+    for plural in KINDS {
+        let (theirs, ours) = (versions(&upstream(plural)), versions(&ours(plural)));
+        assert_eq!(theirs.keys().collect::<Vec<_>>(), ours.keys().collect::<Vec<_>>());
+        for (name, version) in &theirs {
+            let (theirs, ours) = (paths(version), paths(&ours[name]));
+            for (path, their) in &theirs {
+                let our = ours
+                    .get(path)
+                    .unwrap_or_else(|| panic!("{plural} {name}: {path} is missing"));
+                for keyword in KEYWORDS {
+                    let (their, our) = (&their[keyword], &our[keyword]);
+                    let same = if keyword == "enum" {
+                        sorted(their) == sorted(our)
+                    } else {
+                        equal(their, our)
+                    };
+                    assert!(
+                        their.is_null() || same,
+                        "{plural} {name}: {path} has {keyword} {our}, upstream {their}"
+                    );
+                }
+                let (their, our) = (sorted(&their["required"]), sorted(&our["required"]));
+                let spec_required: BTreeSet<_> = [String::from("spec")].into();
+                assert!(
+                    their == our || (path.is_empty() && our == spec_required),
+                    "{plural} {name}: {path} requires {our:?}, upstream {their:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_ours_adds_is_known() {
+    for plural in KINDS {
+        let (theirs, ours) = (versions(&upstream(plural)), versions(&ours(plural)));
+        for (name, version) in &ours {
+            let known = paths(&theirs[name]);
+            let added: Vec<_> = paths(version)
+                .into_keys()
+                .filter(|path| !known.contains_key(path))
+                .map(|path| format!("{plural} {path}"))
+                .filter(|path| !ADDITIONS.contains(&path.as_str()))
+                .collect();
+            assert!(added.is_empty(), "{plural} {name} adds {added:?}");
+        }
+    }
+}
+
+#[test]
+fn names_columns_and_subresources_are_upstream_s() {
+    for plural in KINDS {
+        let (theirs, ours) = (upstream(plural), ours(plural));
+        assert_eq!(theirs["metadata"]["name"], ours["metadata"]["name"]);
+        for key in ["group", "scope", "names"] {
+            assert_eq!(theirs["spec"][key], ours["spec"][key], "{plural} {key}");
+        }
+        let ours = versions(&ours);
+        for (name, their) in versions(&theirs) {
+            let our = &ours[&name];
+            for key in ["served", "storage", "subresources"] {
+                assert_eq!(their[key], our[key], "{plural} {name} {key}");
+            }
+            let columns = |version: &Value| -> Vec<Value> {
+                let mut columns = version["additionalPrinterColumns"].as_array().unwrap().clone();
+                columns.iter_mut().for_each(|column| {
+                    column.as_object_mut().unwrap().remove("description");
+                });
+                columns
+            };
+            assert_eq!(columns(&their), columns(our), "{plural} {name}");
+        }
+    }
+}
+
+/// The API server wants `type` everywhere, unless a number or a string will do.
+#[test]
+fn schemas_are_structural() {
+    for plural in KINDS {
+        for (name, version) in versions(&ours(plural)) {
+            for (path, node) in paths(&version) {
+                let typed = node["type"].is_string() || node["x-kubernetes-int-or-string"] == true;
+                assert!(typed, "{plural} {name}: {path} has no type");
+            }
+        }
+    }
+}
+
+/// A rule whose path leads nowhere would be lost in silence.
+#[test]
+fn every_rule_is_somewhere() {
+    for (plural, rules) in [
+        ("containerrecreaterequests", rules::CONTAINER_RECREATE_REQUEST),
+        ("imagepulljobs", rules::IMAGE_PULL_JOB),
+        ("nodeimages", rules::NODE_IMAGE),
+    ] {
+        for (name, version) in versions(&ours(plural)) {
+            let all = paths(&version);
+            for rule in rules {
+                let path = format!(".{}", rule.path)
+                    .replace(".[]", "[]")
+                    .replace(".{}", "{}");
+                let node = all
+                    .get(&path)
+                    .unwrap_or_else(|| panic!("{plural} {name}: no {path}"));
+                for (keyword, value) in (rule.add)().as_object().unwrap() {
+                    let there = &node[keyword];
+                    let found = match value.as_array() {
+                        Some(wanted) => wanted
+                            .iter()
+                            .all(|one| there.as_array().is_some_and(|all| all.contains(one))),
+                        None => equal(there, value),
+                    };
+                    assert!(found, "{plural} {name}: {path} lacks {keyword}");
+                }
+            }
+        }
+    }
+}
+
+/// The files that users install. `cargo xtask codegen` sets the variable and so writes them anew.
+#[test]
+fn files_in_deploy_are_current() {
+    for crd in crds() {
+        let file = root().join(format!("deploy/crds/{}.yaml", crd.spec.names.plural));
+        let text = serde_yaml::to_string(&crd).unwrap();
+        if std::env::var_os("KRUISE_CODEGEN").is_some() {
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(&file, &text).unwrap();
+        }
+        let there = std::fs::read_to_string(&file).unwrap_or_default();
+        assert!(
+            there == text,
+            "{} is stale: run `cargo xtask codegen`",
+            file.display()
+        );
+    }
+}

@@ -1,0 +1,244 @@
+//! What the API server itself checks, for both versions of each kind: limits and CEL rules by path.
+//!
+//! A limit's own error names field and value. A CEL rule says so in its message. Everything here is a
+//! check that admission made before; objects that were stored without it stay updatable, because the
+//! API server applies a failing check only to what an update changes.
+
+use serde_json::{Value, json};
+
+/// One addition to the schema at `path`.
+pub(super) struct Rule {
+    /// Dotted path from the root; `[]` is a list's item, `{}` a map's value.
+    pub path: &'static str,
+    /// Keywords to add. Lists are appended to what is there.
+    pub add: fn() -> Value,
+}
+
+/// A CEL rule with a constant message.
+fn says(rule: &str, message: &str, reason: &str) -> Value {
+    json!({ "x-kubernetes-validations": [{ "rule": rule, "message": message, "reason": reason }] })
+}
+
+/// A CEL rule whose message is an expression, to name the value.
+fn tells(rule: &str, message_expression: &str, message: &str) -> Value {
+    json!({ "x-kubernetes-validations": [{
+        "rule": rule,
+        "messageExpression": message_expression,
+        "message": message,
+        "reason": "FieldValueInvalid"
+    }] })
+}
+
+const INVALID: &str = "FieldValueInvalid";
+const FORBIDDEN: &str = "FieldValueForbidden";
+
+fn not_negative() -> Value {
+    json!({ "minimum": 0 })
+}
+
+fn positive() -> Value {
+    json!({ "minimum": 1 })
+}
+
+fn not_empty() -> Value {
+    json!({ "minLength": 1 })
+}
+
+fn pull_policy() -> Value {
+    json!({ "enum": ["Always", "IfNotPresent"] })
+}
+
+/// Rules of NodeImage.
+pub(super) const NODE_IMAGE: &[Rule] = &[
+    Rule {
+        path: "spec.images",
+        add: || json!({ "maxProperties": 256 }),
+    },
+    Rule {
+        path: "spec.images",
+        add: || {
+            says(
+                "!('' in self)",
+                "an image in spec.images has an empty name; give it a name",
+                INVALID,
+            )
+        },
+    },
+    Rule {
+        path: "spec.images.{}.tags.[].tag",
+        add: not_empty,
+    },
+    Rule {
+        path: "spec.images.{}.tags.[].version",
+        add: not_negative,
+    },
+    Rule {
+        path: "spec.images.{}.tags.[].imagePullPolicy",
+        add: pull_policy,
+    },
+    Rule {
+        path: "spec.images.{}.tags.[].pullPolicy.timeoutSeconds",
+        add: positive,
+    },
+    Rule {
+        path: "spec.images.{}.tags.[].pullPolicy.backoffLimit",
+        add: not_negative,
+    },
+    Rule {
+        path: "spec.images.{}.tags.[].pullPolicy.ttlSecondsAfterFinished",
+        add: not_negative,
+    },
+    Rule {
+        path: "spec.images.{}.tags.[].pullPolicy.activeDeadlineSeconds",
+        add: not_negative,
+    },
+];
+
+/// Rules of ImagePullJob.
+pub(super) const IMAGE_PULL_JOB: &[Rule] = &[
+    Rule {
+        path: "spec.image",
+        add: not_empty,
+    },
+    Rule {
+        path: "spec",
+        add: || {
+            says(
+                "!(has(self.selector) && has(self.podSelector))",
+                "spec.selector and spec.podSelector exclude each other; remove one of them",
+                FORBIDDEN,
+            )
+        },
+    },
+    Rule {
+        path: "spec.selector.names",
+        add: || json!({ "x-kubernetes-list-type": "set" }),
+    },
+    Rule {
+        path: "spec.selector",
+        add: || {
+            says(
+                "size(self.?names.orValue([])) == 0 || (size(self.?matchLabels.orValue({})) == 0 \
+                 && size(self.?matchExpressions.orValue([])) == 0)",
+                "spec.selector.names excludes matchLabels and matchExpressions; \
+                 select nodes either by name or by label",
+                FORBIDDEN,
+            )
+        },
+    },
+    Rule {
+        path: "spec.parallelism",
+        add: || {
+            tells(
+                "type(self) == int ? self >= 0 : self.matches('^[0-9]{1,9}$')",
+                "'spec.parallelism is ' + string(self) + '; give a number of nodes, 0 or greater \
+                 (0 pauses the job); percentages are not supported'",
+                "spec.parallelism must be a number of nodes, 0 or greater; percentages are not supported",
+            )
+        },
+    },
+    Rule {
+        path: "spec",
+        add: || {
+            tells(
+                "self.?pullSecrets.orValue([]) == oldSelf.?pullSecrets.orValue([])",
+                "'spec.pullSecrets cannot be changed: it was [' + oldSelf.?pullSecrets.orValue([]).join(', ') \
+                 + '] and would be [' + self.?pullSecrets.orValue([]).join(', ') \
+                 + ']; create another job instead'",
+                "spec.pullSecrets cannot be changed; create another job instead",
+            )
+        },
+    },
+    Rule {
+        path: "spec.pullSecrets.[]",
+        add: not_empty,
+    },
+    Rule {
+        path: "spec.imagePullPolicy",
+        add: pull_policy,
+    },
+    Rule {
+        path: "spec.pullPolicy.timeoutSeconds",
+        add: positive,
+    },
+    Rule {
+        path: "spec.pullPolicy.backoffLimit",
+        add: not_negative,
+    },
+    Rule {
+        path: "spec.completionPolicy.type",
+        add: || json!({ "enum": ["Always", "Never"] }),
+    },
+    Rule {
+        path: "spec.completionPolicy.activeDeadlineSeconds",
+        add: positive,
+    },
+    Rule {
+        path: "spec.completionPolicy.ttlSecondsAfterFinished",
+        add: not_negative,
+    },
+    Rule {
+        path: "spec.completionPolicy",
+        add: || {
+            says(
+                "self.?type.orValue('Always') != 'Never' || \
+                 !(has(self.activeDeadlineSeconds) || has(self.ttlSecondsAfterFinished))",
+                "spec.completionPolicy.type is Never, so the job never ends: \
+                 remove activeDeadlineSeconds and ttlSecondsAfterFinished",
+                FORBIDDEN,
+            )
+        },
+    },
+    Rule {
+        path: "spec",
+        add: || {
+            tells(
+                "!has(self.completionPolicy.activeDeadlineSeconds) || \
+                 self.completionPolicy.activeDeadlineSeconds >= \
+                 self.?pullPolicy.timeoutSeconds.orValue(0)",
+                "'spec.completionPolicy.activeDeadlineSeconds is ' \
+                 + string(self.completionPolicy.activeDeadlineSeconds) \
+                 + ', less than spec.pullPolicy.timeoutSeconds, which is ' \
+                 + string(self.?pullPolicy.timeoutSeconds.orValue(0)) \
+                 + '; raise the deadline or lower the timeout'",
+                "spec.completionPolicy.activeDeadlineSeconds is less than spec.pullPolicy.timeoutSeconds",
+            )
+        },
+    },
+];
+
+/// Rules of ContainerRecreateRequest.
+pub(super) const CONTAINER_RECREATE_REQUEST: &[Rule] = &[
+    Rule {
+        path: "spec",
+        add: || {
+            says(
+                "self == oldSelf",
+                "spec of a ContainerRecreateRequest cannot be changed; create another request instead",
+                FORBIDDEN,
+            )
+        },
+    },
+    Rule {
+        path: "spec.podName",
+        add: not_empty,
+    },
+    Rule {
+        path: "spec.containers",
+        add: || json!({ "minItems": 1 }),
+    },
+    Rule {
+        path: "spec.containers.[].name",
+        add: not_empty,
+    },
+    Rule {
+        path: "spec.activeDeadlineSeconds",
+        add: || {
+            tells(
+                "self >= 3",
+                "'spec.activeDeadlineSeconds is ' + string(self) + '; give 3 seconds or more'",
+                "spec.activeDeadlineSeconds must be 3 or greater",
+            )
+        },
+    },
+];

@@ -1,0 +1,123 @@
+//! The older version of the three kinds, served for clients that know no other.
+//!
+//! What it cannot say is kept in annotations while an object is in this version; see [`super::convert`].
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::container_recreate_request as crr;
+use super::node_image as beta;
+use super::schemas;
+
+/// What the node is asked to pull.
+#[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[kube(
+    group = "apps.kruise.io",
+    version = "v1alpha1",
+    kind = "NodeImage",
+    plural = "nodeimages",
+    status = "beta::NodeImageStatus",
+    derive = "PartialEq",
+    doc = "The images that one node is asked to hold. It has the name of its node."
+)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeImageSpec {
+    /// Images to hold, by name without tag; at most 256.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub images: BTreeMap<String, ImageSpec>,
+}
+
+/// One image and what is asked of it.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageSpec {
+    /// Secrets with registry credentials, in the daemon's configuration namespace.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pull_secrets: Vec<ReferenceObject>,
+    /// Labels and annotations handed to the runtime with the pull.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox_config: Option<beta::SandboxConfig>,
+    /// Tags (or digests) of the image.
+    pub tags: Vec<beta::ImageTagSpec>,
+}
+
+/// A Secret by namespace and name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReferenceObject {
+    /// Namespace of the Secret.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    /// Name of the Secret.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+}
+
+/// Which image, on which nodes, how fast and for how long: the same as in v1beta1.
+#[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[kube(
+    group = "apps.kruise.io",
+    version = "v1alpha1",
+    kind = "ImagePullJob",
+    plural = "imagepulljobs",
+    namespaced,
+    status = "super::image_pull_job::ImagePullJobStatus",
+    derive = "PartialEq",
+    doc = "Pulls one image on many nodes, ahead of the Pods that need it."
+)]
+#[serde(transparent)]
+pub struct ImagePullJobSpec(pub super::image_pull_job::ImagePullJobSpec);
+
+/// Which containers of which Pod, and how: the same as in v1beta1.
+#[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[kube(
+    group = "apps.kruise.io",
+    version = "v1alpha1",
+    kind = "ContainerRecreateRequest",
+    plural = "containerrecreaterequests",
+    shortname = "crr",
+    namespaced,
+    status = "ContainerRecreateRequestStatus",
+    derive = "PartialEq",
+    doc = "Restarts containers of one Pod where they are, without recreating the Pod."
+)]
+#[serde(transparent)]
+pub struct ContainerRecreateRequestSpec(pub crr::ContainerRecreateRequestSpec);
+
+/// How far a request is. The snapshot and the conditions of v1beta1 are annotations here.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerRecreateRequestStatus {
+    /// Pending, Recreating or Completed.
+    #[schemars(schema_with = "schemas::text")]
+    pub phase: crr::ContainerRecreateRequestPhase,
+    /// When the request ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub completion_time: Option<Time>,
+    /// Why the request waits, or why it ended before its time, in a sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// How far each container is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub container_recreate_states: Vec<ContainerRecreateRequestContainerRecreateState>,
+}
+
+/// How far one container is.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerRecreateRequestContainerRecreateState {
+    /// Name of the container.
+    pub name: String,
+    /// Pending, Recreating, Succeeded or Failed.
+    #[schemars(schema_with = "schemas::text")]
+    pub phase: crr::ContainerRecreateRequestPhase,
+    /// Why, in a sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// Whether the daemon stopped the old container.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_killed: bool,
+}
