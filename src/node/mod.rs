@@ -1,4 +1,38 @@
 //! The daemon: one folder per duty, each with its own front door.
+//!
+//! In:  options from the command line, the node's name, the runtime's sockets, the API server.
+//! Out: what the duties do; health, metrics and the control API about it.
 
 pub mod control;
 pub mod live;
+mod options;
+mod run;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::cluster::Cluster;
+use crate::cri::Runtimes;
+use crate::ops::Health;
+
+pub use live::Live;
+pub use options::Options;
+pub use run::{Error, run};
+
+/// What every duty is given; cheap to clone.
+#[derive(Clone)]
+pub struct Context {
+    /// The node's name in the cluster.
+    pub node_name: String,
+    /// The connection to the cluster.
+    pub cluster: Cluster,
+    /// The container runtimes of this node.
+    pub runtimes: Runtimes,
+    /// Where the duty shows what it is doing.
+    pub live: Live,
+    /// Where the duty says how it is.
+    pub health: Health,
+    /// The options of the process.
+    pub options: std::sync::Arc<Options>,
+    /// Cancelled when the process shall end; what is being written then is finished first.
+    pub shutdown: CancellationToken,
+}

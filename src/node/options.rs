@@ -1,0 +1,65 @@
+//! The daemon's command line; names and meanings are upstream's where upstream has them.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::control::DEFAULT_SOCKET;
+use crate::ops::logs::Format;
+
+/// Options of `kruise-daemon` without a subcommand.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// The node's name in the cluster
+    #[arg(long, env = "NODE_NAME")]
+    pub node_name: Option<String>,
+
+    /// Kubeconfig file; the Pod's service account when absent
+    #[arg(long)]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// CRI socket, relative to /hostvarrun (or /run where that is not mounted) or absolute; turns detection off
+    #[arg(long, value_name = "PATH")]
+    pub socket_file: Option<PathBuf>,
+
+    /// Address of /healthz, /readyz and /metrics: HOST:PORT, or :PORT for all interfaces
+    #[arg(long, default_value = "127.0.0.1:10221", value_name = "ADDRESS")]
+    pub addr: String,
+
+    /// How many images are pulled at once on this node; 0 or less means the default
+    #[arg(long, default_value_t = DEFAULT_PULLS, value_name = "N", allow_negative_numbers = true)]
+    pub max_workers_for_pull_image: i32,
+
+    /// Unix socket of the node control API ('kruise-daemon status')
+    #[arg(long, default_value = DEFAULT_SOCKET, value_name = "PATH")]
+    pub control_socket: PathBuf,
+
+    /// Namespace of the pull secrets that the manager copies for this daemon
+    #[arg(
+        long,
+        env = "KRUISE_DAEMON_CONFIG_NS",
+        default_value = "kruise-daemon-config",
+        value_name = "NAMESPACE"
+    )]
+    pub config_namespace: String,
+
+    /// How log lines look; RUST_LOG chooses which there are
+    #[arg(long, value_enum, default_value_t)]
+    pub log_format: Format,
+}
+
+/// Pulls at once, unless asked otherwise.
+const DEFAULT_PULLS: i32 = 5;
+
+impl Options {
+    /// How many images are pulled at once, at least 1.
+    #[must_use]
+    pub fn max_pulls(&self) -> usize {
+        let wanted = if self.max_workers_for_pull_image > 0 {
+            self.max_workers_for_pull_image
+        } else {
+            DEFAULT_PULLS
+        };
+        usize::try_from(wanted).unwrap_or(1)
+    }
+}

@@ -1,0 +1,122 @@
+//! Starts the daemon: health first, then the cluster, the runtimes and the duties.
+
+use std::sync::Arc;
+
+use super::live::Runtime;
+use super::{Context, Live, Options, control};
+use crate::cluster::{self, Cluster};
+use crate::cri::{Options as Discovery, Runtimes, SocketHealth};
+use crate::ops::http::{self, Serve};
+use crate::ops::supervise::{self, Supervisor};
+use crate::ops::{Health, logs};
+
+/// Why the daemon did not start, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It does not know which node it is on.
+    #[error("the node's name is not known: set NODE_NAME (in a Pod: fieldRef spec.nodeName) or --node-name")]
+    NodeName,
+    /// There is no way to reach a cluster.
+    #[error(transparent)]
+    Cluster(#[from] cluster::Error),
+    /// The listener for probes cannot be opened.
+    #[error("--addr: {0}")]
+    Listen(#[from] http::Error),
+    /// A task ended that should not.
+    #[error(transparent)]
+    Ended(#[from] supervise::Error),
+}
+
+/// Runs the daemon until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When it cannot start, or a task of it ends by itself.
+pub async fn run(options: Options) -> Result<(), Error> {
+    logs::init(options.log_format);
+    let node_name = options
+        .node_name
+        .clone()
+        .filter(|n| !n.is_empty())
+        .ok_or(Error::NodeName)?;
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        node = node_name,
+        "kruise-daemon starts"
+    );
+    let mut supervisor = Supervisor::default();
+    let shutdown = supervisor.shutdown.clone();
+    let health = Health::default();
+    let listener = http::listen(&options.addr).await?;
+    supervisor.spawn(
+        "http",
+        http::serve(listener, Serve::Both, health.clone(), shutdown.clone()),
+    );
+    let ctx = Context {
+        cluster: Cluster::connect(&cluster::Options {
+            kubeconfig: options.kubeconfig.clone(),
+            component: "kruise-daemon".to_owned(),
+            host: Some(node_name.clone()),
+        })
+        .await?,
+        runtimes: Runtimes::new(&Discovery::new(options.socket_file.clone())),
+        node_name,
+        live: Live::default(),
+        health,
+        options: Arc::new(options),
+        shutdown,
+    };
+    start(&mut supervisor, &ctx);
+    Ok(supervisor.run().await?)
+}
+
+/// Starts everything that lives as long as the process.
+fn start(supervisor: &mut Supervisor, ctx: &Context) {
+    let runtimes = ctx.runtimes.clone();
+    let shutdown = ctx.shutdown.clone();
+    supervisor.spawn("runtimes", async move {
+        runtimes.run(shutdown).await;
+        Ok::<_, String>(())
+    });
+    supervisor.spawn_endless("runtime health", tell_runtimes(ctx.clone()));
+    let c = ctx.clone();
+    supervisor.spawn("control", async move {
+        control::run(&c.options.control_socket, c.live.clone(), c.shutdown.clone()).await
+    });
+}
+
+/// Keeps health and the control API up to date with what is known of the runtimes.
+async fn tell_runtimes(ctx: Context) {
+    let mut changes = ctx.runtimes.subscribe();
+    loop {
+        let sockets = ctx.runtimes.health();
+        match sockets.iter().find(|s| s.healthy) {
+            Some(socket) => ctx.health.ready("container runtime", &socket.words),
+            None => ctx.health.unready("container runtime", why_none(&sockets)),
+        }
+        ctx.live
+            .runtimes
+            .send_replace(sockets.into_iter().map(view).collect());
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn why_none(sockets: &[SocketHealth]) -> String {
+    let words: Vec<&str> = sockets.iter().map(|s| s.words.as_str()).collect();
+    format!("none answers: {}", words.join("; "))
+}
+
+fn view(socket: SocketHealth) -> Runtime {
+    let (name, version) = socket
+        .version
+        .map(|v| (v.runtime_name, v.runtime_version))
+        .unwrap_or_default();
+    Runtime {
+        name,
+        version,
+        socket: socket.socket.display().to_string(),
+        healthy: socket.healthy,
+        message: socket.words,
+    }
+}
