@@ -1,0 +1,400 @@
+//! The CRI client and the search for runtimes against a server that misbehaves on demand, over a real socket.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kruise::cri::client::Client;
+use kruise::cri::{Error, Options, PullCause, PullRequest, Runtime, Runtimes};
+use support::fault_cri::{FakeContainer, Fault, FaultCri};
+use tokio_util::sync::CancellationToken;
+
+const IMAGE: &str = "registry.test/app:v1";
+
+struct Bed {
+    dir: tempfile::TempDir,
+    server: FaultCri,
+}
+
+impl Bed {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let server = FaultCri::start(&dir.path().join("containerd.sock"));
+        Self { dir, server }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("containerd.sock")
+    }
+
+    async fn client(&self) -> Client {
+        Client::connect(&self.socket())
+            .await
+            .expect("the runtime answers")
+            .0
+    }
+}
+
+fn pull(timeout: Duration) -> PullRequest {
+    PullRequest {
+        image: IMAGE.to_owned(),
+        timeout,
+        ..Default::default()
+    }
+}
+
+const LONG: Duration = Duration::from_secs(60);
+
+#[tokio::test]
+async fn a_runtime_that_works_is_understood() {
+    let bed = Bed::start();
+    let client = bed.client().await;
+    assert_eq!(client.name(), "containerd");
+    assert!(client.image_status(IMAGE).await.unwrap().is_none());
+    client.pull_image(&pull(LONG)).await.unwrap();
+    assert_eq!(
+        client.image_status(IMAGE).await.unwrap().unwrap().repo_tags,
+        [IMAGE]
+    );
+    for (id, created_at) in [("old", 1), ("new", 2)] {
+        let c = FakeContainer {
+            pod_uid: "u".into(),
+            name: "c".into(),
+            running: true,
+            created_at,
+            ..Default::default()
+        };
+        bed.server.state().containers.insert(id.to_owned(), c);
+    }
+    let ids: Vec<_> = client
+        .containers("u")
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|c| c.id)
+        .collect();
+    assert_eq!(ids, ["new", "old"]);
+    assert!(client.containers("other").await.unwrap().is_empty());
+    client
+        .stop_container("new", Duration::from_millis(1500))
+        .await
+        .unwrap();
+    assert_eq!(bed.server.state().containers["new"].stopped_with, Some(2));
+    let out = client
+        .exec_sync("new", &["echo".into(), "hi".into()], Duration::from_secs(1))
+        .await
+        .unwrap();
+    assert_eq!(out.stdout, b"echo hi");
+}
+
+#[tokio::test]
+async fn a_container_that_is_gone_is_no_error() {
+    let bed = Bed::start();
+    let client = bed.client().await;
+    assert!(client.container_status("gone").await.unwrap().is_none());
+    client
+        .stop_container("gone", Duration::from_secs(1))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_hang_ends_at_the_deadline_and_names_the_method() {
+    let bed = Bed::start();
+    let client = bed.client().await;
+    bed.server.fault("PullImage", Fault::Hang);
+    let start = Instant::now();
+    let error = client
+        .pull_image(&pull(Duration::from_millis(300)))
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::Timeout {
+                method: "PullImage",
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert!(error.retryable());
+    assert!(
+        start.elapsed() < Duration::from_secs(10),
+        "took {:?}",
+        start.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn a_dropped_pull_is_cancelled_in_the_runtime() {
+    let bed = Bed::start();
+    let client = Arc::new(bed.client().await);
+    bed.server.state().pull_takes = Duration::from_secs(600);
+    let task = tokio::spawn({
+        let client = Arc::clone(&client);
+        async move { client.pull_image(&pull(LONG)).await }
+    });
+    bed.server.until("the pull begins", |s| s.pulling == 1).await;
+    task.abort();
+    bed.server
+        .until("the pull is given up", |s| s.pulls_dropped == 1)
+        .await;
+}
+
+#[tokio::test]
+async fn a_death_in_mid_call_is_retryable_and_the_client_reconnects() {
+    let mut bed = Bed::start();
+    let client = bed.client().await;
+    bed.server.fault("PullImage", Fault::Die);
+    let error = client.pull_image(&pull(LONG)).await.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::Unreachable {
+                method: "PullImage",
+                ..
+            }
+        ) && error.retryable(),
+        "{error:?}"
+    );
+
+    bed.server.kill().await;
+    let error = client.version().await.unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+
+    bed.server.heal("PullImage");
+    bed.server.listen();
+    client
+        .pull_image(&pull(LONG))
+        .await
+        .expect("the same client works after a restart of the runtime");
+}
+
+#[tokio::test]
+async fn a_slow_pull_is_waited_for() {
+    let bed = Bed::start();
+    let client = bed.client().await;
+    bed.server
+        .fault("PullImage", Fault::Slow(Duration::from_millis(700)));
+    client.pull_image(&pull(LONG)).await.unwrap();
+}
+
+#[tokio::test]
+async fn answers_up_to_16_mib_are_read_and_longer_ones_refused() {
+    let bed = Bed::start();
+    let client = bed.client().await;
+    bed.server.fault("ListContainers", Fault::Oversize(8 << 20));
+    client
+        .containers("u")
+        .await
+        .expect("8 MiB is usual on a full node");
+    bed.server.fault("ListContainers", Fault::Oversize(17 << 20));
+    let error = client.containers("u").await.unwrap_err();
+    assert!(
+        matches!(&error, Error::BadAnswer { why, .. } if why.contains("16 MiB")),
+        "{error:?}"
+    );
+}
+
+#[tokio::test]
+async fn what_is_not_implemented_is_said() {
+    let bed = Bed::start();
+    bed.server.fault("ImageFsInfo", Fault::Unimplemented);
+    let Err(error) = Client::connect(&bed.socket()).await else {
+        panic!("a runtime without images was accepted")
+    };
+    assert!(
+        matches!(
+            error,
+            Error::Unimplemented {
+                method: "ImageFsInfo",
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    assert!(!error.retryable());
+}
+
+#[tokio::test]
+async fn garbage_is_not_believed() {
+    let bed = Bed::start();
+    let client = bed.client().await;
+    bed.server.fault("ImageStatus", Fault::Garbage);
+    let error = client.image_status(IMAGE).await.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::BadAnswer {
+                method: "ImageStatus",
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_socket_that_speaks_something_else_is_no_runtime() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.sock");
+    let listener = tokio::net::UnixListener::bind(&path).unwrap();
+    tokio::spawn(async move {
+        use tokio::io::AsyncWriteExt;
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let _ = stream.write_all(b"220 mail.test ESMTP ready\r\n").await;
+        }
+    });
+    let Err(error) = Client::connect(&path).await else {
+        panic!("a mail server was taken for a runtime")
+    };
+    assert!(error.to_string().contains("x.sock"), "{error}");
+}
+
+#[tokio::test]
+async fn the_cause_of_a_failed_pull_is_named() {
+    let bed = Bed::start();
+    let client = bed.client().await;
+    for (words, cause) in [
+        (
+            "failed to resolve reference: dial tcp 127.0.0.1:1: connect: connection refused",
+            PullCause::RegistryDown,
+        ),
+        ("unexpected status: 401 Unauthorized", PullCause::Unauthorized),
+        (
+            "failed to resolve reference \"x\": x: not found",
+            PullCause::NotFound,
+        ),
+        (
+            "no match for platform in manifest sha256:0: not found",
+            PullCause::Platform,
+        ),
+        ("write /var/lib/x: no space left on device", PullCause::DiskFull),
+    ] {
+        bed.server
+            .fault("PullImage", Fault::Status(tonic::Code::Unknown, words.to_owned()));
+        let error = client.pull_image(&pull(LONG)).await.unwrap_err();
+        assert!(
+            matches!(&error, Error::Pull { cause: c, .. } if *c == cause),
+            "{words}: {error:?}"
+        );
+        assert!(
+            error.to_string().contains(words) && error.to_string().contains(IMAGE),
+            "{error}"
+        );
+    }
+}
+
+fn runtimes(bed_dir: &std::path::Path) -> Runtimes {
+    Runtimes::new(&Options {
+        root: bed_dir.to_owned(),
+        socket_file: None,
+    })
+}
+
+/// Waits for a state of the search, and says what it was when that takes too long.
+async fn until(runtimes: &Runtimes, what: &str, wanted: impl Fn(&Runtimes) -> bool) -> Duration {
+    let start = Instant::now();
+    let mut ticks = runtimes.subscribe();
+    let wait = async {
+        while !wanted(runtimes) {
+            ticks.changed().await.unwrap();
+        }
+    };
+    let ended = tokio::time::timeout(Duration::from_secs(60), wait).await;
+    assert!(
+        ended.is_ok(),
+        "after 60 s still not: {what}; sockets: {:?}",
+        runtimes.health()
+    );
+    start.elapsed()
+}
+
+#[tokio::test]
+async fn a_socket_that_appears_later_is_used_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let found = runtimes(dir.path());
+    let shutdown = CancellationToken::new();
+    let search = tokio::spawn({
+        let (found, shutdown) = (found.clone(), shutdown.clone());
+        async move { found.run(shutdown).await }
+    });
+    until(&found, "looked once", |r| {
+        r.health()
+            .iter()
+            .all(|h| h.words.contains("as soon as it appears"))
+    })
+    .await;
+    assert!(found.first().is_none());
+    std::fs::create_dir(dir.path().join("crio")).unwrap();
+    let crio = FaultCri::start(&dir.path().join("crio/crio.sock"));
+    crio.state().runtime_name = "cri-o".to_owned();
+    let took = until(&found, "cri-o found", |r| r.by_name("cri-o").is_some()).await;
+    assert!(
+        took < Duration::from_secs(10),
+        "found by the regular look after {took:?}, not by the event"
+    );
+
+    let _containerd = FaultCri::start(&dir.path().join("containerd.sock"));
+    until(&found, "containerd first", |r| {
+        r.first().is_some_and(|r| r.name() == "containerd")
+    })
+    .await;
+    assert!(found.by_name("cri-o").is_some() && found.by_name("docker").is_none());
+    shutdown.cancel();
+    search.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_socket_that_hangs_is_a_state_in_words_and_others_are_used() {
+    let bed = Bed::start();
+    bed.server.fault("Version", Fault::Hang);
+    let crio = FaultCri::start(&bed.dir.path().join("crio.sock"));
+    crio.state().runtime_name = "cri-o".to_owned();
+    let found = runtimes(bed.dir.path());
+    let shutdown = CancellationToken::new();
+    let search = tokio::spawn({
+        let (found, shutdown) = (found.clone(), shutdown.clone());
+        async move { found.run(shutdown).await }
+    });
+    until(&found, "the one that works", |r| {
+        r.first().is_some_and(|r| r.name() == "cri-o")
+    })
+    .await;
+    let hangs = |r: &Runtimes| r.health()[0].words.contains("did not answer Version within 5s");
+    until(&found, "the one that hangs, in words", hangs).await;
+    bed.server.heal("Version");
+    until(&found, "healed", |r| {
+        r.first().is_some_and(|r| r.name() == "containerd")
+    })
+    .await;
+    shutdown.cancel();
+    search.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_runtime_that_restarts_is_kept_and_its_state_said() {
+    let mut bed = Bed::start();
+    let found = runtimes(bed.dir.path());
+    let shutdown = CancellationToken::new();
+    let search = tokio::spawn({
+        let (found, shutdown) = (found.clone(), shutdown.clone());
+        async move { found.run(shutdown).await }
+    });
+    until(&found, "found", |r| r.health()[0].healthy).await;
+    bed.server.kill().await;
+    until(&found, "gone", |r| !r.health()[0].healthy).await;
+    assert!(
+        found.first().is_some(),
+        "a runtime that restarts is not forgotten"
+    );
+    bed.server.listen();
+    until(&found, "back", |r| r.health()[0].healthy).await;
+    found.first().unwrap().version().await.unwrap();
+    shutdown.cancel();
+    search.await.unwrap();
+}

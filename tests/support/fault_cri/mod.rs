@@ -1,0 +1,156 @@
+//! A container runtime made of faults: CRI v1 on a real unix socket that hangs, dies, dawdles and lies on demand.
+//!
+//! It keeps images and containers in memory, so that what works can be tested beside what does not.
+
+mod serve;
+mod state;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use state::{FakeContainer, State};
+
+/// What a method does instead of its work.
+#[derive(Debug, Clone)]
+pub enum Fault {
+    /// Never answers.
+    Hang,
+    /// Closes the connection once the call has come in.
+    Die,
+    /// Answers after that long.
+    Slow(Duration),
+    /// Answers with that many bytes of padding besides.
+    Oversize(usize),
+    /// Says that it does not have the method.
+    Unimplemented,
+    /// Answers with bytes that are no message.
+    Garbage,
+    /// Answers with a status.
+    Status(tonic::Code, String),
+}
+
+/// The server. Ends when dropped.
+pub struct FaultCri {
+    path: PathBuf,
+    shared: Arc<Mutex<State>>,
+    serving: Option<Serving>,
+}
+
+struct Serving {
+    accept: JoinHandle<()>,
+    connections: CancellationToken,
+    tracker: TaskTracker,
+}
+
+impl FaultCri {
+    /// Listens at `path`.
+    pub fn start(path: &Path) -> Self {
+        let mut server = Self {
+            path: path.to_owned(),
+            shared: Arc::default(),
+            serving: None,
+        };
+        server.listen();
+        server
+    }
+
+    /// What it knows and does; hold it briefly.
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.lock().unwrap()
+    }
+
+    /// Makes a method fail from now on: `PullImage`, `Version` and so on.
+    pub fn fault(&self, method: &str, fault: Fault) {
+        self.state().faults.insert(method.to_owned(), fault);
+    }
+
+    /// Makes a method work again.
+    pub fn heal(&self, method: &str) {
+        self.state().faults.remove(method);
+    }
+
+    /// How often a method was called.
+    pub fn calls(&self, method: &str) -> usize {
+        self.state().calls.get(method).copied().unwrap_or(0)
+    }
+
+    /// Waits until `wanted` holds, and says what it waited for when that takes too long.
+    pub async fn until(&self, what: &str, wanted: impl Fn(&State) -> bool) {
+        let changed = Arc::clone(&self.state().changed);
+        let wait = async {
+            loop {
+                let notified = changed.notified();
+                tokio::pin!(notified);
+                notified.as_mut().enable();
+                if wanted(&self.state()) {
+                    return;
+                }
+                notified.await;
+            }
+        };
+        let ended = tokio::time::timeout(Duration::from_secs(30), wait).await;
+        assert!(
+            ended.is_ok(),
+            "after 30 s the runtime still had not seen: {what}; it is {:?}",
+            self.state()
+        );
+    }
+
+    /// Breaks every connection and stops listening, as a crash does; what it knows stays.
+    pub async fn kill(&mut self) {
+        let Some(serving) = self.serving.take() else {
+            return;
+        };
+        serving.accept.abort();
+        serving.connections.cancel();
+        serving.tracker.close();
+        serving.tracker.wait().await;
+        let _ = std::fs::remove_file(&self.path);
+    }
+
+    /// Listens again after [`FaultCri::kill`].
+    pub fn listen(&mut self) {
+        let listener = UnixListener::bind(&self.path).expect("the socket's path is free");
+        let connections = CancellationToken::new();
+        let tracker = TaskTracker::new();
+        let accept = tokio::spawn(accept(
+            listener,
+            Arc::clone(&self.shared),
+            connections.clone(),
+            tracker.clone(),
+        ));
+        self.serving = Some(Serving {
+            accept,
+            connections,
+            tracker,
+        });
+    }
+}
+
+impl Drop for FaultCri {
+    fn drop(&mut self) {
+        if let Some(serving) = &self.serving {
+            serving.accept.abort();
+            serving.connections.cancel();
+        }
+    }
+}
+
+async fn accept(
+    listener: UnixListener,
+    shared: Arc<Mutex<State>>,
+    end: CancellationToken,
+    tracker: TaskTracker,
+) {
+    while let Ok((stream, _)) = listener.accept().await {
+        // A call can end its own connection without ending the others.
+        let connection = end.child_token();
+        tracker.spawn(serve::connection(stream, Arc::clone(&shared), connection));
+    }
+}

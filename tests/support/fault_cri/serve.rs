@@ -1,0 +1,248 @@
+//! gRPC by hand: one connection, its calls, their faults.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::future::pending;
+use std::sync::{Arc, Mutex};
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use k8s_cri::v1;
+use prost::Message;
+use tokio::net::UnixStream;
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::{Code, Status};
+
+use super::{Fault, State};
+
+type Shared = Arc<Mutex<State>>;
+type Answer = Result<Vec<u8>, Status>;
+
+pub(super) async fn connection(stream: UnixStream, shared: Shared, end: CancellationToken) {
+    let ended = end.clone();
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (shared, end) = (Arc::clone(&shared), end.clone());
+        async move { Ok::<_, Infallible>(call(request, shared, end).await) }
+    });
+    let http = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+    tokio::select! {
+        _ = http.serve_connection(TokioIo::new(stream), service) => (),
+        () = ended.cancelled() => (),
+    }
+}
+
+async fn call(request: Request<Incoming>, shared: Shared, end: CancellationToken) -> Response<Body> {
+    let method = request
+        .uri()
+        .path()
+        .rsplit('/')
+        .next()
+        .unwrap_or_default()
+        .to_owned();
+    let fault = {
+        let mut state = shared.lock().unwrap();
+        *state.calls.entry(method.clone()).or_default() += 1;
+        state.changed.notify_waiters();
+        state.faults.get(&method).cloned()
+    };
+    let message = body(request).await;
+    let answer = match fault {
+        Some(Fault::Hang) => pending().await,
+        Some(Fault::Die) => {
+            end.cancel();
+            pending().await
+        }
+        Some(Fault::Slow(time)) => {
+            tokio::time::sleep(time).await;
+            work(&method, &message, &shared).await
+        }
+        Some(Fault::Oversize(bytes)) => work(&method, &message, &shared).await.map(|m| pad(m, bytes)),
+        Some(Fault::Unimplemented) => Err(Status::unimplemented(format!("unknown method {method}"))),
+        Some(Fault::Garbage) => Ok(vec![0xff; 64]),
+        Some(Fault::Status(code, words)) => Err(Status::new(code, words)),
+        None => work(&method, &message, &shared).await,
+    };
+    shared.lock().unwrap().changed.notify_waiters();
+    respond(answer)
+}
+
+/// The one message of a unary request.
+async fn body(request: Request<Incoming>) -> Vec<u8> {
+    use http_body_util::BodyExt;
+    let bytes = request
+        .into_body()
+        .collect()
+        .await
+        .map(|b| b.to_bytes())
+        .unwrap_or_default();
+    bytes.get(5..).unwrap_or_default().to_vec()
+}
+
+/// A field that no message has, which a reader must skip: only its length counts.
+fn pad(mut message: Vec<u8>, bytes: usize) -> Vec<u8> {
+    prost::encoding::encode_key(2047, prost::encoding::WireType::LengthDelimited, &mut message);
+    prost::encoding::encode_varint(bytes as u64, &mut message);
+    message.resize(message.len() + bytes, b'x');
+    message
+}
+
+fn respond(answer: Answer) -> Response<Body> {
+    match answer {
+        Ok(message) => {
+            let mut frame = vec![0];
+            frame.extend((message.len() as u32).to_be_bytes());
+            frame.extend(message);
+            let trailers = http::HeaderMap::from_iter([(
+                http::HeaderName::from_static("grpc-status"),
+                http::HeaderValue::from_static("0"),
+            )]);
+            let frames = [
+                Ok::<_, Infallible>(hyper::body::Frame::data(hyper::body::Bytes::from(frame))),
+                Ok(hyper::body::Frame::trailers(trailers)),
+            ];
+            let body = Body::new(http_body_util::StreamBody::new(futures::stream::iter(frames)));
+            let mut response = Response::new(body);
+            let grpc = http::HeaderValue::from_static("application/grpc");
+            response.headers_mut().insert(http::header::CONTENT_TYPE, grpc);
+            response
+        }
+        Err(status) => status.into_http(),
+    }
+}
+
+fn read<T: Message + Default>(message: &[u8]) -> Result<T, Status> {
+    T::decode(message).map_err(|e| Status::invalid_argument(e.to_string()))
+}
+
+/// The method's work, as far as it has any.
+async fn work(method: &str, message: &[u8], shared: &Shared) -> Answer {
+    if method == "PullImage" {
+        return pull(read(message)?, shared).await;
+    }
+    let mut state = shared.lock().unwrap();
+    Ok(match method {
+        "Version" => v1::VersionResponse {
+            version: "0.1.0".into(),
+            runtime_name: state.runtime_name.clone(),
+            runtime_version: "1.0.0-fault".into(),
+            runtime_api_version: "v1".into(),
+        }
+        .encode_to_vec(),
+        "ImageFsInfo" => v1::ImageFsInfoResponse::default().encode_to_vec(),
+        "ImageStatus" => {
+            let name = read::<v1::ImageStatusRequest>(message)?
+                .image
+                .unwrap_or_default()
+                .image;
+            v1::ImageStatusResponse {
+                image: state.images.get(&name).cloned(),
+                ..Default::default()
+            }
+            .encode_to_vec()
+        }
+        "ListContainers" => list(&state, &read(message)?).encode_to_vec(),
+        "ContainerStatus" => {
+            status(&state, &read::<v1::ContainerStatusRequest>(message)?.container_id)?.encode_to_vec()
+        }
+        "StopContainer" => {
+            let request: v1::StopContainerRequest = read(message)?;
+            let found = state.containers.get_mut(&request.container_id);
+            let container = found.ok_or_else(|| Status::not_found("no such container"))?;
+            container.running = false;
+            container.stopped_with = Some(request.timeout);
+            v1::StopContainerResponse {}.encode_to_vec()
+        }
+        "ExecSync" => {
+            let request: v1::ExecSyncRequest = read(message)?;
+            let stdout = request.cmd.join(" ").into_bytes();
+            v1::ExecSyncResponse {
+                stdout,
+                stderr: Vec::new(),
+                exit_code: 0,
+            }
+            .encode_to_vec()
+        }
+        other => {
+            return Err(Status::new(
+                Code::Unimplemented,
+                format!("unknown method {other}"),
+            ));
+        }
+    })
+}
+
+/// Counts a pull while it lives, and notices when the client gives it up.
+struct Pulling<'a>(&'a Shared, bool);
+
+impl Drop for Pulling<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock().unwrap();
+        state.pulling -= 1;
+        state.pulls_dropped += usize::from(!self.1);
+        state.changed.notify_waiters();
+    }
+}
+
+async fn pull(request: v1::PullImageRequest, shared: &Shared) -> Answer {
+    let takes = {
+        let mut state = shared.lock().unwrap();
+        state.pulls.push(request.clone());
+        state.pulling += 1;
+        state.pulling_most = state.pulling_most.max(state.pulling);
+        state.changed.notify_waiters();
+        state.pull_takes
+    };
+    let mut pulling = Pulling(shared, false);
+    tokio::time::sleep(takes).await;
+    pulling.1 = true;
+    let answer = shared.lock().unwrap().finish_pull(&request);
+    answer.map(|a| a.encode_to_vec())
+}
+
+fn list(state: &State, request: &v1::ListContainersRequest) -> v1::ListContainersResponse {
+    let filter = request.filter.clone().unwrap_or_default();
+    let uid = filter.label_selector.get("io.kubernetes.pod.uid").cloned();
+    let of_pod = state
+        .containers
+        .iter()
+        .filter(|(_, c)| uid.as_ref().is_none_or(|uid| *uid == c.pod_uid));
+    let containers = of_pod
+        .map(|(id, c)| v1::Container {
+            id: id.clone(),
+            metadata: Some(v1::ContainerMetadata {
+                name: c.name.clone(),
+                attempt: c.restart_count,
+            }),
+            state: if c.running { 1 } else { 2 },
+            created_at: c.created_at,
+            labels: HashMap::from([("io.kubernetes.pod.uid".to_owned(), c.pod_uid.clone())]),
+            ..Default::default()
+        })
+        .collect();
+    v1::ListContainersResponse { containers }
+}
+
+fn status(state: &State, id: &str) -> Result<v1::ContainerStatusResponse, Status> {
+    let c = state
+        .containers
+        .get(id)
+        .ok_or_else(|| Status::not_found("no such container"))?;
+    let status = v1::ContainerStatus {
+        id: id.to_owned(),
+        metadata: Some(v1::ContainerMetadata {
+            name: c.name.clone(),
+            attempt: c.restart_count,
+        }),
+        state: if c.running { 1 } else { 2 },
+        created_at: c.created_at,
+        started_at: c.created_at,
+        ..Default::default()
+    };
+    Ok(v1::ContainerStatusResponse {
+        status: Some(status),
+        info: HashMap::new(),
+    })
+}

@@ -1,0 +1,116 @@
+//! What the fault server knows.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_cri::v1;
+use tokio::sync::Notify;
+
+use super::Fault;
+
+/// Images, containers, faults and what was asked.
+#[derive(Debug)]
+pub struct State {
+    /// The name that it gives as the runtime's.
+    pub runtime_name: String,
+    /// Faults by method.
+    pub faults: HashMap<String, Fault>,
+    /// Calls by method.
+    pub calls: HashMap<String, usize>,
+    /// What PullImage answers next for an image, before it works.
+    pub pull_failures: HashMap<String, VecDeque<(tonic::Code, String)>>,
+    /// How long a pull takes.
+    pub pull_takes: Duration,
+    /// Images that need this user and password.
+    pub passwords: HashMap<String, (String, String)>,
+    /// Images on the node by the name that they were pulled under.
+    pub images: BTreeMap<String, v1::Image>,
+    /// Every pull that came in.
+    pub pulls: Vec<v1::PullImageRequest>,
+    /// Pulls in progress, and the most there ever were at once.
+    pub pulling: usize,
+    pub pulling_most: usize,
+    /// Pulls that the client gave up.
+    pub pulls_dropped: usize,
+    /// Containers by ID.
+    pub containers: BTreeMap<String, FakeContainer>,
+    /// Notified after every call's begin and end.
+    pub changed: Arc<Notify>,
+}
+
+/// A container of the fault server.
+#[derive(Debug, Clone, Default)]
+pub struct FakeContainer {
+    pub pod_uid: String,
+    pub name: String,
+    pub running: bool,
+    pub created_at: i64,
+    pub restart_count: u32,
+    /// The grace of the StopContainer that it got, in seconds.
+    pub stopped_with: Option<i64>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            runtime_name: "containerd".to_owned(),
+            faults: HashMap::new(),
+            calls: HashMap::new(),
+            pull_failures: HashMap::new(),
+            pull_takes: Duration::ZERO,
+            passwords: HashMap::new(),
+            images: BTreeMap::new(),
+            pulls: Vec::new(),
+            pulling: 0,
+            pulling_most: 0,
+            pulls_dropped: 0,
+            containers: BTreeMap::new(),
+            changed: Arc::new(Notify::new()),
+        }
+    }
+}
+
+impl State {
+    /// Puts an image on the node.
+    pub fn add_image(&mut self, image: &str) {
+        let id = format!("sha256:{:064x}", image.len());
+        let (tags, digests) = if image.contains('@') {
+            (vec![], vec![image.to_owned()])
+        } else {
+            (vec![image.to_owned()], vec![])
+        };
+        let image_of = v1::Image {
+            id,
+            repo_tags: tags,
+            repo_digests: digests,
+            size: 1,
+            ..Default::default()
+        };
+        self.images.insert(image.to_owned(), image_of);
+    }
+
+    /// What a pull of `request` answers, once its time is over.
+    pub fn finish_pull(
+        &mut self,
+        request: &v1::PullImageRequest,
+    ) -> Result<v1::PullImageResponse, tonic::Status> {
+        let image = request.image.clone().unwrap_or_default().image;
+        if let Some((code, message)) = self.pull_failures.get_mut(&image).and_then(VecDeque::pop_front) {
+            return Err(tonic::Status::new(code, message));
+        }
+        if let Some((user, password)) = self.passwords.get(&image) {
+            let auth = request.auth.clone().unwrap_or_default();
+            if (&auth.username, &auth.password) != (user, password) {
+                let words = format!(
+                    "failed to pull and unpack image \"{image}\": unexpected status: 401 Unauthorized"
+                );
+                return Err(tonic::Status::unknown(words));
+            }
+        }
+        self.add_image(&image);
+        Ok(v1::PullImageResponse {
+            image_ref: self.images[&image].id.clone(),
+        })
+    }
+}

@@ -1,0 +1,4 @@
+//! What several test targets share.
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+pub mod fault_cri;
