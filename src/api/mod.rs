@@ -4,6 +4,7 @@
 //! This room imports no other room of the house.
 
 pub mod container_recreate_request;
+pub mod convert;
 mod crd;
 pub mod image_pull_job;
 pub mod keys;

@@ -1,0 +1,305 @@
+//! Conversion between the two versions, in both directions and without loss.
+//!
+//! Works on JSON, so that fields we do not know stay. What v1alpha1 cannot say travels in annotations:
+//! two of upstream's (the container snapshot and the time of the unready mark of a
+//! ContainerRecreateRequest) and two of our own ([`keys::CRR_CONDITIONS`],
+//! [`keys::NODE_IMAGE_SECRET_MODES`]), which exist only while an object is in v1alpha1.
+//!
+//! As upstream does, upstream's two annotations stay on an object that goes to v1beta1; there the status
+//! counts, and on the way back it overwrites them.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::{Map, Value, json};
+
+use super::container_recreate_request::ContainerRecreateRequestSyncContainerStatus;
+use super::{GROUP, V1ALPHA1, V1BETA1, keys};
+
+/// Why an object was not converted. None of these passes by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Not a Kubernetes object.
+    #[error("cannot convert an object whose {field} is missing or of the wrong type")]
+    Malformed {
+        /// The field.
+        field: &'static str,
+    },
+    /// A version that is not ours.
+    #[error(
+        "cannot convert {kind} from {from:?} to {to:?}: expected apps.kruise.io/v1alpha1 or apps.kruise.io/v1beta1"
+    )]
+    UnknownVersion {
+        /// Kind of the object.
+        kind: String,
+        /// `apiVersion` it has.
+        from: String,
+        /// `apiVersion` asked for.
+        to: String,
+    },
+    /// A kind that is not ours.
+    #[error("cannot convert objects of kind {kind:?}")]
+    UnknownKind {
+        /// Kind of the object.
+        kind: String,
+    },
+}
+
+impl Error {
+    /// Whether the same call may succeed later without anyone changing anything: never.
+    pub fn retryable(&self) -> bool {
+        false
+    }
+
+    /// The word used as metric label.
+    pub fn category(&self) -> &'static str {
+        match self {
+            Self::Malformed { .. } => "malformed",
+            Self::UnknownVersion { .. } => "unknown_version",
+            Self::UnknownKind { .. } => "unknown_kind",
+        }
+    }
+}
+
+/// Converts an object to the version `to`, given as `apps.kruise.io/v1beta1` or `v1beta1`.
+///
+/// # Errors
+///
+/// For kinds and versions that are not ours. Odd values inside an object are kept, not refused: an
+/// object that cannot be converted could not even be deleted.
+pub fn convert(mut object: Value, to: &str) -> Result<Value, Error> {
+    let text = |field: &'static str| match &object[field] {
+        Value::String(text) => Ok(text.clone()),
+        _ => Err(Error::Malformed { field }),
+    };
+    let (kind, from) = (text("kind")?, text("apiVersion")?);
+    if !object["metadata"].is_object() {
+        return Err(Error::Malformed { field: "metadata" });
+    }
+    let version = |of: &str| match of
+        .strip_prefix(GROUP)
+        .and_then(|rest| rest.strip_prefix('/'))
+        .unwrap_or(of)
+    {
+        V1ALPHA1 => Some(V1ALPHA1),
+        V1BETA1 => Some(V1BETA1),
+        _ => None,
+    };
+    let (Some(have), Some(want)) = (version(&from), version(to)) else {
+        return Err(Error::UnknownVersion {
+            kind,
+            from,
+            to: to.to_owned(),
+        });
+    };
+    if !["NodeImage", "ImagePullJob", "ContainerRecreateRequest"].contains(&kind.as_str()) {
+        return Err(Error::UnknownKind { kind });
+    }
+    object["apiVersion"] = json!(format!("{GROUP}/{want}"));
+    match (kind.as_str(), have, want) {
+        (_, have, want) if have == want => {}
+        ("NodeImage", V1ALPHA1, _) => restore_modes(&mut object),
+        ("NodeImage", ..) => carry_modes(&mut object),
+        ("ContainerRecreateRequest", V1ALPHA1, _) => promote_request(&mut object),
+        ("ContainerRecreateRequest", ..) => demote_request(&mut object),
+        _ => {}
+    }
+    Ok(object)
+}
+
+fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
+    object["metadata"]["annotations"].get(key)?.as_str()
+}
+
+/// The JSON in an annotation, if it is a list.
+fn annotated_list(object: &Value, key: &str) -> Option<Vec<Value>> {
+    serde_json::from_str(annotation(object, key)?).ok()
+}
+
+fn annotate(object: &mut Value, key: &str, value: String) {
+    let annotations = &mut object["metadata"]["annotations"];
+    if let Some(all) = annotations.as_object_mut() {
+        all.insert(key.to_owned(), value.into());
+    } else {
+        *annotations = json!({ key: value });
+    }
+}
+
+/// Takes an annotation away, and with the last one the map.
+fn take_annotation(object: &mut Value, key: &str) -> Option<String> {
+    let metadata = object.get_mut("metadata")?.as_object_mut()?;
+    let annotations = metadata.get_mut("annotations")?.as_object_mut()?;
+    let taken = annotations.remove(key);
+    if taken.is_some() && annotations.is_empty() {
+        metadata.remove("annotations");
+    }
+    taken?.as_str().map(str::to_owned)
+}
+
+fn images(object: &mut Value) -> impl Iterator<Item = (&String, &mut Vec<Value>)> {
+    let images = object.get_mut("spec").and_then(|spec| spec.get_mut("images"));
+    images
+        .and_then(Value::as_object_mut)
+        .into_iter()
+        .flat_map(Map::iter_mut)
+        .filter_map(|(name, image)| Some((name, image.get_mut("pullSecrets")?.as_array_mut()?)))
+}
+
+/// v1beta1 → v1alpha1: the modes of pull secrets go to an annotation.
+fn carry_modes(object: &mut Value) {
+    take_annotation(object, keys::NODE_IMAGE_SECRET_MODES);
+    let mut carried = Map::new();
+    for (name, secrets) in images(object) {
+        if secrets.iter().all(|secret| secret["mode"].is_null()) {
+            continue;
+        }
+        let triples: Vec<_> = secrets
+            .iter_mut()
+            .map(|secret| {
+                let mode = secret.as_object_mut().and_then(|secret| secret.remove("mode"));
+                json!([secret["namespace"], secret["name"], mode])
+            })
+            .collect();
+        carried.insert(name.clone(), triples.into());
+    }
+    if !carried.is_empty() {
+        annotate(
+            object,
+            keys::NODE_IMAGE_SECRET_MODES,
+            Value::Object(carried).to_string(),
+        );
+    }
+}
+
+/// v1alpha1 → v1beta1: modes return to the secrets that are still there.
+fn restore_modes(object: &mut Value) {
+    let carried = take_annotation(object, keys::NODE_IMAGE_SECRET_MODES);
+    let carried = carried.and_then(|text| serde_json::from_str::<Map<String, Value>>(&text).ok());
+    let Some(mut carried) = carried else { return };
+    for (name, secrets) in images(object) {
+        let Some(triples) = carried.get_mut(name).and_then(Value::as_array_mut) else {
+            continue;
+        };
+        for secret in secrets {
+            let same = |triple: &Value| triple[0] == secret["namespace"] && triple[1] == secret["name"];
+            let Some(at) = triples.iter().position(same) else {
+                continue;
+            };
+            let triple = triples.remove(at);
+            if let (Some(secret), mode @ Value::String(_)) = (secret.as_object_mut(), &triple[2]) {
+                secret.insert("mode".into(), mode.clone());
+            }
+        }
+    }
+}
+
+/// v1alpha1 → v1beta1: annotations become status. Text that is no such value stays an annotation.
+fn promote_request(object: &mut Value) {
+    let carried = take_annotation(object, keys::CRR_CONDITIONS);
+    let mut conditions: Vec<Value> = carried
+        .and_then(|text| serde_json::from_str(&text).ok())
+        .unwrap_or_default();
+    if let Some(since) = annotation(object, keys::CRR_UNREADY_ACQUIRED).and_then(time) {
+        let known = conditions
+            .iter_mut()
+            .find(|condition| condition["type"] == keys::PRE_RECREATE_GRACE);
+        match known {
+            Some(known) if time_of(known) == Some(since.clone()) => {}
+            Some(known) => *known = grace_condition(&since),
+            None => conditions.push(grace_condition(&since)),
+        }
+    }
+    if !conditions.is_empty() {
+        *status_field(object, "conditions") = conditions.into();
+    }
+    let snapshot = annotated_list(object, keys::CRR_SYNC_CONTAINER_STATUSES);
+    if let Some(snapshot) = snapshot.filter(|list| !list.is_empty() && list.iter().all(is_container_status)) {
+        *status_field(object, "containerStatusSnapshot") = snapshot.into();
+    }
+}
+
+/// v1beta1 → v1alpha1: what status has no field for becomes annotations.
+fn demote_request(object: &mut Value) {
+    take_annotation(object, keys::CRR_CONDITIONS);
+    let mut take = |field: &str| match object
+        .get_mut("status")
+        .and_then(Value::as_object_mut)?
+        .remove(field)?
+    {
+        Value::Array(list) if !list.is_empty() => Some(list),
+        _ => None,
+    };
+    let (snapshot, conditions) = (take("containerStatusSnapshot"), take("conditions"));
+    if let Some(snapshot) = snapshot
+        && annotated_list(object, keys::CRR_SYNC_CONTAINER_STATUSES).as_ref() != Some(&snapshot)
+    {
+        annotate(object, keys::CRR_SYNC_CONTAINER_STATUSES, snapshot_text(snapshot));
+    }
+    let Some(conditions) = conditions else { return };
+    let mut derivable = true;
+    for condition in &conditions {
+        let since = time_of(condition);
+        let holds = condition["type"] == keys::PRE_RECREATE_GRACE && condition["status"] == "True";
+        match since.filter(|_| holds) {
+            Some(since) => {
+                derivable &= *condition == grace_condition(&since);
+                if annotation(object, keys::CRR_UNREADY_ACQUIRED)
+                    .and_then(time)
+                    .as_ref()
+                    != Some(&since)
+                {
+                    annotate(object, keys::CRR_UNREADY_ACQUIRED, text_of(&since));
+                }
+            }
+            None => derivable = false,
+        }
+    }
+    if !derivable {
+        annotate(object, keys::CRR_CONDITIONS, Value::Array(conditions).to_string());
+    }
+}
+
+/// A field of status, made with an empty phase when there is no status yet.
+fn status_field<'a>(object: &'a mut Value, field: &str) -> &'a mut Value {
+    if !object["status"].is_object() {
+        object["status"] = json!({ "phase": "" });
+    }
+    &mut object["status"][field]
+}
+
+fn is_container_status(value: &Value) -> bool {
+    serde_json::from_value::<ContainerRecreateRequestSyncContainerStatus>(value.clone()).is_ok()
+}
+
+/// The snapshot as text, in upstream's order of fields.
+fn snapshot_text(list: Vec<Value>) -> String {
+    let typed: Result<Vec<ContainerRecreateRequestSyncContainerStatus>, _> =
+        list.iter().cloned().map(serde_json::from_value).collect();
+    typed
+        .ok()
+        .and_then(|typed| serde_json::to_string(&typed).ok())
+        .unwrap_or_else(|| json!(list).to_string())
+}
+
+fn time(text: &str) -> Option<Time> {
+    serde_json::from_value(json!(text)).ok()
+}
+
+fn time_of(condition: &Value) -> Option<Time> {
+    condition["lastTransitionTime"].as_str().and_then(time)
+}
+
+fn text_of(time: &Time) -> String {
+    time.0.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+fn grace_condition(since: &Time) -> Value {
+    json!({
+        "type": keys::PRE_RECREATE_GRACE,
+        "status": "True",
+        "lastTransitionTime": text_of(since),
+        "reason": keys::PRE_RECREATE_GRACE,
+        "message": keys::PRE_RECREATE_GRACE_MESSAGE,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,222 @@
+//! Against what upstream's converter returns, and there and back again.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Without what Go writes for nothing: nulls, empty maps, lists and strings.
+fn plain(value: &Value) -> Value {
+    let nothing =
+        |value: &Value| value.is_null() || *value == json!({}) || *value == json!([]) || *value == json!("");
+    match value {
+        Value::Object(map) => {
+            let kept = map.iter().map(|(key, value)| (key.clone(), plain(value)));
+            Value::Object(kept.filter(|(_, value)| !nothing(value)).collect())
+        }
+        Value::Array(list) => list.iter().map(plain).collect(),
+        other => other.clone(),
+    }
+}
+
+fn without(mut object: Value, annotations: &[&str]) -> Value {
+    for key in annotations {
+        take_annotation(&mut object, key);
+    }
+    plain(&object)
+}
+
+fn upstream() -> Vec<Value> {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/data/conversion/upstream.jsonl"
+    );
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+fn versioned(object: &Value, case: &Value, version: &Value) -> Value {
+    let mut object = object.clone();
+    object["kind"] = case["kind"].clone();
+    object["apiVersion"] = json!(format!("{GROUP}/{}", version.as_str().unwrap()));
+    object
+}
+
+/// Upstream loses, and ours keeps in annotations of its own: `mode` of NodeImage pull secrets, and
+/// conditions of ContainerRecreateRequests other than PreRecreateGrace. Upstream further writes
+/// `sync-container-statuses: "[]"` for an empty list, which says the same as no annotation.
+#[test]
+fn upstream_s_conversions_hold() {
+    let cases = upstream();
+    assert!(cases.len() > 150, "only {} cases", cases.len());
+    for case in &cases {
+        let object = versioned(&case["in"], case, &case["from"]);
+        let converted = convert(object.clone(), case["to"].as_str().unwrap()).unwrap();
+        let mut expected = versioned(&case["out"], case, &case["to"]);
+        if annotation(&expected, keys::CRR_SYNC_CONTAINER_STATUSES) == Some("[]") {
+            take_annotation(&mut expected, keys::CRR_SYNC_CONTAINER_STATUSES);
+        }
+        let ours = [keys::CRR_CONDITIONS, keys::NODE_IMAGE_SECRET_MODES];
+        assert_eq!(without(converted.clone(), &ours), plain(&expected), "{case}");
+
+        let back = convert(converted, case["from"].as_str().unwrap()).unwrap();
+        assert_eq!(settled(back), settled(object), "there and back: {case}");
+    }
+}
+
+/// Upstream's two annotations may come to an object on its way; in v1beta1 they say nothing of their own.
+fn settled(object: Value) -> Value {
+    match object["apiVersion"] == "apps.kruise.io/v1beta1" {
+        true => without(
+            object,
+            &[keys::CRR_SYNC_CONTAINER_STATUSES, keys::CRR_UNREADY_ACQUIRED],
+        ),
+        false => plain(&object),
+    }
+}
+
+#[test]
+fn odd_annotations_stay_and_hurt_nobody() {
+    let object = json!({
+        "apiVersion": "apps.kruise.io/v1alpha1",
+        "kind": "ContainerRecreateRequest",
+        "metadata": { "name": "n", "annotations": {
+            keys::CRR_SYNC_CONTAINER_STATUSES: "[{\"name\":1}]",
+            keys::CRR_UNREADY_ACQUIRED: "yesterday",
+        } },
+        "spec": { "podName": "p", "containers": [{ "name": "c" }] },
+    });
+    let beta = convert(object.clone(), "apps.kruise.io/v1beta1").unwrap();
+    assert_eq!(beta["status"], Value::Null);
+    assert_eq!(convert(beta, "apps.kruise.io/v1alpha1").unwrap(), object);
+}
+
+#[test]
+fn a_v1alpha1_writer_that_replaces_secrets_keeps_the_modes_of_the_rest() {
+    let beta = json!({
+        "apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage", "metadata": { "name": "n" },
+        "spec": { "images": { "a": { "tags": [], "pullSecrets": [
+            { "namespace": "x", "name": "one", "mode": "batch" },
+            { "namespace": "x", "name": "two", "mode": "batch" },
+        ] } } },
+    });
+    let mut alpha = convert(beta, "v1alpha1").unwrap();
+    alpha["spec"]["images"]["a"]["pullSecrets"] =
+        json!([{ "namespace": "x", "name": "three" }, { "namespace": "x", "name": "two" }]);
+    let beta = convert(alpha, "v1beta1").unwrap();
+    assert_eq!(
+        beta["spec"]["images"]["a"]["pullSecrets"],
+        json!([{ "namespace": "x", "name": "three" }, { "namespace": "x", "name": "two", "mode": "batch" }])
+    );
+    assert_eq!(beta["metadata"], json!({ "name": "n" }));
+}
+
+#[test]
+fn strangers_are_refused_by_name() {
+    let refused = |object: Value, to: &str| convert(object, to).unwrap_err().to_string();
+    let object = json!({ "kind": "Widget", "apiVersion": "apps.kruise.io/v1beta1", "metadata": {} });
+    assert!(refused(object, "v1alpha1").contains("\"Widget\""));
+    let object = json!({ "kind": "NodeImage", "apiVersion": "apps.kruise.io/v1", "metadata": {} });
+    assert!(refused(object, "v1alpha1").contains("apps.kruise.io/v1"));
+    assert!(refused(json!([]), "v1alpha1").contains("kind"));
+}
+
+fn word() -> impl Strategy<Value = String> {
+    "[a-c<>&é\"]{0,3}"
+}
+
+fn second() -> impl Strategy<Value = String> {
+    (0_i64..4_000_000_000)
+        .prop_map(|second| text_of(&Time(k8s_openapi::jiff::Timestamp::from_second(second).unwrap())))
+}
+
+fn condition() -> impl Strategy<Value = Value> {
+    let types = prop_oneof![Just(keys::PRE_RECREATE_GRACE.to_owned()), "[A-Z][a-z]{1,2}"];
+    let statuses = prop_oneof![Just("True"), Just("False")];
+    (types, statuses, second(), word(), any::<bool>()).prop_map(|(type_, status, at, message, canonical)| {
+        if canonical && type_ == keys::PRE_RECREATE_GRACE {
+            return grace_condition(&time(&at).unwrap());
+        }
+        json!({ "type": type_, "status": status, "lastTransitionTime": at, "reason": "R", "message": message })
+    })
+}
+
+fn by_type(conditions: Vec<Value>) -> Vec<Value> {
+    let mut seen = std::collections::BTreeSet::new();
+    conditions
+        .into_iter()
+        .filter(|one| seen.insert(one["type"].to_string()))
+        .collect()
+}
+
+fn request() -> impl Strategy<Value = Value> {
+    let snapshot = (word(), any::<bool>(), any::<i32>(), word()).prop_map(
+        |(name, ready, restarts, id)| json!({ "name": name, "ready": ready, "restartCount": restarts, "containerID": id }),
+    );
+    let snapshots = proptest::collection::vec(snapshot, 0..3);
+    let conditions = proptest::collection::vec(condition(), 0..3).prop_map(by_type);
+    (word(), snapshots, conditions, any::<bool>()).prop_map(|(note, snapshot, conditions, annotated)| {
+        let mut object = json!({
+            "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
+            "metadata": { "name": "n" },
+            "spec": { "podName": "p", "containers": [{ "name": "c" }] },
+            "status": { "phase": "Recreating", "containerStatusSnapshot": snapshot, "conditions": conditions },
+        });
+        if annotated {
+            annotate(&mut object, "note", note);
+        }
+        object
+    })
+}
+
+fn node_image() -> impl Strategy<Value = Value> {
+    let secret = (word(), word(), proptest::option::of(word())).prop_map(|(namespace, name, mode)| {
+        let mut secret = json!({ "namespace": namespace, "name": name });
+        if let Some(mode) = mode {
+            secret["mode"] = json!(mode);
+        }
+        secret
+    });
+    let image = proptest::collection::vec(secret, 0..4)
+        .prop_map(|secrets| json!({ "tags": [{ "tag": "1" }], "pullSecrets": secrets }));
+    proptest::collection::btree_map("[a-z]{1,2}", image, 0..3).prop_map(|images| {
+        json!({
+            "apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage", "metadata": { "name": "n" },
+            "spec": { "images": images },
+        })
+    })
+}
+
+proptest! {
+    /// Nothing that v1beta1 can say is lost on the way through v1alpha1.
+    #[test]
+    fn v1beta1_survives_v1alpha1(object in prop_oneof![request(), node_image()]) {
+        let alpha = convert(object.clone(), "apps.kruise.io/v1alpha1").unwrap();
+        prop_assert!(alpha["status"]["conditions"].is_null());
+        let back = convert(alpha, "apps.kruise.io/v1beta1").unwrap();
+        prop_assert_eq!(settled(back), settled(object));
+    }
+
+    /// Nothing that v1alpha1 can say is lost on the way through v1beta1, to the letter.
+    #[test]
+    fn v1alpha1_survives_v1beta1(object in prop_oneof![request(), node_image()]) {
+        let alpha = convert(object, "apps.kruise.io/v1alpha1").unwrap();
+        let beta = convert(alpha.clone(), "apps.kruise.io/v1beta1").unwrap();
+        prop_assert_eq!(convert(beta, "apps.kruise.io/v1alpha1").unwrap(), alpha);
+    }
+
+    /// Whatever the text in our annotations, conversion neither fails nor panics.
+    #[test]
+    fn any_text_will_do(one in ".{0,20}", two in ".{0,20}", kind in "NodeImage|ContainerRecreateRequest") {
+        let object = json!({
+            "apiVersion": "apps.kruise.io/v1alpha1", "kind": kind, "metadata": { "name": "n", "annotations": {
+                keys::CRR_CONDITIONS: one.clone(), keys::NODE_IMAGE_SECRET_MODES: one,
+                keys::CRR_SYNC_CONTAINER_STATUSES: two.clone(), keys::CRR_UNREADY_ACQUIRED: two,
+            } },
+            "spec": { "images": { "a": { "pullSecrets": [{ "name": "s" }] } } },
+        });
+        prop_assert!(convert(object, "apps.kruise.io/v1beta1").is_ok());
+    }
+}
