@@ -1,1 +1,3 @@
-//! The commands people type while working on kruise-rs.
+//! The commands people type while working on kruise-rs, and the test bed that its tests run on.
+
+pub mod cluster;

@@ -1,0 +1,98 @@
+//! kube-apiserver.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use anyhow::Result;
+
+use super::cache::Cache;
+use super::certs::Certs;
+use super::component::Component;
+use super::control_plane::Ports;
+use super::sandbox::{Sandbox, finish};
+
+/// The first address of the Services' range, where Pods find the API server.
+const SERVICE: &str = "10.96.0.1";
+
+pub(super) fn component(
+    cache: &Cache,
+    sandbox: &Arc<Sandbox>,
+    certs: &Certs,
+    ports: &Ports,
+    admin: &Path,
+) -> Result<Component> {
+    let mut names = vec![
+        format!("IP:{}", ports.host),
+        format!("IP:{SERVICE}"),
+        "IP:127.0.0.1".to_owned(),
+    ];
+    names.extend(
+        [
+            "localhost",
+            "kubernetes",
+            "kubernetes.default",
+            "kubernetes.default.svc",
+        ]
+        .map(|n| format!("DNS:{n}")),
+    );
+    let serving = certs.server("apiserver", &names)?;
+    let kubelet = certs.client(
+        "apiserver-kubelet",
+        "kube-apiserver-kubelet-client",
+        &["system:masters"],
+    )?;
+    let proxy = certs.client("front-proxy", "front-proxy", &[])?;
+    let (ca, key) = (certs.ca(), certs.service_account_key());
+    let file = |flag: &str, path: &Path| format!("--{flag}={}", path.display());
+    let mut args = vec![
+        format!("--etcd-servers=http://{}:{}", ports.host, ports.etcd),
+        format!("--secure-port={}", ports.apiserver),
+        format!("--bind-address={}", ports.bind),
+        format!("--advertise-address={}", ports.host),
+        file("tls-cert-file", &serving.cert),
+        file("tls-private-key-file", &serving.key),
+        file("client-ca-file", &ca),
+        file("service-account-key-file", &key),
+        file("service-account-signing-key-file", &key),
+        file("kubelet-client-certificate", &kubelet.cert),
+        file("kubelet-client-key", &kubelet.key),
+        file("requestheader-client-ca-file", &ca),
+        file("proxy-client-cert-file", &proxy.cert),
+        file("proxy-client-key-file", &proxy.key),
+    ];
+    args.extend(
+        [
+            "--service-account-issuer=https://kubernetes.default.svc",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            "--requestheader-allowed-names=front-proxy",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            "--kubelet-preferred-address-types=InternalIP",
+            "--allow-privileged=true",
+            "--profiling=false",
+            "--shutdown-delay-duration=0s",
+        ]
+        .map(str::to_owned),
+    );
+    if !ports.services {
+        args.push("--endpoint-reconciler-type=none".into());
+    }
+    let (kubectl, config) = (cache.kubernetes("kubectl"), admin.to_owned());
+    let ready = move || {
+        let mut probe = Command::new(&kubectl);
+        probe
+            .arg("--kubeconfig")
+            .arg(&config)
+            .args(["get", "--raw=/readyz", "--request-timeout=2s"]);
+        finish(&mut probe).is_ok()
+    };
+    Ok(
+        Component::new(sandbox, "kube-apiserver", cache.kubernetes("kube-apiserver"))
+            .args(args)
+            .ready(ready),
+    )
+}

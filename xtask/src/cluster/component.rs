@@ -1,0 +1,163 @@
+//! One program of the bed: started, stopped, killed and started again.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::sandbox::Sandbox;
+use super::wait;
+
+type Probe = Box<dyn Fn() -> bool + Send + Sync>;
+
+/// A program in a bed. Dropping it leaves the process to the bed, which ends with everything in it.
+pub struct Component {
+    name: &'static str,
+    program: PathBuf,
+    args: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+    log: PathBuf,
+    sandbox: Arc<Sandbox>,
+    ready: Probe,
+    child: Option<Child>,
+}
+
+impl Component {
+    /// Describes a program; [`Component::start`] runs it. `ready` says whether it can be used.
+    pub fn new(sandbox: &Arc<Sandbox>, name: &'static str, program: impl Into<PathBuf>) -> Self {
+        Self {
+            name,
+            program: program.into(),
+            args: Vec::new(),
+            env: Vec::new(),
+            log: sandbox.dir().join(format!("{name}.log")),
+            sandbox: Arc::clone(sandbox),
+            ready: Box::new(|| true),
+            child: None,
+        }
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<S: Into<OsString>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// Adds a variable to its environment.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl Into<OsString>) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// Says when it can be used.
+    #[must_use]
+    pub fn ready(mut self, probe: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        self.ready = Box::new(probe);
+        self
+    }
+
+    /// Starts it and waits until it can be used.
+    pub fn start(&mut self) -> Result<()> {
+        self.spawn()?;
+        self.wait_ready()
+    }
+
+    /// Starts it without waiting.
+    pub fn spawn(&mut self) -> Result<()> {
+        if self.running() {
+            bail!("{} is running already", self.name);
+        }
+        let log = fs::File::options().create(true).append(true).open(&self.log)?;
+        let mut command = self.sandbox.command(&self.program);
+        command.args(&self.args).envs(self.env.iter().cloned());
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        self.child = Some(
+            command
+                .spawn()
+                .with_context(|| format!("cannot start {}", self.program.display()))?,
+        );
+        Ok(())
+    }
+
+    /// Waits until it can be used. The error has the end of its log.
+    pub fn wait_ready(&mut self) -> Result<()> {
+        let name = self.name;
+        let outcome = wait::until(name, Duration::from_secs(90), || {
+            if !self.running() {
+                bail!("{name} ended");
+            }
+            Ok((self.ready)().then_some(()))
+        });
+        outcome.with_context(|| format!("end of {}:\n{}", self.log.display(), tail(&self.log)))
+    }
+
+    /// Whether its process runs.
+    pub fn running(&mut self) -> bool {
+        self.child
+            .as_mut()
+            .is_some_and(|c| matches!(c.try_wait(), Ok(None)))
+    }
+
+    /// Its process ID as the host sees it.
+    pub fn pid(&self) -> Result<Pid> {
+        let child = self
+            .child
+            .as_ref()
+            .with_context(|| format!("{} does not run", self.name))?;
+        Sandbox::inner_pid(child)
+    }
+
+    /// Ends it with TERM, and with KILL after 10 s.
+    pub fn stop(&mut self) -> Result<()> {
+        self.end(Signal::SIGTERM)
+    }
+
+    /// Ends it with KILL.
+    pub fn kill(&mut self) -> Result<()> {
+        self.end(Signal::SIGKILL)
+    }
+
+    /// Stops it, then starts it.
+    pub fn restart(&mut self) -> Result<()> {
+        self.stop()?;
+        self.start()
+    }
+
+    /// Where its output goes.
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    fn end(&mut self, signal: Signal) -> Result<()> {
+        if !self.running() {
+            return Ok(());
+        }
+        let pid = self.pid()?;
+        kill(pid, signal).with_context(|| format!("cannot signal {}", self.name))?;
+        let gone = wait::until(self.name, Duration::from_secs(10), || {
+            Ok((!self.running()).then_some(()))
+        });
+        if gone.is_err() {
+            kill(pid, Signal::SIGKILL).ok();
+            wait::until(self.name, Duration::from_secs(10), || {
+                Ok((!self.running()).then_some(()))
+            })?;
+        }
+        self.child = None;
+        Ok(())
+    }
+}
+
+fn tail(path: &Path) -> String {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(15)..].join("\n")
+}

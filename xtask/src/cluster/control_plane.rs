@@ -1,0 +1,262 @@
+//! etcd and the API server, with or without controller-manager and scheduler.
+
+use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+
+use super::cache::Cache;
+use super::certs::{Certs, Pair};
+use super::component::Component;
+use super::prepare::{self, Part};
+use super::sandbox::{Sandbox, finish};
+use super::{apiserver, etcd, managers};
+
+/// What a control plane consists of beyond etcd and the API server.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Run kube-controller-manager, so that service accounts, garbage collection, EndpointSlices and more work.
+    pub controllers: bool,
+    /// Run kube-scheduler.
+    pub scheduler: bool,
+}
+
+/// Where the parts listen.
+#[derive(Clone, Debug)]
+pub(super) struct Ports {
+    pub host: String,
+    pub bind: String,
+    pub apiserver: u16,
+    pub etcd: u16,
+    pub etcd_peer: u16,
+    pub controller_manager: u16,
+    pub scheduler: u16,
+    pub services: bool,
+}
+
+/// What a service account token is bound to.
+#[derive(Clone, Copy, Debug)]
+pub enum Bound<'a> {
+    /// Nothing.
+    Nothing,
+    /// A Pod of the account's namespace; with the node it is assigned to in the token's claims.
+    Pod(&'a str),
+    /// A Node, which is then in the token's claims.
+    Node(&'a str),
+}
+
+/// A running API server and what it needs. All of it ends on drop.
+pub struct ControlPlane {
+    /// etcd.
+    pub etcd: Component,
+    /// kube-apiserver.
+    pub apiserver: Component,
+    /// kube-controller-manager, where asked for.
+    pub controller_manager: Option<Component>,
+    /// kube-scheduler, where asked for.
+    pub scheduler: Option<Component>,
+    cache: Cache,
+    certs: Certs,
+    server: String,
+    admin: PathBuf,
+    sandbox: Arc<Sandbox>,
+}
+
+impl ControlPlane {
+    /// etcd and kube-apiserver alone on free loopback ports: for tests of the API.
+    pub fn start() -> Result<Self> {
+        Self::start_with(Options::default())
+    }
+
+    /// A control plane on free loopback ports.
+    pub fn start_with(options: Options) -> Result<Self> {
+        let cache = Cache::open()?;
+        prepare::ensure(&cache, &[Part::Etcd, Part::Kubernetes])?;
+        let sandbox = Arc::new(Sandbox::new(&cache, false)?);
+        let ports = Ports::free()?;
+        Self::start_in(&cache, sandbox, &ports, options)
+    }
+
+    pub(super) fn start_in(
+        cache: &Cache,
+        sandbox: Arc<Sandbox>,
+        ports: &Ports,
+        options: Options,
+    ) -> Result<Self> {
+        let certs = Certs::new(&sandbox.dir().join("certs"))?;
+        let server = format!("https://{}:{}", ports.host, ports.apiserver);
+        let admin = sandbox.dir().join("admin.kubeconfig");
+        let user = certs.client("admin", "admin", &["system:masters"])?;
+        fs::write(
+            &admin,
+            kubeconfig(&server, &certs.ca(), &Login::Certificate(&user)),
+        )?;
+        let mut etcd = etcd::component(cache, &sandbox, ports);
+        let mut apiserver = apiserver::component(cache, &sandbox, &certs, ports, &admin)?;
+        etcd.start()?;
+        apiserver.start()?;
+        let mut controller_manager = options
+            .controllers
+            .then(|| managers::controller_manager(cache, &sandbox, &certs, &admin, ports.controller_manager));
+        let mut scheduler = options
+            .scheduler
+            .then(|| managers::scheduler(cache, &sandbox, &admin, ports.scheduler));
+        for part in [&mut controller_manager, &mut scheduler].into_iter().flatten() {
+            part.start()?;
+        }
+        let cache = cache.clone();
+        Ok(Self {
+            etcd,
+            apiserver,
+            controller_manager,
+            scheduler,
+            cache,
+            certs,
+            server,
+            admin,
+            sandbox,
+        })
+    }
+
+    /// URL of the API server.
+    pub fn server(&self) -> &str {
+        &self.server
+    }
+
+    /// Kubeconfig file of an administrator (`system:masters`).
+    pub fn kubeconfig(&self) -> &Path {
+        &self.admin
+    }
+
+    /// PEM file of the authority that signed the API server's certificate.
+    pub fn ca(&self) -> PathBuf {
+        self.certs.ca()
+    }
+
+    /// A folder that goes with the bed; logs are here as `NAME.log`.
+    pub fn dir(&self) -> &Path {
+        self.sandbox.dir()
+    }
+
+    /// Runs kubectl as the administrator and returns what it prints.
+    pub fn kubectl(&self, args: &[&str]) -> Result<String> {
+        finish(self.kubectl_command().args(args))
+    }
+
+    /// kubectl as the administrator, to be given arguments and run.
+    pub fn kubectl_command(&self) -> Command {
+        let mut command = Command::new(self.cache.kubernetes("kubectl"));
+        command.env("KUBECONFIG", &self.admin);
+        command
+    }
+
+    /// Applies a manifest (YAML or JSON, several documents allowed).
+    pub fn apply(&self, manifest: &str) -> Result<String> {
+        let mut command = self.kubectl_command();
+        command.args(["apply", "--server-side", "--force-conflicts", "-f", "-"]);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        child
+            .stdin
+            .take()
+            .context("no pipe to kubectl")?
+            .write_all(manifest.as_bytes())?;
+        let out = child.wait_with_output()?;
+        if !out.status.success() {
+            bail!("kubectl apply failed: {}", String::from_utf8_lossy(&out.stderr));
+        }
+        Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+    }
+
+    /// A token of a service account, which must exist, valid for an hour.
+    pub fn token(&self, namespace: &str, account: &str, bound: Bound<'_>) -> Result<String> {
+        let mut args = vec![
+            "create",
+            "token",
+            account,
+            "--namespace",
+            namespace,
+            "--duration=1h",
+        ];
+        match bound {
+            Bound::Nothing => {}
+            Bound::Pod(name) => args.extend(["--bound-object-kind=Pod", "--bound-object-name", name]),
+            Bound::Node(name) => args.extend(["--bound-object-kind=Node", "--bound-object-name", name]),
+        }
+        Ok(self.kubectl(&args)?.trim().to_owned())
+    }
+
+    /// Kubeconfig file of a service account with a token as [`ControlPlane::token`] makes it.
+    pub fn kubeconfig_for(&self, namespace: &str, account: &str, bound: Bound<'_>) -> Result<PathBuf> {
+        let token = self.token(namespace, account, bound)?;
+        let what = match bound {
+            Bound::Nothing => String::new(),
+            Bound::Pod(name) | Bound::Node(name) => format!("-{name}"),
+        };
+        let path = self.dir().join(format!("{namespace}-{account}{what}.kubeconfig"));
+        fs::write(&path, kubeconfig(&self.server, &self.ca(), &Login::Token(&token)))?;
+        Ok(path)
+    }
+
+    /// Kubeconfig file of a user with a client certificate: user name and groups.
+    pub fn kubeconfig_as(&self, file: &str, user: &str, groups: &[&str]) -> Result<PathBuf> {
+        let pair = self.certs.client(file, user, groups)?;
+        let path = self.dir().join(format!("{file}.kubeconfig"));
+        fs::write(
+            &path,
+            kubeconfig(&self.server, &self.ca(), &Login::Certificate(&pair)),
+        )?;
+        Ok(path)
+    }
+}
+
+impl Ports {
+    fn free() -> Result<Self> {
+        // Held together, so that no two are the same; released just before the programs take them.
+        let held: Vec<TcpListener> = (0..5)
+            .map(|_| TcpListener::bind("127.0.0.1:0"))
+            .collect::<Result<_, _>>()?;
+        let port = |i: usize| held[i].local_addr().map(|a| a.port());
+        Ok(Self {
+            host: "127.0.0.1".into(),
+            bind: "127.0.0.1".into(),
+            apiserver: port(0)?,
+            etcd: port(1)?,
+            etcd_peer: port(2)?,
+            controller_manager: port(3)?,
+            scheduler: port(4)?,
+            services: false,
+        })
+    }
+}
+
+enum Login<'a> {
+    Certificate(&'a Pair),
+    Token(&'a str),
+}
+
+fn kubeconfig(server: &str, ca: &Path, login: &Login<'_>) -> String {
+    let user = match login {
+        Login::Certificate(pair) => serde_json::json!({
+            "client-certificate": pair.cert,
+            "client-key": pair.key,
+        }),
+        Login::Token(token) => serde_json::json!({ "token": token }),
+    };
+    serde_json::json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "bed",
+        "clusters": [{ "name": "bed", "cluster": { "server": server, "certificate-authority": ca } }],
+        "users": [{ "name": "bed", "user": user }],
+        "contexts": [{ "name": "bed", "context": { "cluster": "bed", "user": "bed" } }],
+    })
+    .to_string()
+}

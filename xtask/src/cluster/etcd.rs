@@ -1,0 +1,29 @@
+//! etcd, which keeps the API server's data. Nothing of it outlives the bed, so it does not sync to disk.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use super::cache::Cache;
+use super::component::Component;
+use super::control_plane::Ports;
+use super::sandbox::Sandbox;
+
+pub(super) fn component(cache: &Cache, sandbox: &Arc<Sandbox>, ports: &Ports) -> Component {
+    let url = format!("http://{}:{}", ports.host, ports.etcd);
+    let peer = format!("http://{}:{}", ports.host, ports.etcd_peer);
+    let address = format!("{}:{}", ports.host, ports.etcd);
+    Component::new(sandbox, "etcd", cache.etcd())
+        .args([
+            format!("--data-dir={}", sandbox.dir().join("etcd").display()),
+            format!("--listen-client-urls={url}"),
+            format!("--advertise-client-urls={url}"),
+            format!("--listen-peer-urls={peer}"),
+            format!("--initial-advertise-peer-urls={peer}"),
+            format!("--initial-cluster=default={peer}"),
+            "--unsafe-no-fsync".into(),
+            "--log-level=warn".into(),
+            "--quota-backend-bytes=4294967296".into(),
+        ])
+        .env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH)
+        .ready(move || TcpStream::connect(&address).is_ok())
+}

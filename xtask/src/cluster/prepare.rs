@@ -1,0 +1,222 @@
+//! Gets what a bed is made of: Debian packages and programs built from Go modules. What was done is skipped.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use super::cache::{Cache, KUBERNETES, KWOK};
+use super::debian;
+use super::images;
+use super::sandbox::finish;
+
+/// Packages of the machine's own Debian suite, installed as they are.
+const PACKAGES: [(&str, &str); 11] = [
+    ("/usr/sbin/runc", "runc"),
+    ("/usr/lib/cni/bridge", "containernetworking-plugins"),
+    ("/usr/bin/docker-registry", "docker-registry"),
+    ("/usr/bin/umoci", "umoci"),
+    ("/usr/bin/skopeo", "skopeo"),
+    ("/bin/busybox", "busybox-static"),
+    ("/usr/sbin/iptables", "iptables"),
+    ("/usr/sbin/conntrack", "conntrack"),
+    ("/usr/bin/socat", "socat"),
+    ("/sbin/ip", "iproute2"),
+    ("/usr/bin/openssl", "openssl"),
+];
+
+/// The Kubernetes programs, in the order in which tests can begin to use them.
+const PROGRAMS: [&[&str]; 4] = [
+    &["cmd/kube-apiserver", "cmd/kubectl"],
+    &["cmd/kube-controller-manager", "cmd/kube-scheduler"],
+    &["cmd/kubelet", "cmd/kube-proxy"],
+    &["test/images/agnhost"],
+];
+
+/// Something a bed may need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// `protoc`, without which the project itself does not build.
+    Protoc,
+    /// etcd.
+    Etcd,
+    /// The Kubernetes programs and the agnhost test image's program.
+    Kubernetes,
+    /// kwok.
+    Kwok,
+    /// runc, CNI plugins, registry, image tools, iptables.
+    NodePackages,
+    /// containerd of a Debian suite.
+    Containerd(&'static str),
+    /// The images every registry holds at its start.
+    Images,
+}
+
+/// Everything a node with the default containerd needs, in the order of getting it.
+pub const NODE: [Part; 5] = [
+    Part::Etcd,
+    Part::NodePackages,
+    Part::Containerd("trixie"),
+    Part::Kubernetes,
+    Part::Images,
+];
+
+/// Gets what is missing, each with a line on the standard error. Several processes may call it at once.
+pub fn ensure(cache: &Cache, parts: &[Part]) -> Result<()> {
+    if parts.iter().all(|p| p.present(cache)) {
+        return Ok(());
+    }
+    let lock = File::create(cache.root().join("lock"))?;
+    lock.lock().context("cannot lock the cache folder")?;
+    for part in parts {
+        let start = Instant::now();
+        if part.present(cache) {
+            continue;
+        }
+        eprintln!("==> {}", part.describe());
+        part.fetch(cache).with_context(|| part.describe())?;
+        eprintln!("    done in {:.0} s", start.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
+
+impl Part {
+    /// What getting it means, for people.
+    pub fn describe(self) -> String {
+        match self {
+            Self::Protoc => "Install protobuf-compiler".into(),
+            Self::Etcd => "Fetch etcd (Debian trixie)".into(),
+            Self::Kubernetes => {
+                format!("Build Kubernetes {KUBERNETES} from its Go module (about 7 min on 2 cores)")
+            }
+            Self::Kwok => format!("Build kwok {KWOK} from its Go module"),
+            Self::NodePackages => "Install runc, CNI plugins, registry and image tools".into(),
+            Self::Containerd(suite) => format!("Fetch containerd (Debian {suite})"),
+            Self::Images => "Make the test images".into(),
+        }
+    }
+
+    /// Whether it is there.
+    pub fn present(self, cache: &Cache) -> bool {
+        match self {
+            Self::Protoc => which("protoc"),
+            Self::Etcd => cache.etcd().is_file() && which("openssl") && which("ip"),
+            Self::Kubernetes => PROGRAMS.iter().flat_map(|g| g.iter()).all(|p| {
+                let name = p.rsplit('/').next().unwrap_or(p);
+                cache.kubernetes(name).is_file()
+            }),
+            Self::Kwok => cache.kwok().is_file(),
+            Self::NodePackages => PACKAGES.iter().all(|(file, _)| Path::new(file).exists()),
+            Self::Containerd(suite) => cache
+                .debian(suite, "containerd")
+                .join("usr/bin/containerd")
+                .is_file(),
+            Self::Images => images::current(cache),
+        }
+    }
+
+    fn fetch(self, cache: &Cache) -> Result<()> {
+        match self {
+            Self::Protoc => debian::install(&["protobuf-compiler"]),
+            Self::Etcd => {
+                if !(which("openssl") && which("ip")) {
+                    debian::install(&["openssl", "iproute2"])?;
+                }
+                debian::unpack(cache, "trixie", "etcd-server")
+            }
+            Self::Kubernetes => kubernetes(cache),
+            Self::Kwok => kwok(cache),
+            Self::NodePackages => debian::install(&PACKAGES.map(|(_, package)| package)),
+            Self::Containerd(suite) => debian::unpack(cache, suite, "containerd"),
+            Self::Images => images::seed(cache),
+        }
+    }
+}
+
+/// Whether a program is in `PATH` or where Debian keeps an administrator's programs.
+pub fn which(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/sbin", "/sbin"].map(std::path::PathBuf::from);
+    std::env::split_paths(&path)
+        .chain(system)
+        .any(|d| d.join(program).is_file())
+}
+
+fn kubernetes(cache: &Cache) -> Result<()> {
+    let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/testbed");
+    let version = "k8s.io/component-base/version";
+    let (major, minor) = KUBERNETES
+        .trim_start_matches('v')
+        .split_once('.')
+        .context("version without a dot")?;
+    let minor = minor.split('.').next().unwrap_or_default();
+    let flags = format!(
+        "-s -w -X {version}.gitVersion={KUBERNETES} -X {version}.gitMajor={major} -X {version}.gitMinor={minor} \
+         -X {version}.gitTreeState=clean"
+    );
+    let target = cache.kubernetes_dir();
+    let building = cache.root().join("building");
+    fs::create_dir_all(&building)?;
+    fs::create_dir_all(&target)?;
+    for group in PROGRAMS {
+        let mut command = Command::new("nice");
+        command.args([
+            "-n",
+            "5",
+            "go",
+            "build",
+            "-mod=readonly",
+            "-trimpath",
+            "-ldflags",
+            &flags,
+            "-o",
+        ]);
+        command
+            .arg(format!("{}/", building.display()))
+            .env("CGO_ENABLED", "0")
+            .current_dir(&module);
+        command.args(group.iter().map(|p| format!("k8s.io/kubernetes/{p}")));
+        eprintln!("    {}", group.join(", "));
+        finish(&mut command)?;
+        for program in group {
+            // Moved when whole, so that a program that is there can be used.
+            let name = program.rsplit('/').next().unwrap_or(program);
+            fs::rename(building.join(name), target.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+fn kwok(cache: &Cache) -> Result<()> {
+    let target = cache.kwok();
+    let dir = target.parent().context("no folder")?;
+    fs::create_dir_all(dir)?;
+    let mut command = Command::new("go");
+    command
+        .args(["install", "-trimpath", "-ldflags", "-s -w"])
+        .arg(format!("sigs.k8s.io/kwok/cmd/kwok@{KWOK}"));
+    finish(command.env("GOBIN", dir).env("CGO_ENABLED", "0")).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_go_module_pins_the_version_that_programs_are_said_to_have() {
+        let module = include_str!("../../../tests/testbed/go.mod");
+        assert!(
+            module.contains(&format!("k8s.io/kubernetes {KUBERNETES}\n")),
+            "{module}"
+        );
+    }
+
+    #[test]
+    fn programs_are_found_where_they_are() {
+        assert!(which("sh"));
+        assert!(!which("no-such-program-at-all"));
+    }
+}
