@@ -5,6 +5,8 @@
 
 pub mod control;
 pub mod live;
+pub mod pods;
+pub mod recreate;
 mod options;
 mod run;
 

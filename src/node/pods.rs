@@ -1,0 +1,267 @@
+//! The Pods of this node, reduced to what the duties look at.
+//!
+//! A mirror of these costs a fraction of the Pods themselves: no managed fields, volumes or environment.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1 as core;
+
+/// A Pod of this node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PodView {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID; another Pod of the same name has another one.
+    pub uid: String,
+    /// The node that it is bound to.
+    pub node: String,
+    /// Whether its deletion has been asked for.
+    pub deleting: bool,
+    /// Whether it has ended for good (phase Succeeded or Failed).
+    pub ended: bool,
+    /// When its containers start again after they have ended.
+    pub restart: RestartPolicy,
+    /// Seconds that its containers get to stop; kubelet's 30 where the Pod does not say.
+    pub grace_seconds: i64,
+    /// Its addresses, primary first; the node's where it uses the host's network.
+    pub ips: Vec<String>,
+    /// Its containers and init containers, in the order of its spec.
+    pub containers: Vec<ContainerView>,
+}
+
+/// When kubelet starts an ended container again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RestartPolicy {
+    /// Whatever it ended with.
+    #[default]
+    Always,
+    /// Unless it ended with exit code 0.
+    OnFailure,
+    /// Not at all.
+    Never,
+}
+
+/// What a container of a Pod is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// One of `spec.containers`.
+    #[default]
+    Main,
+    /// One of `spec.initContainers` with `restartPolicy: Always`: a native sidecar.
+    Sidecar,
+    /// One of `spec.initContainers` that ends before the main ones begin.
+    Init,
+}
+
+/// One container of a Pod: what its spec asks for and what kubelet says of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ContainerView {
+    /// Its name.
+    pub name: String,
+    /// What it is for.
+    pub role: Role,
+    /// Its ports, for hooks that name one.
+    pub ports: Vec<Port>,
+    /// What is to be run before it is stopped.
+    pub pre_stop: Option<core::LifecycleHandler>,
+    /// What kubelet said last; nothing before the first report.
+    pub status: Option<StatusView>,
+}
+
+/// A port of a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Port {
+    /// Its name, or empty.
+    pub name: String,
+    /// Its number.
+    pub number: i32,
+}
+
+/// What kubelet says of a container.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StatusView {
+    /// `RUNTIME://ID` of the newest container; empty before there is one.
+    pub container_id: String,
+    /// Whether it is ready: it runs and its readiness probe, if any, says so.
+    pub ready: bool,
+    /// How often it was started again.
+    pub restart_count: i32,
+    /// Whether it runs.
+    pub running: bool,
+    /// Why it does not run, where kubelet holds it back: the reason and the message of state `waiting`.
+    pub waiting: Option<(String, String)>,
+    /// How the container before, or this one, ended: exit code, and when by the node's clock.
+    pub ended: Option<(i32, Option<Timestamp>)>,
+}
+
+impl PodView {
+    /// The container of that name.
+    #[must_use]
+    pub fn container(&self, name: &str) -> Option<&ContainerView> {
+        self.containers.iter().find(|container| container.name == name)
+    }
+
+    /// Reduces a Pod to this.
+    #[must_use]
+    pub fn of(pod: core::Pod) -> Self {
+        let spec = pod.spec.unwrap_or_default();
+        let status = pod.status.unwrap_or_default();
+        let mut statuses = status.container_statuses.unwrap_or_default();
+        statuses.extend(status.init_container_statuses.unwrap_or_default());
+        let init = spec.init_containers.unwrap_or_default().into_iter().map(|c| {
+            let role = match c.restart_policy.as_deref() {
+                Some("Always") => Role::Sidecar,
+                _ => Role::Init,
+            };
+            (c, role)
+        });
+        let main = spec.containers.into_iter().map(|c| (c, Role::Main));
+        Self {
+            namespace: pod.metadata.namespace.unwrap_or_default(),
+            name: pod.metadata.name.unwrap_or_default(),
+            uid: pod.metadata.uid.unwrap_or_default(),
+            node: spec.node_name.unwrap_or_default(),
+            deleting: pod.metadata.deletion_timestamp.is_some(),
+            ended: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
+            restart: match spec.restart_policy.as_deref() {
+                Some("OnFailure") => RestartPolicy::OnFailure,
+                Some("Never") => RestartPolicy::Never,
+                _ => RestartPolicy::Always,
+            },
+            grace_seconds: spec.termination_grace_period_seconds.unwrap_or(30),
+            ips: ips(status.pod_ips, status.pod_ip),
+            containers: init
+                .chain(main)
+                .map(|(container, role)| ContainerView::of(container, role, &statuses))
+                .collect(),
+        }
+    }
+}
+
+fn ips(all: Option<Vec<core::PodIP>>, first: Option<String>) -> Vec<String> {
+    let mut ips: Vec<String> = all.unwrap_or_default().into_iter().map(|ip| ip.ip).collect();
+    if ips.is_empty() {
+        ips.extend(first.filter(|ip| !ip.is_empty()));
+    }
+    ips
+}
+
+impl ContainerView {
+    fn of(container: core::Container, role: Role, statuses: &[core::ContainerStatus]) -> Self {
+        let status = statuses.iter().find(|status| status.name == container.name);
+        Self {
+            role,
+            ports: container
+                .ports
+                .unwrap_or_default()
+                .into_iter()
+                .map(|port| Port {
+                    name: port.name.unwrap_or_default(),
+                    number: port.container_port,
+                })
+                .collect(),
+            pre_stop: container.lifecycle.and_then(|lifecycle| lifecycle.pre_stop),
+            status: status.map(StatusView::of),
+            name: container.name,
+        }
+    }
+}
+
+impl StatusView {
+    fn of(status: &core::ContainerStatus) -> Self {
+        let state = status.state.as_ref();
+        let last = status.last_state.as_ref();
+        let ended = state
+            .and_then(|state| state.terminated.as_ref())
+            .or_else(|| last.and_then(|state| state.terminated.as_ref()));
+        let waiting = state.and_then(|state| state.waiting.as_ref());
+        Self {
+            container_id: status.container_id.clone().unwrap_or_default(),
+            ready: status.ready,
+            restart_count: status.restart_count,
+            running: state.is_some_and(|state| state.running.is_some()),
+            waiting: waiting.map(|waiting| {
+                let word = |text: &Option<String>| text.clone().unwrap_or_default();
+                (word(&waiting.reason), word(&waiting.message))
+            }),
+            ended: ended.map(|end| (end.exit_code, end.finished_at.as_ref().map(|time| time.0))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_pod_is_reduced_by_name_not_by_position() {
+        let pod: core::Pod = serde_json::from_value(json!({
+            "metadata": {"namespace": "ns", "name": "web", "uid": "u1", "deletionTimestamp": "2026-01-02T03:04:05Z"},
+            "spec": {
+                "nodeName": "n1", "restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 7,
+                "initContainers": [{"name": "setup"}, {"name": "mesh", "restartPolicy": "Always"}],
+                "containers": [
+                    {"name": "b", "lifecycle": {"preStop": {"sleep": {"seconds": 3}}}},
+                    {"name": "a", "ports": [{"name": "http", "containerPort": 8080}]},
+                ],
+            },
+            "status": {
+                "phase": "Running", "podIP": "10.0.0.9",
+                "containerStatuses": [
+                    {"name": "a", "image": "i", "imageID": "", "ready": true, "restartCount": 2,
+                     "containerID": "containerd://aaa", "state": {"running": {}},
+                     "lastState": {"terminated": {"exitCode": 3, "finishedAt": "2026-01-02T03:04:00Z"}}},
+                    {"name": "b", "image": "i", "imageID": "", "ready": false, "restartCount": 1,
+                     "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}},
+                ],
+                "initContainerStatuses": [
+                    {"name": "mesh", "image": "i", "imageID": "", "ready": true, "restartCount": 0,
+                     "containerID": "containerd://mmm", "state": {"running": {}}},
+                ],
+            },
+        }))
+        .unwrap();
+        let view = PodView::of(pod);
+        assert!(view.deleting && !view.ended);
+        assert_eq!((view.restart, view.grace_seconds), (RestartPolicy::OnFailure, 7));
+        assert_eq!(view.ips, ["10.0.0.9"]);
+        let roles: Vec<_> = view
+            .containers
+            .iter()
+            .map(|c| (c.name.as_str(), c.role))
+            .collect();
+        let want = [
+            ("setup", Role::Init),
+            ("mesh", Role::Sidecar),
+            ("b", Role::Main),
+            ("a", Role::Main),
+        ];
+        assert_eq!(roles, want);
+        let a = view.container("a").unwrap();
+        assert_eq!(a.ports[0].number, 8080);
+        let status = a.status.as_ref().unwrap();
+        assert_eq!(
+            (status.container_id.as_str(), status.ready),
+            ("containerd://aaa", true)
+        );
+        assert_eq!(status.ended.unwrap().0, 3);
+        let b = view.container("b").unwrap();
+        assert!(b.pre_stop.as_ref().unwrap().sleep.is_some());
+        assert_eq!(
+            b.status.as_ref().unwrap().waiting.as_ref().unwrap().0,
+            "CrashLoopBackOff"
+        );
+        assert_eq!(
+            view.container("mesh")
+                .unwrap()
+                .status
+                .as_ref()
+                .unwrap()
+                .container_id,
+            "containerd://mmm"
+        );
+    }
+}

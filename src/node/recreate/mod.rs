@@ -1,0 +1,2 @@
+//! Carries out ContainerRecreateRequests.
+pub mod plan;

@@ -1,0 +1,326 @@
+//! One container of one request: where it is, and what may be done to it.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::LifecycleHandler;
+
+use super::time;
+use super::types::{
+    Act, Attempt, Key, Now, Observed, Request, RunState, RuntimeSight, Seen, Settled, Stage, State,
+};
+use super::types::{Phase, Wanted};
+use super::words::Step;
+use crate::node::pods::{ContainerView, PodView, RestartPolicy, Role};
+
+/// The least that a container gets to stop, as kubelet has it.
+const LEAST_GRACE: Duration = Duration::from_secs(2);
+
+/// How long a container that was stopped may still be listed as running.
+const LISTED_LATE: Duration = Duration::from_secs(1);
+
+/// What is to be said of one container.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    /// It is done.
+    Settled(Settled),
+    /// Before anything is done to it, its ID must be in the status.
+    Record {
+        /// The ID, with scheme.
+        id: String,
+        /// Whether it runs, so that it will be stopped.
+        kill: bool,
+    },
+    /// This may be begun.
+    Ready {
+        /// The container to act on, ID without scheme.
+        target: String,
+        /// What to do.
+        act: Act,
+    },
+    /// It is on its way.
+    Busy {
+        /// Where it is.
+        step: Step,
+        /// When that can be expected to change without an event.
+        again: Option<Duration>,
+    },
+}
+
+/// All that a verdict looks at.
+pub struct Case<'a> {
+    pub request: &'a Request,
+    pub wanted: &'a Wanted,
+    pub pod: &'a PodView,
+    pub seen: &'a Observed,
+    pub now: Now,
+    /// Whether the request ends now: nothing is begun, what was broken off is told.
+    pub over: bool,
+}
+
+/// An ID without its scheme.
+pub fn bare(id: &str) -> &str {
+    id.split_once("://").map_or(id, |(_, bare)| bare)
+}
+
+impl Case<'_> {
+    pub fn key(&self) -> Key {
+        Key {
+            request: self.request.uid.clone(),
+            container: self.wanted.name.clone(),
+        }
+    }
+
+    pub fn stored(&self) -> Option<&State> {
+        self.request
+            .status
+            .states
+            .iter()
+            .find(|state| state.name == self.wanted.name)
+    }
+
+    pub fn attempt(&self) -> Option<&Attempt> {
+        self.seen.memory.attempts.get(&self.key())
+    }
+
+    /// Where the container is.
+    pub fn judge(&self) -> Verdict {
+        if let Some(settled) = self.settled() {
+            return Verdict::Settled(settled);
+        }
+        let view = match self.view() {
+            Ok(view) => view,
+            Err(why) => return failed(why),
+        };
+        let (scheme, newest) = match &self.seen.runtime {
+            RuntimeSight::Seen { scheme, containers } => (
+                scheme,
+                containers.iter().find(|seen| seen.name == self.wanted.name),
+            ),
+            RuntimeSight::Unknown(_) | RuntimeSight::Impossible(_) => {
+                return self.in_flight().unwrap_or(busy(Step::Blind));
+            }
+        };
+        let Some(target) = self.target() else {
+            let id = newest
+                .map(|seen| format!("{scheme}://{}", seen.id))
+                .or_else(|| last_id(view));
+            let kill = newest.is_some_and(|seen| seen.state == RunState::Running);
+            return id.map_or(busy(Step::Starting), |id| Verdict::Record { id, kill });
+        };
+        match newest {
+            Some(seen) if seen.id != bare(target) => self.replaced(seen, view),
+            Some(seen) if seen.state == RunState::Running => self.running(seen, view),
+            Some(seen) if seen.state == RunState::Created => {
+                self.in_flight().unwrap_or_else(|| busy(Step::Starting))
+            }
+            _ => self.stopped(view),
+        }
+    }
+
+    /// The end that is known already, here or at the API server.
+    fn settled(&self) -> Option<Settled> {
+        if let Some(settled) = self.seen.memory.settled.get(&self.key()) {
+            return Some(settled.clone());
+        }
+        let stored = self.stored()?;
+        match stored.phase {
+            Phase::Succeeded => Some(Settled { failed: None }),
+            Phase::Failed => Some(Settled {
+                failed: Some(stored.message.clone()),
+            }),
+            _ => None,
+        }
+    }
+
+    fn view(&self) -> Result<&ContainerView, String> {
+        let name = &self.wanted.name;
+        match self.pod.container(name) {
+            None => {
+                let names: Vec<_> = self.pod.containers.iter().map(|c| c.name.as_str()).collect();
+                Err(format!(
+                    "the Pod has no container {name:?}; it has {}",
+                    names.join(", ")
+                ))
+            }
+            Some(view) if view.role == Role::Init => Err(format!(
+                "{name:?} is an init container that runs once and cannot be recreated"
+            )),
+            Some(view) => Ok(view),
+        }
+    }
+
+    /// ID of the container to be replaced, once that is certain: what the status says, else what the
+    /// request says, unless it wants even a newer container replaced.
+    fn target(&self) -> Option<&str> {
+        let stored = self.stored();
+        if let Some(target) = stored.and_then(|state| state.target.as_deref()) {
+            return Some(target);
+        }
+        let recorded = self.wanted.recorded.as_deref();
+        // A cluster with other CRDs drops our field; `isKilled` then says that the intent was written.
+        let intended = stored.is_some_and(|state| state.killed);
+        recorded.filter(|_| !self.request.force || intended)
+    }
+
+    /// The old container runs: begin to stop it, or go on.
+    fn running(&self, seen: &Seen, view: &ContainerView) -> Verdict {
+        if let Some(verdict) = self.in_flight() {
+            return verdict;
+        }
+        let ready = |act| Verdict::Ready {
+            target: seen.id.clone(),
+            act,
+        };
+        let grace = time::seconds(self.request.grace_seconds.unwrap_or(self.pod.grace_seconds));
+        match (self.attempt(), &view.pre_stop) {
+            (None, Some(hook)) if !grace.is_zero() => ready(self.hook(hook, view, grace)),
+            (Some(attempt), _) => {
+                let spent = Duration::from_secs(self.now.mono.saturating_sub(attempt.begun).as_secs());
+                ready(Act::Stop {
+                    grace: grace.saturating_sub(spent).max(LEAST_GRACE),
+                })
+            }
+            (None, _) => ready(Act::Stop {
+                grace: grace.max(LEAST_GRACE),
+            }),
+        }
+    }
+
+    fn hook(&self, hook: &LifecycleHandler, view: &ContainerView, limit: Duration) -> Act {
+        Act::Hook {
+            hook: hook.clone(),
+            ports: view.ports.clone(),
+            host: self.pod.ips.first().cloned(),
+            limit,
+        }
+    }
+
+    /// What a request that ends now had come to with a container that could be acted upon.
+    pub fn left_at(&self) -> Step {
+        match self.attempt().map(|attempt| &attempt.stage) {
+            Some(Stage::HookDone) => Step::HookDone,
+            Some(Stage::Retry { error, .. }) => Step::Retry(error.clone()),
+            Some(_) => Step::Stopping,
+            None if self.stored().is_some_and(|state| state.killed) => Step::Stopping,
+            None => Step::Waiting,
+        }
+    }
+
+    /// What the daemon itself is doing to the container, if it is at something.
+    fn in_flight(&self) -> Option<Verdict> {
+        let attempt = self.attempt()?;
+        let step = match &attempt.stage {
+            Stage::Queued | Stage::Hook | Stage::Stopping if !attempt.live && !self.over => return None,
+            Stage::Queued => Step::Slot,
+            Stage::Hook => Step::Hook,
+            Stage::Stopping => Step::Stopping,
+            Stage::Refused(error) => return Some(failed(format!("kill container error: {error}"))),
+            Stage::Retry { at, error } if self.now.mono < *at => {
+                return Some(Verdict::Busy {
+                    step: Step::Retry(error.clone()),
+                    again: Some(*at),
+                });
+            }
+            // The list of containers may be older than the answer to the stop.
+            Stage::Stopped(at) if self.now.mono < *at + LISTED_LATE => {
+                return Some(Verdict::Busy {
+                    step: Step::Stopping,
+                    again: Some(*at + LISTED_LATE),
+                });
+            }
+            Stage::HookDone | Stage::Stopped(_) | Stage::Retry { .. } => return None,
+        };
+        Some(busy(step))
+    }
+
+    /// The old container has ended and there is no other.
+    fn stopped(&self, view: &ContainerView) -> Verdict {
+        if let Some(why) = self.never_again(view) {
+            return failed(why);
+        }
+        let Some(status) = view.status.as_ref() else {
+            return busy(Step::Stopped);
+        };
+        match &status.waiting {
+            Some((reason, message)) if reason == "CrashLoopBackOff" => {
+                let ended = status.ended.and_then(|(_, at)| at);
+                busy(Step::BackOff {
+                    until: time::back_off_until(message, ended, self.now),
+                    message: message.clone(),
+                })
+            }
+            Some((reason, message)) if reason != "ContainerCreating" && reason != "PodInitializing" => {
+                busy(Step::Held {
+                    reason: reason.clone(),
+                    message: message.clone(),
+                })
+            }
+            _ => busy(Step::Stopped),
+        }
+    }
+
+    /// Why kubelet will not start the container again, if it will not.
+    fn never_again(&self, view: &ContainerView) -> Option<String> {
+        if self.pod.ended {
+            return Some("the Pod has ended, kubelet starts none of its containers again".to_owned());
+        }
+        if view.role == Role::Sidecar {
+            return None;
+        }
+        let ended = view
+            .status
+            .as_ref()
+            .filter(|status| !status.running)
+            .and_then(|status| status.ended);
+        let never = "kubelet does not start it again";
+        match (self.pod.restart, ended) {
+            (RestartPolicy::Never, Some((code, _))) => Some(format!(
+                "it ended with exit code {code} and {never}: restartPolicy is Never"
+            )),
+            (RestartPolicy::OnFailure, Some((0, _))) => Some(format!(
+                "it ended with exit code 0 and {never}: restartPolicy is OnFailure"
+            )),
+            _ => None,
+        }
+    }
+
+    /// Another container has taken the place of the old one.
+    fn replaced(&self, seen: &Seen, view: &ContainerView) -> Verdict {
+        match seen.state {
+            RunState::Created => return busy(Step::Starting),
+            RunState::Exited => return self.stopped(view),
+            RunState::Running => {}
+        }
+        let ready = view
+            .status
+            .as_ref()
+            .is_some_and(|status| status.ready && bare(&status.container_id) == seen.id);
+        if !ready {
+            return busy(Step::NotReady);
+        }
+        let least = time::seconds(self.request.min_started_seconds);
+        let stopped = self.attempt().map(|attempt| attempt.begun);
+        let age = time::running_for(seen, self.request, stopped, self.now);
+        match least.checked_sub(age) {
+            Some(left) if !left.is_zero() => Verdict::Busy {
+                step: Step::Young { left },
+                again: Some(self.now.mono + left),
+            },
+            _ => Verdict::Settled(Settled { failed: None }),
+        }
+    }
+}
+
+/// The ID (with scheme) that kubelet says the container has or had.
+fn last_id(view: &ContainerView) -> Option<String> {
+    let id = &view.status.as_ref()?.container_id;
+    (!id.is_empty()).then(|| id.clone())
+}
+
+fn busy(step: Step) -> Verdict {
+    Verdict::Busy { step, again: None }
+}
+
+fn failed(why: String) -> Verdict {
+    Verdict::Settled(Settled { failed: Some(why) })
+}

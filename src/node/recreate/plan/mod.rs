@@ -1,0 +1,311 @@
+//! Every decision about the containers of one Pod, as a function of what is known and of the time.
+//!
+//! * `types`: what goes in and what comes out.
+//! * `queue`: which request has its turn, which ones are over.
+//! * `judge`: where one container is.
+//! * `status`: what to tell the API server.
+//! * `time`: spans that hold although clocks do not.
+//! * `words`: how all of it is said to people.
+
+mod judge;
+mod queue;
+mod status;
+mod time;
+mod types;
+mod words;
+
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod world;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use judge::bare;
+pub use types::{
+    Act, Attempt, Begin, Key, Memory, Now, Observed, Phase, Plan, PodSight, Request, RunState, RuntimeSight,
+    Seen, Settled, Snapshot, Stage, State, Status, Urgency, View, Wake, Wanted, Write,
+};
+pub use words::{Step, Wait};
+
+use crate::node::pods::PodView;
+use judge::{Case, Verdict};
+use queue::Turn;
+
+/// How long the plan relies on events alone before it wants another look at the runtime.
+const RECHECK: Duration = Duration::from_secs(10);
+
+/// What to do about one Pod, given all that is known at `now`.
+#[must_use]
+pub fn plan(seen: &Observed, now: Now) -> Plan {
+    let mut plan = Plan::default();
+    let turns = queue::turns(seen, now);
+    for (request, turn) in &turns {
+        match turn {
+            Turn::Over(why) => end(&mut plan, seen, request, why, now),
+            Turn::Behind(first) => {
+                wait(
+                    &mut plan,
+                    request,
+                    Wait::Queued {
+                        behind: first.clone(),
+                    },
+                    None,
+                );
+            }
+            Turn::Next => next(&mut plan, seen, request, now),
+        }
+        if let Some(at) = time::deadline(request).filter(|at| *at > now.api) {
+            wake(&mut plan, time::mono(at, now), Wait::Deadline);
+        }
+    }
+    break_off(&mut plan, seen, &turns);
+    plan
+}
+
+/// Breaks off what belongs to no request in turn, and what is done.
+fn break_off(plan: &mut Plan, seen: &Observed, turns: &[(Arc<Request>, Turn)]) {
+    let alive: BTreeSet<&str> = turns
+        .iter()
+        .filter(|(_, turn)| matches!(turn, Turn::Next))
+        .map(|(request, _)| request.uid.as_str())
+        .collect();
+    let ended: BTreeSet<&Key> = plan.settle.iter().map(|(key, _)| key).collect();
+    plan.cancel = seen
+        .memory
+        .attempts
+        .iter()
+        .filter(|(_, attempt)| attempt.live)
+        .map(|(key, _)| key)
+        .filter(|key| !alive.contains(key.request.as_str()) || ended.contains(key))
+        .cloned()
+        .collect();
+}
+
+/// The request whose turn it is.
+fn next(plan: &mut Plan, seen: &Observed, request: &Arc<Request>, now: Now) {
+    let pod = match &seen.pod {
+        PodSight::Here(pod) => Arc::clone(pod),
+        // `queue` has ended the request of a Pod that is gone.
+        PodSight::Gone => return,
+        PodSight::Unknown(why) => {
+            return wait(plan, request, Wait::Pod(why.clone()), Some(now.mono + RECHECK));
+        }
+    };
+    if let Some((why, at)) = queue::unready(request, &seen.memory, now) {
+        return wait(plan, request, why, at);
+    }
+    let walk = Walk::new(seen, request, &pod, now, false);
+    for (key, settled) in walk.newly_settled(seen) {
+        plan.settle.push((key, settled));
+    }
+    if walk.complete() {
+        plan.writes.extend(status::completed(request, &pod, &walk, now));
+        plan.steps.push(walk.view(None));
+        return;
+    }
+    let wait = match &seen.runtime {
+        RuntimeSight::Unknown(why) => Some(Wait::Runtime(why.clone())),
+        _ => None,
+    };
+    plan.writes
+        .extend(status::running(request, &pod, &walk, wait.as_ref()));
+    plan.steps.push(walk.view(wait));
+    wake(plan, now.mono + RECHECK, Wait::Recheck);
+    for (at, why) in walk.again {
+        wake(plan, at, why);
+    }
+    plan.begin.extend(walk.begin);
+}
+
+/// A request that does nothing for now.
+fn wait(plan: &mut Plan, request: &Arc<Request>, why: Wait, at: Option<Duration>) {
+    plan.writes.extend(status::waiting(request, &why));
+    let containers = request
+        .containers
+        .iter()
+        .map(|wanted| (wanted.name.clone(), Step::Waiting))
+        .collect();
+    if let Some(at) = at {
+        wake(plan, at, why.clone());
+    }
+    plan.steps.push(View {
+        request: request.uid.clone(),
+        wait: Some(why),
+        containers,
+    });
+}
+
+/// A request that ends before its containers do.
+fn end(plan: &mut Plan, seen: &Observed, request: &Arc<Request>, why: &queue::End, now: Now) {
+    let steps = match &seen.pod {
+        PodSight::Here(pod) => Walk::new(seen, request, pod, now, true).steps,
+        _ => Vec::new(),
+    };
+    plan.writes.extend(status::ended(request, seen, &steps, why, now));
+}
+
+fn wake(plan: &mut Plan, at: Duration, why: Wait) {
+    if plan.wake.as_ref().is_none_or(|wake| at < wake.at) {
+        plan.wake = Some(Wake { at, why });
+    }
+}
+
+/// A container to be replaced, to be written down before that.
+struct Record {
+    container: String,
+    /// Its ID, with scheme.
+    id: String,
+    /// Whether it will be stopped.
+    kill: bool,
+}
+
+/// One pass over a request's containers.
+pub(crate) struct Walk {
+    request: Arc<Request>,
+    /// Where each container is, in the request's order.
+    steps: Vec<(String, Step)>,
+    /// What may be begun now.
+    begin: Vec<Begin>,
+    /// What must be written before anything is begun.
+    record: Vec<Record>,
+    /// Names of the containers whose stopping we have begun.
+    touched: BTreeSet<String>,
+    /// When a container can be expected to be further without an event.
+    again: Vec<(Duration, Wait)>,
+    /// The first container that failed, where that ends the request.
+    halted: Option<String>,
+    /// Whether a container is begun and not done.
+    under_way: bool,
+}
+
+impl Walk {
+    fn new(seen: &Observed, request: &Arc<Request>, pod: &PodView, now: Now, over: bool) -> Self {
+        let mut walk = Self {
+            request: Arc::clone(request),
+            steps: Vec::new(),
+            begin: Vec::new(),
+            record: Vec::new(),
+            touched: BTreeSet::new(),
+            again: Vec::new(),
+            halted: None,
+            under_way: false,
+        };
+        let mut closed = false;
+        for wanted in &request.containers {
+            let case = Case {
+                request,
+                wanted,
+                pod,
+                seen,
+                now,
+                over,
+            };
+            let verdict = case.judge();
+            let settled = matches!(verdict, Verdict::Settled(_));
+            let step = walk.take(&case, verdict, closed);
+            walk.steps.push((wanted.name.clone(), step));
+            closed |= request.ordered && !settled;
+        }
+        walk
+    }
+
+    /// Adds one container; `closed` where one before it must be done first.
+    fn take(&mut self, case: &Case<'_>, verdict: Verdict, closed: bool) -> Step {
+        if case
+            .attempt()
+            .is_some_and(|attempt| attempt.stage != Stage::Queued)
+        {
+            self.touched.insert(case.wanted.name.clone());
+        }
+        let begun = case.attempt().is_some() || case.stored().is_some_and(|state| state.killed);
+        let may_begin = begun || (!closed && self.halted.is_none());
+        match verdict {
+            Verdict::Settled(Settled { failed: None }) => Step::Succeeded,
+            Verdict::Settled(Settled { failed: Some(why) }) => {
+                if !self.request.ignore_failures && self.halted.is_none() {
+                    self.halted = Some(case.wanted.name.clone());
+                }
+                Step::Failed(why)
+            }
+            _ if !may_begin => Step::Waiting,
+            Verdict::Record { .. } if case.over => Step::Waiting,
+            Verdict::Ready { .. } if case.over => case.left_at(),
+            Verdict::Record { id, kill } => {
+                self.under_way = true;
+                self.record.push(Record {
+                    container: case.wanted.name.clone(),
+                    id,
+                    kill,
+                });
+                Step::Recording
+            }
+            Verdict::Ready { target, act } => {
+                self.under_way = true;
+                let step = match &act {
+                    Act::Hook { .. } => Step::Hook,
+                    Act::Stop { .. } => Step::Stopping,
+                };
+                self.begin.push(Begin {
+                    key: case.key(),
+                    request: case.request.name.clone(),
+                    target,
+                    first: case.attempt().is_none(),
+                    act,
+                });
+                step
+            }
+            Verdict::Busy { step, again } => {
+                self.under_way = true;
+                let why = if matches!(step, Step::Young { .. }) {
+                    Wait::MinStarted
+                } else {
+                    Wait::Retry
+                };
+                self.again.extend(again.map(|at| (at, why)));
+                step
+            }
+        }
+    }
+
+    /// Whether nothing is left to do or to wait for.
+    fn complete(&self) -> bool {
+        !self.under_way && (self.halted.is_some() || self.unsettled().next().is_none())
+    }
+
+    fn unsettled(&self) -> impl Iterator<Item = &(String, Step)> {
+        self.steps
+            .iter()
+            .filter(|(_, step)| !matches!(step, Step::Succeeded | Step::Failed(_)))
+    }
+
+    /// Ends that neither our memory nor the API server has yet.
+    fn newly_settled(&self, seen: &Observed) -> Vec<(Key, Settled)> {
+        let mut new = Vec::new();
+        for (name, step) in &self.steps {
+            let failed = match step {
+                Step::Succeeded => None,
+                Step::Failed(why) => Some(why.clone()),
+                _ => continue,
+            };
+            let key = Key {
+                request: self.request.uid.clone(),
+                container: name.clone(),
+            };
+            if !seen.memory.settled.contains_key(&key) {
+                new.push((key, Settled { failed }));
+            }
+        }
+        new
+    }
+
+    fn view(&self, wait: Option<Wait>) -> View {
+        View {
+            request: self.request.uid.clone(),
+            wait,
+            containers: self.steps.clone(),
+        }
+    }
+}

@@ -1,0 +1,418 @@
+//! What must hold of the plan, whatever the node does.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::BTreeSet;
+
+use jiff::SignedDuration;
+use proptest::prelude::*;
+
+use super::world::{Event, Ms, Sim, World};
+use super::*;
+
+/// Long enough for every request that `scenario` makes to end.
+const LONG: Ms = 2_000_000;
+
+fn sim(name: &str, stop_takes: Ms, start_takes: Ms, ready_takes: Ms, hook_takes: Option<Ms>) -> Sim {
+    Sim {
+        name: name.into(),
+        generation: 0,
+        stop_takes,
+        start_takes,
+        ready_takes,
+        hook_takes,
+        running_since: Some(0),
+        ends_at: None,
+        starts_at: None,
+    }
+}
+
+fn request(uid: &str, containers: &[&str]) -> Request {
+    Request {
+        uid: uid.into(),
+        name: uid.into(),
+        namespace: "ns".into(),
+        pod_name: "web".into(),
+        pod_uid: Some("pod".into()),
+        containers: containers
+            .iter()
+            .map(|name| Wanted {
+                name: (*name).to_owned(),
+                recorded: Some("set at creation".into()),
+            })
+            .collect(),
+        ..Request::default()
+    }
+}
+
+fn any_sim(name: &'static str) -> impl Strategy<Value = Sim> {
+    (
+        0_u64..40_000,
+        0_u64..20_000,
+        0_u64..5_000,
+        prop::option::of(0_u64..40_000),
+    )
+        .prop_map(move |(stop, start, ready, hook)| sim(name, stop, start, ready, hook))
+}
+
+prop_compose! {
+    fn any_request(uid: &'static str)(
+        names in prop::sample::subsequence(vec!["a", "b", "c"], 1..=3).prop_shuffle(),
+        (ordered, force, ignore, recorded) in any::<(bool, bool, bool, bool)>(),
+        min_started_seconds in 0_i64..20,
+        grace_seconds in prop::option::of(0_i64..40),
+        deadline_seconds in prop::option::of(3_i64..120),
+    ) -> Request {
+        let mut request = request(uid, &names);
+        if !recorded {
+            request.containers.iter_mut().for_each(|wanted| wanted.recorded = None);
+        }
+        Request { ordered, force, ignore_failures: ignore, min_started_seconds, grace_seconds, deadline_seconds, ..request }
+    }
+}
+
+prop_compose! {
+    fn any_world()(
+        a in any_sim("a"), b in any_sim("b"), c in any_sim("c"),
+        one in any_request("one"), two in any_request("two"),
+        second_at in 0_u64..60_000,
+        crashes in prop::collection::vec(0_u64..120_000, 0..3),
+        down in prop::option::of((0_u64..60_000, 0_u64..30_000)),
+        deletion in prop::option::of(0_u64..60_000),
+    ) -> World {
+        let mut world = World::new(vec![a, b, c], vec![(0, one), (second_at, two)]);
+        world.crashes = crashes;
+        world.api_down = down.map_or((0, 0), |(from, span)| (from, from + span));
+        world.deletions = deletion.map(|at| (at, "one".to_owned())).into_iter().collect();
+        world
+    }
+}
+
+fn stops<'a>(world: &'a World, uid: &'a str) -> impl Iterator<Item = (Ms, &'a str, &'a str)> {
+    world.log.iter().filter_map(move |(at, event)| match event {
+        Event::Stop {
+            request,
+            container,
+            target,
+        } if request == uid => Some((*at, container.as_str(), target.as_str())),
+        _ => None,
+    })
+}
+
+fn get<'a>(world: &'a World, uid: &str) -> Option<&'a Request> {
+    world.requests.iter().find(|request| request.uid == uid)
+}
+
+fn writes(world: &World, uid: &str) -> usize {
+    world
+        .log
+        .iter()
+        .filter(|(_, event)| matches!(event, Event::Wrote { request, .. } if request == uid))
+        .count()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 400 } else { 4000 }))]
+
+    /// Every request ends, whatever is killed, away or deleted; the world itself asserts on the way that
+    /// nothing is begun at or after a deadline, for a request that is over or on a container that does not
+    /// run, that nothing is written after completionTime, that equal facts give equal plans, and that acting
+    /// on a plan comes to rest.
+    #[test]
+    fn every_request_ends(mut world in any_world()) {
+        prop_assert!(world.run(LONG), "{:#?}", world.log);
+        for request in &world.requests {
+            for state in &request.status.states {
+                prop_assert!(state.phase.settled(), "{state:?} at the end");
+            }
+            prop_assert_eq!(request.status.states.len(), request.containers.len());
+        }
+    }
+
+    /// A request stops one container of each name and no other, also across restarts of the daemon; without
+    /// force it stops only what was running when it was made.
+    #[test]
+    fn a_request_stops_one_container_of_each_name(mut world in any_world()) {
+        world.run(LONG);
+        for request in &world.requests {
+            for wanted in &request.containers {
+                let targets: BTreeSet<_> = stops(&world, &request.uid)
+                    .filter(|(_, name, _)| *name == wanted.name)
+                    .map(|(_, _, target)| target.to_owned())
+                    .collect();
+                prop_assert!(targets.len() <= 1, "{targets:?}");
+                if let (Some(recorded), false) = (&wanted.recorded, request.force) {
+                    prop_assert!(targets.iter().all(|t| t == bare(recorded)), "{targets:?} {recorded}");
+                }
+            }
+        }
+    }
+
+    /// Without a crash each hook runs once and each container is told once to stop.
+    #[test]
+    fn nothing_is_done_twice_in_one_life(mut world in any_world()) {
+        world.crashes.clear();
+        world.run(LONG);
+        let mut done = BTreeSet::new();
+        for (_, event) in &world.log {
+            let act = match event {
+                Event::Hook { request, container, .. } => ("hook", request, container),
+                Event::Stop { request, container, .. } => ("stop", request, container),
+                _ => continue,
+            };
+            prop_assert!(done.insert(act), "{act:?} twice");
+        }
+    }
+
+    /// In an ordered request a container is begun only after the ones before it are done; in an unordered one
+    /// everything that runs is begun at the same moment.
+    #[test]
+    fn order_is_kept_and_disorder_is_at_once(mut world in any_world()) {
+        world.crashes.clear();
+        world.api_down = (0, 0);
+        world.deletions.clear();
+        world.run(LONG);
+        for request in &world.requests {
+            let mut begun: Vec<(Ms, &str)> = Vec::new();
+            for (at, event) in &world.log {
+                let (uid, container) = match event {
+                    Event::Hook { request, container, .. } | Event::Stop { request, container, .. } => (request, container),
+                    _ => continue,
+                };
+                if *uid == request.uid && begun.iter().all(|(_, name)| name != container) {
+                    begun.push((*at, container));
+                }
+            }
+            if !request.ordered {
+                let mut moments: Vec<_> = begun.iter().map(|(at, _)| at).collect();
+                moments.dedup();
+                prop_assert!(moments.len() <= 1, "{begun:?}");
+                continue;
+            }
+            let order: Vec<_> = request.containers.iter().map(|w| w.name.as_str()).collect();
+            let mut places: Vec<_> = begun.iter().map(|(_, name)| order.iter().position(|n| n == name)).collect();
+            prop_assert!(places.is_sorted(), "{begun:?} against {order:?}");
+            places.dedup();
+            for window in begun.windows(2) {
+                let replaced = world.log.iter().any(|(at, event)| *at <= window[1].0 && matches!(event,
+                    Event::Wrote { request: uid, status } if *uid == request.uid
+                    && status.states.iter().any(|s| s.name == window[0].1 && s.phase.settled())));
+                let settled_late = window[1].0 > window[0].0;
+                prop_assert!(replaced || settled_late, "{window:?}");
+            }
+        }
+    }
+
+    /// A wall clock that is wrong by an hour changes neither what is done, nor when, nor what is said.
+    #[test]
+    fn a_wrong_clock_changes_nothing(world in any_world(), hours in prop::sample::select(vec![-1_i64, 1, 24])) {
+        let mut right = world.clone();
+        let mut wrong = world;
+        wrong.skew = SignedDuration::from_hours(hours);
+        right.run(LONG);
+        wrong.run(LONG);
+        prop_assert_eq!(&right.log, &wrong.log);
+    }
+
+    /// The next request begins at the moment at which the one before ended, was deleted or expired.
+    /// (An ordered one may first have to wait for a container that kubelet has yet to start.)
+    #[test]
+    fn the_next_begins_when_the_first_ends(mut world in any_world()) {
+        world.crashes.clear();
+        world.api_down = (0, 0);
+        for (_, request) in &mut world.arrivals {
+            request.force = true;
+        }
+        let deleted = world.deletions.first().map(|(at, _)| *at);
+        world.run(LONG);
+        let Some((first_stop, ..)) = stops(&world, "two").next() else { return Ok(()) };
+        let begun = world.log.iter().find_map(|(at, event)| match event {
+            Event::Hook { request, .. } if request == "two" => Some(*at),
+            _ => None,
+        }).unwrap_or(first_stop).min(first_stop);
+        let ended = world.log.iter().find_map(|(at, event)| match event {
+            Event::Wrote { request, status } if request == "one" && status.completed.is_some() => Some(*at),
+            _ => None,
+        });
+        let over = ended.or(deleted).expect("the first is over, or the second would not have begun");
+        let two = get(&world, "two").unwrap();
+        let made = two.created.duration_since(super::world::start()).as_millis() as Ms;
+        prop_assert!(begun >= over || made < over, "begun {begun}, first over at {over}");
+        if !two.ordered {
+            prop_assert_eq!(begun, over.max(made));
+        }
+    }
+}
+
+fn run(world: &mut World) -> &Status {
+    assert!(world.run(LONG), "{:#?}", world.log);
+    &world.requests[0].status
+}
+
+#[test]
+fn one_container_costs_two_writes_and_no_waiting() {
+    let mut world = World::new(
+        vec![sim("a", 15, 1_600, 0, None)],
+        vec![(0, request("one", &["a"]))],
+    );
+    let status = run(&mut world).clone();
+    assert_eq!(stops(&world, "one").collect::<Vec<_>>(), [(0, "a", "a-0")]);
+    assert_eq!(writes(&world, "one"), 2, "{:#?}", world.log);
+    assert_eq!(
+        (world.now, status.phase, status.message.as_str()),
+        (1_615, Phase::Completed, "")
+    );
+    assert_eq!(
+        (status.states[0].phase, status.states[0].killed),
+        (Phase::Succeeded, true)
+    );
+    assert_eq!(status.snapshot[0].container_id, "containerd://a-1");
+}
+
+#[test]
+fn force_costs_no_more() {
+    let forced = Request {
+        force: true,
+        ..request("one", &["a"])
+    };
+    let mut world = World::new(vec![sim("a", 15, 1_600, 0, None)], vec![(0, forced)]);
+    let status = run(&mut world).clone();
+    assert_eq!(writes(&world, "one"), 2, "{:#?}", world.log);
+    assert_eq!(status.states[0].target.as_deref(), Some("containerd://a-0"));
+}
+
+#[test]
+fn three_slow_containers_stop_together() {
+    let sims = ["a", "b", "c"]
+        .map(|name| sim(name, 2_000, 1_000, 500, None))
+        .to_vec();
+    let mut world = World::new(sims, vec![(0, request("one", &["a", "b", "c"]))]);
+    run(&mut world);
+    assert_eq!(world.now, 3_500);
+    assert_eq!(writes(&world, "one"), 2, "{:#?}", world.log);
+}
+
+#[test]
+fn at_the_deadline_a_stop_is_broken_off_and_said_so() {
+    let hurried = Request {
+        deadline_seconds: Some(5),
+        ..request("one", &["a", "b"])
+    };
+    let sims = vec![sim("a", 20_000, 0, 0, None), sim("b", 0, 0, 0, Some(9_000))];
+    let mut world = World::new(sims, vec![(0, hurried)]);
+    let status = run(&mut world).clone();
+    assert_eq!((world.now, status.phase), (5_000, Phase::Completed));
+    assert_eq!(
+        status.message,
+        "recreating has exceeded the activeDeadlineSeconds"
+    );
+    assert!(status.states.iter().all(|state| state.phase == Phase::Failed));
+    assert!(
+        status.states[0].message.contains("TERM had been sent"),
+        "{status:?}"
+    );
+    assert!(
+        status.states[1]
+            .message
+            .contains("hook was running and was broken off"),
+        "{status:?}"
+    );
+    let off = world
+        .log
+        .iter()
+        .filter(|(_, event)| matches!(event, Event::BrokenOff { .. }))
+        .count();
+    assert_eq!(off, 2);
+}
+
+#[test]
+fn what_was_broken_off_is_remembered_while_the_api_server_is_away() {
+    let hurried = Request {
+        deadline_seconds: Some(5),
+        ..request("one", &["a"])
+    };
+    let mut world = World::new(vec![sim("a", 60_000, 0, 0, None)], vec![(0, hurried)]);
+    world.api_down = (4_000, 24_000);
+    let status = run(&mut world).clone();
+    assert_eq!(world.now, 24_000);
+    assert!(
+        status.states[0].message.contains("TERM had been sent"),
+        "{status:?}"
+    );
+}
+
+#[test]
+fn a_replaced_container_is_accepted_unless_forced() {
+    for (force, stopped) in [(false, 0), (true, 1)] {
+        let request = Request {
+            force,
+            ..request("one", &["a"])
+        };
+        let mut world = World::new(vec![sim("a", 0, 0, 0, None)], vec![(0, request)]);
+        world.now = 1;
+        world.arrivals[0].1.containers[0].recorded = None;
+        world.arrivals[0].1.created = super::world::start();
+        let mut made = world.arrivals.remove(0).1;
+        made.containers[0].recorded = Some("containerd://a-older".into());
+        world.requests.push(made);
+        run(&mut world);
+        assert_eq!(stops(&world, "one").count(), stopped, "force {force}");
+    }
+}
+
+#[test]
+fn min_started_seconds_end_at_the_right_moment() {
+    let patient = Request {
+        min_started_seconds: 7,
+        ..request("one", &["a"])
+    };
+    let mut world = World::new(vec![sim("a", 100, 1_000, 500, None)], vec![(0, patient)]);
+    run(&mut world);
+    assert_eq!(world.now, 8_100);
+}
+
+#[test]
+fn failure_ends_an_ordered_request_unless_it_is_ignored() {
+    for (ignore, stopped) in [(false, 0), (true, 1)] {
+        let request = Request {
+            ordered: true,
+            ignore_failures: ignore,
+            ..request("one", &["nowhere", "a"])
+        };
+        let mut world = World::new(vec![sim("a", 0, 0, 0, None)], vec![(0, request)]);
+        let status = run(&mut world).clone();
+        assert_eq!(stops(&world, "one").count(), stopped);
+        assert!(
+            status.states[0]
+                .message
+                .contains("no container \"nowhere\"; it has a"),
+            "{status:?}"
+        );
+        if !ignore {
+            assert!(
+                status.states[1].message.contains("not begun, because"),
+                "{status:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_unready_grace_is_waited_for() {
+    let drained = Request {
+        unready_seconds: Some(5),
+        ..request("one", &["a"])
+    };
+    let mut world = World::new(vec![sim("a", 0, 0, 0, None)], vec![(0, drained)]);
+    assert!(!world.run(60_000), "it waits for the manager");
+    let status = world.requests[0].status.clone();
+    assert_eq!(status.phase, Phase::Recreating);
+    assert!(status.message.contains("kruise-manager"), "{status:?}");
+    assert_eq!(writes(&world, "one"), 1);
+    let seen = world.clock();
+    world.requests[0].status.unready_since = Some(seen.api);
+    world.memory.unready_seen.insert("one".into(), seen.mono);
+    let shown = world.now;
+    world.run(LONG);
+    let (stopped, ..) = stops(&world, "one").next().unwrap();
+    assert_eq!(stopped, shown + 5_000);
+}

@@ -1,0 +1,192 @@
+//! Spans of time that must be right even where a clock is not.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp, Unit};
+
+use super::types::{Now, Request, Seen};
+
+/// A point that never comes: half the range, so that sums do not overflow.
+const NEVER: Duration = Duration::from_secs(u64::MAX / 4);
+
+/// What lies between two stamps of one clock; nothing where they are in the wrong order.
+fn between(earlier: Timestamp, later: Timestamp) -> Duration {
+    Duration::try_from(later.duration_since(earlier)).unwrap_or_default()
+}
+
+/// Seconds of an API field; below zero counts as none.
+pub fn seconds(number: i64) -> Duration {
+    Duration::from_secs(u64::try_from(number).unwrap_or(0))
+}
+
+/// When the request ends, done or not, by the API server's clock.
+pub fn deadline(request: &Request) -> Option<Timestamp> {
+    let after = SignedDuration::from_secs(request.deadline_seconds?.max(0));
+    request.created.checked_add(after).ok()
+}
+
+/// A moment of the API server's clock, in the daemon's own count.
+pub fn mono(at: Timestamp, now: Now) -> Duration {
+    (now.mono + between(now.api, at)).min(NEVER)
+}
+
+/// How long a container has been running.
+///
+/// The runtime's stamp and the node's clock give that to the nanosecond, unless the clock was set in
+/// between. So the result is believed only if it lies between two spans that no clock can bend: since the
+/// daemon first saw the container run, and since the one before was stopped or, where the daemon did not
+/// do that in this life, since the request was made. Otherwise the first of these counts, which errs on
+/// the side of waiting.
+pub fn running_for(seen: &Seen, request: &Request, stopped: Option<Duration>, now: Now) -> Duration {
+    let at_least = seen
+        .running_since
+        .map_or(Duration::ZERO, |since| now.mono.saturating_sub(since));
+    let at_most = match stopped {
+        Some(stopped) => now.mono.saturating_sub(stopped),
+        None => between(request.created, now.api) + Duration::from_secs(1),
+    };
+    match seen.started {
+        Some(started) if started <= now.wall => {
+            let stamped = between(started, now.wall);
+            if stamped <= at_most {
+                stamped.max(at_least)
+            } else {
+                at_least
+            }
+        }
+        _ => at_least,
+    }
+}
+
+/// How long the Pod has been not ready on the request's behalf.
+///
+/// The stamp is cut to seconds and comes from another machine, so it counts from a second later on, and
+/// only where it is younger than the request; the daemon's own first sight of it is always true.
+pub fn unready_for(since: Timestamp, first_seen: Option<Duration>, request: &Request, now: Now) -> Duration {
+    let own = first_seen.map_or(Duration::ZERO, |seen| now.mono.saturating_sub(seen));
+    if since + SignedDuration::from_secs(1) < request.created {
+        return own;
+    }
+    own.max(between(since, now.api).saturating_sub(Duration::from_secs(1)))
+}
+
+/// Until when kubelet holds a container back, by the API server's clock: its message names the span
+/// (`back-off 10s restarting …`), which counts from the end of the container before, by the node's clock.
+pub fn back_off_until(message: &str, ended: Option<Timestamp>, now: Now) -> Option<Timestamp> {
+    let span = go_duration(message.strip_prefix("back-off ")?.split(' ').next()?)?;
+    let gone = ended.map_or(Duration::ZERO, |ended| between(ended, now.wall));
+    let left = span.checked_sub(gone)?;
+    // Whole seconds, so that the same moment is not said in two ways.
+    now.api.checked_add(left).ok()?.round(Unit::Second).ok()
+}
+
+/// Reads `1m20s`, `10s`, `2h`, as Go prints durations of whole seconds.
+fn go_duration(text: &str) -> Option<Duration> {
+    let mut total = 0_u64;
+    let mut number = None;
+    for character in text.chars() {
+        if let Some(digit) = character.to_digit(10) {
+            number = Some(
+                number
+                    .unwrap_or(0_u64)
+                    .checked_mul(10)?
+                    .checked_add(u64::from(digit))?,
+            );
+            continue;
+        }
+        let unit = match character {
+            'h' => 3600,
+            'm' => 60,
+            's' => 1,
+            _ => return None,
+        };
+        total = total.checked_add(number.take()?.checked_mul(unit)?)?;
+    }
+    number.is_none().then(|| Duration::from_secs(total))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(1_700_000_000 + second).unwrap()
+    }
+
+    fn now(api: i64, wall: i64, mono: u64) -> Now {
+        Now {
+            api: at(api),
+            wall: at(wall),
+            mono: Duration::from_secs(mono),
+        }
+    }
+
+    #[test]
+    fn back_off_ends_when_kubelet_says() {
+        let text = "back-off 1m20s restarting failed container=a pod=b";
+        // The node's clock is an hour ahead, which must not show.
+        let until = back_off_until(text, Some(at(3600)), now(5, 3605, 0));
+        assert_eq!(until, Some(at(80)));
+        assert_eq!(
+            back_off_until("back-off 10s x", Some(at(0)), now(11, 11, 0)),
+            None,
+            "it is over"
+        );
+        assert_eq!(back_off_until("no such image", None, now(0, 0, 0)), None);
+        assert_eq!(go_duration("5m0s"), Some(Duration::from_secs(300)));
+        assert_eq!(go_duration("5"), None);
+    }
+
+    #[test]
+    fn a_clock_that_is_wrong_by_an_hour_makes_no_container_older() {
+        let request = Request {
+            created: at(0),
+            ..Request::default()
+        };
+        let seen = |started| Seen {
+            started: Some(at(started)),
+            running_since: Some(Duration::from_secs(97)),
+            ..Seen::default()
+        };
+        let right = running_for(&seen(5), &request, None, now(9, 9, 100));
+        assert_eq!(right, Duration::from_secs(4), "the runtime's stamp");
+        for wall in [9 + 3600, 9 - 3600] {
+            let wrong = running_for(&seen(5), &request, None, now(9, wall, 100));
+            assert_eq!(wrong, Duration::from_secs(3), "since first seen, clock at {wall}");
+        }
+        let old = Request {
+            created: at(-86_400),
+            ..Request::default()
+        };
+        let stopped = Some(Duration::from_secs(94));
+        let wrong = running_for(&seen(5), &old, stopped, now(9, 9 + 3600, 100));
+        assert_eq!(
+            wrong,
+            Duration::from_secs(3),
+            "an old request does not make it believable"
+        );
+    }
+
+    #[test]
+    fn the_unready_grace_is_never_short() {
+        let request = Request {
+            created: at(0),
+            ..Request::default()
+        };
+        let fresh = unready_for(at(2), Some(Duration::from_secs(50)), &request, now(2, 0, 50));
+        assert_eq!(fresh, Duration::ZERO);
+        let restarted = unready_for(at(2), Some(Duration::from_secs(50)), &request, now(30, 0, 50));
+        assert_eq!(
+            restarted,
+            Duration::from_secs(27),
+            "counts across a restart of the daemon"
+        );
+        let skewed = unready_for(at(-3600), Some(Duration::from_secs(50)), &request, now(30, 0, 51));
+        assert_eq!(
+            skewed,
+            Duration::from_secs(1),
+            "a stamp from before the request is no stamp"
+        );
+    }
+}

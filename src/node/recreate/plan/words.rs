@@ -1,0 +1,171 @@
+//! The states of the machine, and how they are said to people.
+
+use std::fmt;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+/// Why a request waits, or what a look is set for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Another request for the Pod comes first.
+    Queued {
+        /// Its name.
+        behind: String,
+    },
+    /// The manager has not taken the Pod out of its Services yet.
+    Unready,
+    /// The Pod is not ready; its clients get time to notice.
+    UnreadyGrace {
+        /// When that is over, by the API server's clock.
+        until: Timestamp,
+    },
+    /// The Pod cannot be read.
+    Pod(String),
+    /// The containers cannot be read.
+    Runtime(String),
+    /// The request's end.
+    Deadline,
+    /// A container is old enough to count.
+    MinStarted,
+    /// The runtime is asked again.
+    Retry,
+    /// Nothing is expected; a look in case an event was missed.
+    Recheck,
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Queued { behind } => write!(f, "waiting for ContainerRecreateRequest {behind} to end"),
+            Self::Unready => f.write_str(
+                "waiting for kruise-manager to make the Pod not ready (condition PreRecreateGrace)",
+            ),
+            Self::UnreadyGrace { until } => {
+                write!(
+                    f,
+                    "the Pod is not ready; its containers are stopped at {until:.0}"
+                )
+            }
+            Self::Pod(why) => write!(f, "waiting to read the Pod: {why}"),
+            Self::Runtime(why) => write!(f, "waiting for the container runtime: {why}"),
+            Self::Deadline => f.write_str("the request's deadline"),
+            Self::MinStarted => f.write_str("minStartedSeconds of a new container"),
+            Self::Retry => f.write_str("the next try to stop a container"),
+            Self::Recheck => f.write_str("a look at the runtime in case an event was missed"),
+        }
+    }
+}
+
+/// Where one container is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Not begun.
+    Waiting,
+    /// Which container to replace is being written down before it is stopped.
+    Recording,
+    /// All stops that the node does at a time are taken.
+    Slot,
+    /// The preStop hook runs.
+    Hook,
+    /// The preStop hook is over, TERM is next.
+    HookDone,
+    /// TERM was sent.
+    Stopping,
+    /// The runtime failed to stop it.
+    Retry(String),
+    /// It has stopped, kubelet is to start the next.
+    Stopped,
+    /// Kubelet holds the next back.
+    BackOff {
+        /// When it starts it, by the API server's clock; none where kubelet does not say.
+        until: Option<Timestamp>,
+        /// Kubelet's own words.
+        message: String,
+    },
+    /// Kubelet cannot start the next.
+    Held {
+        /// Kubelet's reason.
+        reason: String,
+        /// Kubelet's own words.
+        message: String,
+    },
+    /// The next exists and does not run yet.
+    Starting,
+    /// The next runs and is not ready.
+    NotReady,
+    /// The next is ready and must stay so for a while.
+    Young {
+        /// What is left.
+        left: Duration,
+    },
+    /// The runtime does not answer.
+    Blind,
+    /// Done.
+    Succeeded,
+    /// Given up, and why.
+    Failed(String),
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Waiting => f.write_str("not begun"),
+            Self::Recording => f.write_str("writing down which container is to be replaced"),
+            Self::Slot => f.write_str("waiting for other stops on this node"),
+            Self::Hook => f.write_str("preStop hook is running"),
+            Self::HookDone => f.write_str("preStop hook is over"),
+            Self::Stopping => f.write_str("TERM sent, waiting for the container to end"),
+            Self::Retry(error) => write!(f, "stopping failed and is tried again: {error}"),
+            Self::Stopped => f.write_str("stopped, waiting for kubelet to start it again"),
+            Self::BackOff {
+                until: Some(until),
+                message,
+            } => {
+                write!(f, "kubelet holds it back until {until:.0}: {message}")
+            }
+            Self::BackOff { until: None, message } => write!(f, "kubelet holds it back: {message}"),
+            Self::Held { reason, message } if message.is_empty() => {
+                write!(f, "kubelet cannot start it: {reason}")
+            }
+            Self::Held { reason, message } => write!(f, "kubelet cannot start it: {reason}: {message}"),
+            Self::Starting => f.write_str("starting"),
+            Self::NotReady => f.write_str("running, waiting for it to be ready"),
+            Self::Young { .. } => f.write_str("ready, waiting for minStartedSeconds"),
+            Self::Blind => f.write_str("waiting for the container runtime"),
+            Self::Succeeded => f.write_str("recreated"),
+            Self::Failed(why) => f.write_str(why),
+        }
+    }
+}
+
+impl Step {
+    /// Says what had been done when the deadline came at this step.
+    #[must_use]
+    pub fn at_deadline(&self) -> String {
+        let what = match self {
+            Self::Waiting | Self::Recording | Self::Slot => {
+                "nothing had been done to the container".to_owned()
+            }
+            Self::Hook => {
+                "its preStop hook was running and was broken off; TERM had not been sent".to_owned()
+            }
+            Self::HookDone => "its preStop hook had run; TERM had not been sent".to_owned(),
+            Self::Stopping => "TERM had been sent; the stop was broken off, so KILL will not be sent and \
+                               the container may still end by itself"
+                .to_owned(),
+            Self::Retry(error) => format!("stopping it had failed: {error}"),
+            Self::Stopped => "it had been stopped and kubelet had not started it again".to_owned(),
+            Self::BackOff { .. } | Self::Held { .. } => format!("it had been stopped; {self}"),
+            Self::Starting => "it had been stopped and the new container was starting".to_owned(),
+            Self::NotReady => "the new container was running but not ready".to_owned(),
+            Self::Young { left } => format!(
+                "the new container was ready, {} s short of minStartedSeconds",
+                left.as_secs() + u64::from(left.subsec_nanos() > 0)
+            ),
+            Self::Blind => "the container runtime did not answer".to_owned(),
+            Self::Succeeded | Self::Failed(_) => self.to_string(),
+        };
+        format!("activeDeadlineSeconds passed: {what}")
+    }
+}
