@@ -5,9 +5,9 @@
 
 pub mod control;
 pub mod live;
+mod options;
 pub mod pods;
 pub mod recreate;
-mod options;
 mod run;
 
 use tokio_util::sync::CancellationToken;
