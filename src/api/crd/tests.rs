@@ -9,9 +9,10 @@ use super::*;
 const KINDS: [&str; 3] = ["containerrecreaterequests", "imagepulljobs", "nodeimages"];
 
 /// What ours has and upstream's has not. Everything here is optional for a client.
-const ADDITIONS: [&str; 2] = [
+const ADDITIONS: [&str; 3] = [
     "containerrecreaterequests .spec.containers[].preStop.sleep",
     "containerrecreaterequests .spec.containers[].preStop.sleep.seconds",
+    "containerrecreaterequests .status.containerRecreateStates[].containerID",
 ];
 
 /// Keywords that must be equal where upstream has them. What else ours has can only be a check.

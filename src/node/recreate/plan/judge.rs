@@ -188,7 +188,7 @@ impl Case<'_> {
 
     fn hook(&self, hook: &LifecycleHandler, view: &ContainerView, limit: Duration) -> Act {
         Act::Hook {
-            hook: hook.clone(),
+            hook: Box::new(hook.clone()),
             ports: view.ports.clone(),
             host: self.pod.ips.first().cloned(),
             limit,

@@ -15,6 +15,8 @@ mod types;
 mod words;
 
 #[cfg(test)]
+mod cases;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod world;

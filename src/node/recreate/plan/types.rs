@@ -309,7 +309,7 @@ pub enum Act {
     /// Run its preStop hook, for at most `limit`.
     Hook {
         /// What to run, from the Pod's own spec.
-        hook: LifecycleHandler,
+        hook: Box<LifecycleHandler>,
         /// Ports of the container, for a hook that names one.
         ports: Vec<Port>,
         /// The Pod's address, for a hook that names no host.
