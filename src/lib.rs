@@ -1,5 +1,6 @@
 //! kruise-rs: OpenKruise's node plane and the workloads that live from it.
 
+pub mod admission;
 pub mod api;
 pub mod cluster;
 pub mod cri;

@@ -1,0 +1,106 @@
+//! Keeps our certificates in their Secret: reads them, makes them when there are none, renews them in time.
+//!
+//! Replicas race without harm: whoever writes first wins, the others take what is there.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Api, ObjectMeta};
+use tokio::sync::watch;
+
+use super::bundle::{Bundle, Need};
+use super::{Error, Options};
+use crate::api::keys;
+use crate::cluster::{self, Cluster, write};
+
+/// Name of the Secret.
+pub(super) const SECRET: &str = "kruise-manager-webhook-certs";
+/// How often it is looked whether certificates are due; they are renewed months before they end.
+const LOOK_AGAIN: Duration = Duration::from_secs(3600);
+const RETRY: Duration = Duration::from_secs(30);
+
+/// Names that the API server may use for us.
+pub(super) fn names(options: &Options) -> BTreeSet<String> {
+    let service = format!("{}.{}.svc", keys::WEBHOOK_SERVICE, options.namespace);
+    options
+        .host
+        .iter()
+        .cloned()
+        .chain([service, "localhost".to_owned()])
+        .collect()
+}
+
+/// The certificates, made or renewed if that is due.
+pub(super) async fn obtain(cluster: &Cluster, options: &Options) -> Result<Bundle, Error> {
+    let api: Api<Secret> = Api::namespaced(cluster.client.clone(), &options.namespace);
+    let (names, mut tries) = (names(options), 0);
+    loop {
+        let there = write::get(&api, SECRET).await?;
+        let kept = there
+            .as_ref()
+            .and_then(|secret| Bundle::from_data(secret.data.as_ref()?));
+        let now = cluster.clock.now();
+        let wanted = match &kept {
+            None => Bundle::make(&names, now)?,
+            Some(bundle) => match bundle.need(&names, now) {
+                Need::Nothing => return Ok(bundle.clone()),
+                Need::Serving => bundle.reissue(&names, now)?,
+                Need::Authority => bundle.replace_authority(&names, now)?,
+            },
+        };
+        match store(&api, there, &wanted, options).await {
+            Ok(()) => {
+                tracing::info!(secret = SECRET, certificates = ?wanted, "made certificates for webhooks");
+                return Ok(wanted);
+            }
+            // Another replica was faster: take what it made.
+            Err(why) if (why.conflict() || why.already_exists()) && tries < 5 => tries += 1,
+            Err(why) => return Err(why.into()),
+        }
+    }
+}
+
+async fn store(
+    api: &Api<Secret>,
+    there: Option<Secret>,
+    bundle: &Bundle,
+    options: &Options,
+) -> Result<(), cluster::Error> {
+    let data = Some(bundle.to_data());
+    if let Some(secret) = there {
+        // The resource version of what was read goes along, so that a change in between is a conflict.
+        return write::replace(api, &Secret { data, ..secret }).await.map(drop);
+    }
+    let metadata = ObjectMeta {
+        name: Some(SECRET.to_owned()),
+        namespace: Some(options.namespace.clone()),
+        ..ObjectMeta::default()
+    };
+    let secret = Secret {
+        metadata,
+        data,
+        type_: Some("Opaque".to_owned()),
+        ..Secret::default()
+    };
+    write::create(api, &secret).await.map(drop)
+}
+
+/// Looks from time to time and publishes new certificates. Never ends.
+pub(super) async fn keep(cluster: &Cluster, options: &Options, bundle_tx: &watch::Sender<Bundle>) {
+    loop {
+        tokio::time::sleep(LOOK_AGAIN).await;
+        let bundle = loop {
+            match obtain(cluster, options).await {
+                Ok(bundle) => break bundle,
+                Err(why) => tracing::warn!(%why, "cannot look after the webhooks' certificates"),
+            }
+            tokio::time::sleep(RETRY).await;
+        };
+        bundle_tx.send_if_modified(|current| {
+            let changed = *current != bundle;
+            *current = bundle;
+            changed
+        });
+    }
+}

@@ -1,0 +1,122 @@
+//! Admission and conversion: what is checked and filled in before an object is stored.
+//!
+//! In:  reviews from the API server over HTTPS, the Pods and Nodes they speak of, our certificates' Secret.
+//! Out: answers; the certificates (made, renewed), and the `caBundle` of our webhooks and CRDs.
+//! Every decision is a pure `decide`, one file per kind; what CEL can say is not here but in the CRDs.
+
+mod bundle;
+mod certificates;
+mod container_recreate_request;
+mod image_pull_job;
+mod node_image;
+mod review;
+mod selector;
+mod server;
+pub mod webhooks;
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::cluster::{self, Cluster};
+use crate::ops::Health;
+
+/// Name of our check in the process's health.
+const CHECK: &str = "admission";
+
+/// Where the webhooks are served.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Namespace of the program, with its Service and the certificates' Secret.
+    pub namespace: String,
+    /// Host name or address that the API server reaches us at directly (`WEBHOOK_HOST`), instead of
+    /// through the Service.
+    pub host: Option<String>,
+    /// Port to listen on (`WEBHOOK_PORT`), 1 to 65535.
+    pub port: u16,
+}
+
+/// Port that is listened on when nothing else is said.
+pub const DEFAULT_PORT: u16 = 9876;
+
+/// Why admission ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The port cannot be had.
+    #[error("cannot listen on port {port} for webhooks: {source}")]
+    Listen {
+        /// The port.
+        port: u16,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The API server did not do what was asked.
+    #[error("admission: {0}")]
+    Cluster(#[from] cluster::Error),
+    /// Certificates could not be made.
+    #[error("cannot make certificates for webhooks: {0}")]
+    Certificate(String),
+}
+
+impl Error {
+    /// Whether the same call may succeed later without anyone changing anything.
+    pub fn retryable(&self) -> bool {
+        matches!(self, Self::Cluster(why) if why.retryable())
+    }
+
+    /// The word used as metric label.
+    pub fn category(&self) -> &'static str {
+        match self {
+            Self::Listen { .. } => "listen",
+            Self::Cluster(why) => why.category(),
+            Self::Certificate(_) => "certificate",
+        }
+    }
+}
+
+/// Serves until shutdown. Every replica does; only one of them makes each certificate.
+///
+/// # Errors
+/// When the port cannot be had. All else is tried again, and told in the process's health.
+pub async fn run(
+    cluster: Cluster,
+    options: Options,
+    health: Health,
+    shutdown: CancellationToken,
+) -> Result<(), Error> {
+    health.unready(CHECK, "no certificate yet");
+    let listener = server::listen(options.port).await?;
+    let Some(first) = shutdown
+        .run_until_cancelled(first_bundle(&cluster, &options, &health))
+        .await
+    else {
+        return Ok(());
+    };
+    let (bundle_tx, bundle_rx) = tokio::sync::watch::channel(first);
+    health.ready(CHECK, format!("serves on port {}", options.port));
+    let work = async {
+        tokio::join!(
+            certificates::keep(&cluster, &options, &bundle_tx),
+            webhooks::keep(&cluster, &options, bundle_rx.clone()),
+            server::serve(listener, &cluster, bundle_rx.clone(), &shutdown),
+        )
+    };
+    shutdown.run_until_cancelled(work).await;
+    Ok(())
+}
+
+/// The certificates, as soon as the API server lets us have them.
+async fn first_bundle(cluster: &Cluster, options: &Options, health: &Health) -> bundle::Bundle {
+    let mut pause = Duration::from_millis(200);
+    loop {
+        match certificates::obtain(cluster, options).await {
+            Ok(bundle) => return bundle,
+            Err(why) => {
+                tracing::warn!(%why, "webhooks cannot be served yet");
+                health.unready(CHECK, why.to_string());
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(10));
+    }
+}

@@ -1,0 +1,245 @@
+//! Reviews: what the API server asks, and how our answers look. One route per kind and step.
+
+use std::time::Duration;
+
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use axum::{Json, Router};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Api;
+use kube::core::DynamicObject;
+use kube::core::Status;
+use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
+use kube::core::conversion::{ConversionRequest, ConversionResponse, ConversionReview};
+use serde_json::{Value, json};
+
+use super::{container_recreate_request, image_pull_job, node_image};
+use crate::api::{convert, keys};
+use crate::cluster::{Cluster, write};
+
+/// A list of thousands of objects is converted in one request.
+const LARGEST_CONVERSION: usize = 256 << 20;
+/// New and old object of at most 3 MiB each, and what surrounds them.
+const LARGEST_ADMISSION: usize = 16 << 20;
+/// What we read for an answer must be there by then; the API server waits 10 s for us.
+const READ: Duration = Duration::from_secs(5);
+/// Nodes that are looked up for a warning.
+const LOOKED_UP: usize = 16;
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Decision {
+    /// Yes, with these changes, and these words to the user.
+    Allow {
+        /// The object as it should be.
+        object: Value,
+        /// Shown by kubectl.
+        warnings: Vec<String>,
+    },
+    /// No.
+    Deny {
+        /// HTTP status that the user gets.
+        code: u16,
+        /// Field, value and what to do, in words.
+        why: String,
+    },
+}
+
+/// Mistakes of the user's: for each the field, the value it has, and what is wrong with it.
+#[derive(Debug, Default)]
+pub(super) struct Problems(Vec<String>);
+
+impl Problems {
+    /// Notes one.
+    pub fn add(&mut self, field: impl std::fmt::Display, value: &Value, why: impl std::fmt::Display) {
+        self.0.push(match value {
+            Value::Null => format!("{field}: Required value: {why}"),
+            value => format!("{field}: Invalid value: {value}: {why}"),
+        });
+    }
+
+    /// No when there are any, else yes with `object`.
+    pub fn decide(self, object: Value, warnings: Vec<String>) -> Decision {
+        if self.0.is_empty() {
+            return Decision::Allow { object, warnings };
+        }
+        Decision::Deny {
+            code: 422,
+            why: self.0.join("; "),
+        }
+    }
+}
+
+/// What an answer is about.
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    /// The object as asked for.
+    pub object: Value,
+    /// The object as it is, on updates.
+    pub old: Option<Value>,
+    /// Namespace of the object; empty for cluster-wide ones.
+    pub namespace: String,
+}
+
+/// Paths as upstream's, which existing configurations may point at.
+pub(super) fn router(cluster: Cluster) -> Router {
+    let admission = Router::new()
+        .route("/{step}", post(admit))
+        .layer(DefaultBodyLimit::max(LARGEST_ADMISSION))
+        .with_state(cluster);
+    let conversion = Router::new()
+        .route(keys::CONVERT_PATH, post(converted))
+        .layer(DefaultBodyLimit::max(LARGEST_CONVERSION));
+    conversion.merge(admission)
+}
+
+async fn converted(Json(review): Json<ConversionReview>) -> Response {
+    let Ok(request) = ConversionRequest::from_review(review) else {
+        return (StatusCode::BAD_REQUEST, "this ConversionReview has no request").into_response();
+    };
+    Json(answer_conversion(request).into_review()).into_response()
+}
+
+fn answer_conversion(mut request: ConversionRequest) -> ConversionResponse {
+    let to = request.desired_api_version.clone();
+    let objects = std::mem::take(&mut request.objects);
+    let all: Result<Vec<_>, _> = objects
+        .into_iter()
+        .map(|object| convert::convert(object, &to))
+        .collect();
+    let response = ConversionResponse::for_request(request);
+    match all {
+        Ok(objects) => response.success(objects),
+        Err(why) => response.failure(Status::failure(&why.to_string(), why.category()).with_code(422)),
+    }
+}
+
+async fn admit(
+    State(cluster): State<Cluster>,
+    Path(step): Path<String>,
+    Json(review): Json<AdmissionReview<DynamicObject>>,
+) -> Response {
+    let Ok(request): Result<AdmissionRequest<DynamicObject>, _> = review.try_into() else {
+        return (StatusCode::BAD_REQUEST, "this AdmissionReview has no request").into_response();
+    };
+    let Some((kind, mutate)) = route(&step) else {
+        return (StatusCode::NOT_FOUND, format!("no webhook at /{step}")).into_response();
+    };
+    let response = AdmissionResponse::from(&request);
+    // Nothing is checked when an object goes.
+    let Some(asked) = asked(&request) else {
+        return Json(response.into_review()).into_response();
+    };
+    let decision = decide(&cluster, kind, mutate, &asked).await;
+    Json(answer(response, &asked.object, decision).into_review()).into_response()
+}
+
+fn route(step: &str) -> Option<(&str, bool)> {
+    let mutate = step
+        .strip_prefix("mutate-apps-kruise-io-")
+        .map(|kind| (kind, true));
+    let (kind, mutate) = mutate.or_else(|| {
+        step.strip_prefix("validate-apps-kruise-io-")
+            .map(|kind| (kind, false))
+    })?;
+    ["nodeimage", "imagepulljob", "containerrecreaterequest"]
+        .contains(&kind)
+        .then_some((kind, mutate))
+}
+
+fn asked(request: &AdmissionRequest<DynamicObject>) -> Option<Request> {
+    Some(Request {
+        object: serde_json::to_value(request.object.as_ref()?).ok()?,
+        old: request
+            .old_object
+            .as_ref()
+            .and_then(|old| serde_json::to_value(old).ok()),
+        namespace: request.namespace.clone().unwrap_or_default(),
+    })
+}
+
+async fn decide(cluster: &Cluster, kind: &str, mutate: bool, asked: &Request) -> Decision {
+    match (kind, mutate) {
+        ("nodeimage", true) => node_image::fill_in(asked, cluster.clock.now()),
+        ("nodeimage", false) => node_image::check(asked),
+        ("imagepulljob", true) => image_pull_job::fill_in(asked),
+        ("imagepulljob", false) => image_pull_job::check(asked, &unknown_nodes(cluster, asked).await),
+        (_, true) if asked.old.is_none() => match look_at_pod(cluster, asked).await {
+            Ok(seen) => container_recreate_request::decide(asked, &seen),
+            Err(why) => Decision::Deny {
+                code: 500,
+                why: format!("the Pod that the request is for could not be read, try again: {why}"),
+            },
+        },
+        _ => Decision::Allow {
+            object: asked.object.clone(),
+            warnings: Vec::new(),
+        },
+    }
+}
+
+/// Pod and Node of a request to be created.
+async fn look_at_pod(cluster: &Cluster, asked: &Request) -> Result<container_recreate_request::Seen, String> {
+    let name = asked.object["spec"]["podName"].as_str().unwrap_or_default();
+    if name.is_empty() {
+        return Ok(container_recreate_request::Seen::default());
+    }
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &asked.namespace);
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let looking = async {
+        let pod = write::get(&pods, name).await?;
+        let node = pod.as_ref().and_then(|pod| pod.spec.as_ref()?.node_name.clone());
+        let node = match node {
+            Some(node) => write::get(&nodes, &node).await?,
+            None => None,
+        };
+        Ok::<_, crate::cluster::Error>(container_recreate_request::Seen { pod, node })
+    };
+    match tokio::time::timeout(READ, looking).await {
+        Ok(seen) => seen.map_err(|why| why.to_string()),
+        Err(_) => Err(format!("no answer within {READ:?}")),
+    }
+}
+
+/// Those of a job's nodes that do not exist, if that can be said in time; it is only for a warning.
+async fn unknown_nodes(cluster: &Cluster, asked: &Request) -> Vec<String> {
+    let named = asked.object["spec"]["selector"]["names"].as_array();
+    let names = named
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .take(LOOKED_UP);
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let lookups = names.map(|name| {
+        let nodes = &nodes;
+        async move { matches!(write::get(nodes, name).await, Ok(None)).then(|| name.to_owned()) }
+    });
+    let all = tokio::time::timeout(READ, futures::future::join_all(lookups)).await;
+    all.unwrap_or_default().into_iter().flatten().collect()
+}
+
+fn answer(mut response: AdmissionResponse, asked: &Value, decision: Decision) -> AdmissionResponse {
+    match decision {
+        Decision::Deny { code, why } => {
+            response.allowed = false;
+            let reason = if code == 422 { "Invalid" } else { "InternalError" };
+            response.result = Status::failure(&why, reason).with_code(code);
+            response
+        }
+        Decision::Allow { object, warnings } => {
+            if !warnings.is_empty() {
+                response.warnings = Some(warnings);
+            }
+            let patch = json_patch::diff(asked, &object);
+            if patch.0.is_empty() {
+                return response;
+            }
+            match response.with_patch(patch) {
+                Ok(response) => response,
+                Err(why) => AdmissionResponse::invalid(json!({ "patch": why.to_string() })),
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Label selectors: what the API server checks in its own kinds and leaves unchecked in ours.
+
+use serde_json::{Value, json};
+
+use super::review::Problems;
+
+/// Checks `matchLabels` and `matchExpressions` of the selector at `field`.
+pub(super) fn check(selector: &Value, field: &str, problems: &mut Problems) {
+    for (key, value) in selector["matchLabels"].as_object().into_iter().flatten() {
+        let field = format!("{field}.matchLabels[{key}]");
+        check_key(key, &field, problems);
+        check_value(value, &field, problems);
+    }
+    for (at, expression) in selector["matchExpressions"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .enumerate()
+    {
+        let field = format!("{field}.matchExpressions[{at}]");
+        check_key(
+            expression["key"].as_str().unwrap_or_default(),
+            &format!("{field}.key"),
+            problems,
+        );
+        let values = expression["values"]
+            .as_array()
+            .map(Vec::as_slice)
+            .unwrap_or_default();
+        let count = values.len();
+        match expression["operator"].as_str().unwrap_or_default() {
+            "In" | "NotIn" if count == 0 => {
+                problems.add(
+                    format!("{field}.values"),
+                    &Value::Null,
+                    "In and NotIn need at least one value",
+                );
+            }
+            "Exists" | "DoesNotExist" if count > 0 => problems.add(
+                format!("{field}.values"),
+                &expression["values"],
+                "Exists and DoesNotExist take no values",
+            ),
+            "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
+            _ => problems.add(
+                format!("{field}.operator"),
+                &expression["operator"],
+                "give In, NotIn, Exists or DoesNotExist",
+            ),
+        }
+        for (at, value) in values.iter().enumerate() {
+            check_value(value, &format!("{field}.values[{at}]"), problems);
+        }
+    }
+}
+
+fn check_key(key: &str, field: &str, problems: &mut Problems) {
+    let (prefix, name) = key
+        .rsplit_once('/')
+        .map_or((None, key), |(prefix, name)| (Some(prefix), name));
+    let prefix_is_good = prefix.is_none_or(|prefix| {
+        (1..=253).contains(&prefix.len())
+            && prefix
+                .split('.')
+                .all(|part| is_word(part, 253, |c| c.is_ascii_lowercase() || c.is_ascii_digit(), "-"))
+    });
+    if !prefix_is_good || !is_label_word(name) {
+        problems.add(
+            field,
+            &json!(key),
+            "not a label key; expected [DOMAIN/]NAME with a NAME of 1 to 63 characters",
+        );
+    }
+}
+
+fn check_value(value: &Value, field: &str, problems: &mut Problems) {
+    let good = value
+        .as_str()
+        .is_some_and(|text| text.is_empty() || is_label_word(text));
+    if !good {
+        problems.add(
+            field,
+            value,
+            "not a label value; expected up to 63 letters, digits, '-', '_' and '.', \
+             with a letter or digit at both ends",
+        );
+    }
+}
+
+fn is_label_word(text: &str) -> bool {
+    is_word(text, 63, |c| c.is_ascii_alphanumeric(), "-_.")
+}
+
+/// `ends` at both ends, `ends` or one of `between` elsewhere, 1 to `longest` characters.
+fn is_word(text: &str, longest: usize, ends: fn(char) -> bool, between: &str) -> bool {
+    (1..=longest).contains(&text.len())
+        && text.chars().all(|c| ends(c) || between.contains(c))
+        && text.starts_with(ends)
+        && text.ends_with(ends)
+}

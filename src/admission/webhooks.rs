@@ -1,0 +1,348 @@
+//! The webhook configurations, and how the API server comes to trust and find us.
+//!
+//! The configurations are made here; `deploy/webhooks` holds them as files, without `clientConfig`'s
+//! `caBundle`. The manager fills that in, in the CRDs too, whenever it is missing or old. Webhooks under our
+//! configurations' names that are not ours are leftovers of another installation: they are removed,
+//! because they would fail closed.
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use futures::FutureExt;
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Api;
+use kube::runtime::watcher;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::Options;
+use super::bundle::Bundle;
+use crate::api::{self, GROUP, V1BETA1, keys};
+use crate::cluster::write::{self, Object};
+use crate::cluster::{Cluster, Key, mirror};
+
+/// After a patch that failed.
+const RETRY: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// Name of the configuration that fills in.
+pub const MUTATING: &str = "kruise-mutating-webhook-configuration";
+/// Name of the configuration that checks.
+pub const VALIDATING: &str = "kruise-validating-webhook-configuration";
+/// Who writes NodeImages and jobs without needing our help.
+const MANAGER: &str = "system:serviceaccount:kruise-system:kruise-manager";
+
+/// Kind in lower case, plural, operations, failure policy.
+type Hook = (&'static str, &'static str, &'static [&'static str], &'static str);
+
+const MUTATE: &[Hook] = &[
+    ("nodeimage", "nodeimages", &["CREATE", "UPDATE"], "Ignore"),
+    ("imagepulljob", "imagepulljobs", &["CREATE", "UPDATE"], "Ignore"),
+    (
+        "containerrecreaterequest",
+        "containerrecreaterequests",
+        &["CREATE"],
+        "Fail",
+    ),
+];
+
+const VALIDATE: &[Hook] = &[
+    ("nodeimage", "nodeimages", &["CREATE", "UPDATE"], "Ignore"),
+    ("imagepulljob", "imagepulljobs", &["CREATE", "UPDATE"], "Ignore"),
+];
+
+/// Both configurations as they are installed.
+pub fn configurations() -> [Value; 2] {
+    [
+        configuration("MutatingWebhookConfiguration", MUTATING, "mutate", MUTATE),
+        configuration("ValidatingWebhookConfiguration", VALIDATING, "validate", VALIDATE),
+    ]
+}
+
+fn configuration(kind: &str, name: &str, step: &str, hooks: &[Hook]) -> Value {
+    json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": kind,
+        "metadata": { "name": name },
+        "webhooks": hooks.iter().map(|hook| webhook(step, hook)).collect::<Vec<_>>(),
+    })
+}
+
+fn webhook(step: &str, (kind, plural, operations, failure): &Hook) -> Value {
+    let initial = step.chars().next().unwrap_or_default();
+    json!({
+        "name": format!("{initial}{kind}.kb.io"),
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "failurePolicy": failure,
+        "matchPolicy": "Equivalent",
+        "timeoutSeconds": 10,
+        "clientConfig": { "service": {
+            "namespace": keys::SYSTEM_NAMESPACE,
+            "name": keys::WEBHOOK_SERVICE,
+            "path": format!("/{step}-apps-kruise-io-{kind}"),
+        } },
+        "rules": [{
+            "apiGroups": [GROUP],
+            "apiVersions": [V1BETA1],
+            "operations": operations,
+            "resources": [plural],
+            "scope": "*",
+        }],
+        "matchConditions": conditions(kind),
+    })
+}
+
+/// What need not come to us: the manager's own writes, updates that leave the spec alone, and goodbyes.
+fn conditions(kind: &str) -> Value {
+    if kind == "containerrecreaterequest" {
+        return json!([]);
+    }
+    json!([
+        { "name": "not-the-manager", "expression": format!("request.userInfo.username != '{MANAGER}'") },
+        {
+            "name": "spec-changes",
+            "expression": "request.operation == 'CREATE' || \
+                (!has(object.metadata.deletionTimestamp) && object.?spec != oldObject.?spec)",
+        },
+    ])
+}
+
+/// How the API server reaches `path` of ours.
+fn client_config(options: &Options, ca: &str, path: &str) -> Value {
+    let ca = BASE64_STANDARD.encode(ca);
+    match &options.host {
+        Some(host) => {
+            let host = if host.contains(':') {
+                format!("[{host}]")
+            } else {
+                host.clone()
+            };
+            let url = format!("https://{host}:{}{path}", options.port);
+            json!({ "url": url, "service": null, "caBundle": ca })
+        }
+        None => {
+            let (namespace, name) = (&options.namespace, keys::WEBHOOK_SERVICE);
+            let service = json!({ "namespace": namespace, "name": name, "path": path, "port": 443 });
+            json!({ "service": service, "url": null, "caBundle": ca })
+        }
+    }
+}
+
+/// The merge patch that makes `there` (a configuration's `webhooks`) ours, if it is not.
+fn plan_configuration(there: &Value, ours: &Value, options: &Options, ca: &str) -> Option<Value> {
+    let there = there.as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut wanted = Vec::new();
+    for hook in ours["webhooks"].as_array().into_iter().flatten() {
+        // Who installed ours may have added selectors; these stay.
+        let mut hook = there
+            .iter()
+            .find(|one| one["name"] == hook["name"])
+            .unwrap_or(hook)
+            .clone();
+        let path = ours_path(ours, &hook["name"]);
+        hook["clientConfig"] = without_nulls(client_config(options, ca, &path));
+        wanted.push(hook);
+    }
+    (there != wanted).then(|| json!({ "webhooks": wanted }))
+}
+
+fn ours_path(ours: &Value, name: &Value) -> String {
+    let hook = ours["webhooks"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .find(|hook| hook["name"] == *name);
+    let path = hook.and_then(|hook| hook["clientConfig"]["service"]["path"].as_str());
+    path.unwrap_or_default().to_owned()
+}
+
+/// The merge patch that makes a CRD's `spec.conversion` come to us, if it does not.
+fn plan_conversion(there: &Value, options: &Options, ca: &str) -> Option<Value> {
+    let wanted = client_config(options, ca, keys::CONVERT_PATH);
+    let good = there["strategy"] == "Webhook"
+        && there["webhook"]["clientConfig"] == without_nulls(wanted.clone())
+        && there["webhook"]["conversionReviewVersions"] == json!(["v1"]);
+    let webhook = json!({ "clientConfig": wanted, "conversionReviewVersions": ["v1"] });
+    (!good).then(|| json!({ "spec": { "conversion": { "strategy": "Webhook", "webhook": webhook } } }))
+}
+
+fn without_nulls(mut value: Value) -> Value {
+    if let Some(map) = value.as_object_mut() {
+        map.retain(|_, value| !value.is_null());
+    }
+    value
+}
+
+/// Keeps configurations and CRDs pointing at us. Never ends.
+pub(super) async fn keep(cluster: &Cluster, options: &Options, bundle: watch::Receiver<Bundle>) {
+    let [mutating, validating] = configurations();
+    let hooks = |ours: Value| move |there: &Value, ca: &str| plan_configuration(there, &ours, options, ca);
+    let conversion = |there: &Value, ca: &str| plan_conversion(there, options, ca);
+    let crds: Vec<String> = api::crds()
+        .into_iter()
+        .filter(|crd| {
+            crd.spec
+                .conversion
+                .as_ref()
+                .is_some_and(|conversion| conversion.strategy == "Webhook")
+        })
+        .filter_map(|crd| crd.metadata.name)
+        .collect();
+    let crds = crds.iter().map(|name| {
+        keep_one::<CustomResourceDefinition>(cluster, name, "/spec/conversion", conversion, bundle.clone())
+    });
+    tokio::join!(
+        keep_one::<MutatingWebhookConfiguration>(
+            cluster,
+            MUTATING,
+            "/webhooks",
+            hooks(mutating),
+            bundle.clone()
+        ),
+        keep_one::<ValidatingWebhookConfiguration>(
+            cluster,
+            VALIDATING,
+            "/webhooks",
+            hooks(validating),
+            bundle.clone()
+        ),
+        futures::future::join_all(crds),
+    );
+}
+
+/// Watches the part at `pointer` of the object of that name, and patches what `plan` finds wrong.
+async fn keep_one<K: Object + Send + Sync + 'static>(
+    cluster: &Cluster,
+    name: &str,
+    pointer: &'static str,
+    plan: impl Fn(&Value, &str) -> Option<Value>,
+    mut bundle: watch::Receiver<Bundle>,
+) {
+    let api: Api<K> = Api::all(cluster.client.clone());
+    let only = watcher::Config::default().fields(&format!("metadata.name={name}"));
+    let (mirror, watching) = mirror(api.clone(), only, move |object: K| {
+        Some(
+            serde_json::to_value(object)
+                .ok()?
+                .pointer(pointer)
+                .cloned()
+                .unwrap_or_default(),
+        )
+    });
+    let key = Key::cluster(name);
+    let work = async {
+        let mut changes = mirror.subscribe();
+        mirror.synced().await;
+        if mirror.get(&key).is_none() {
+            tracing::warn!(name, kind = %K::kind(&()), "not installed; see deploy/");
+        }
+        loop {
+            let ca = bundle.borrow_and_update().ca.clone();
+            let patch = mirror.get(&key).and_then(|there| plan(&there, &ca));
+            let outcome = match &patch {
+                Some(patch) => write::patch_merge(&api, name, patch).await.map(drop),
+                None => Ok(()),
+            };
+            let again = match outcome {
+                Ok(()) => std::future::pending().left_future(),
+                Err(why) => {
+                    tracing::warn!(name, kind = %K::kind(&()), %why, "cannot point the API server at our webhooks");
+                    tokio::time::sleep(RETRY).right_future()
+                }
+            };
+            tokio::select! {
+                _ = changes.recv() => {}
+                _ = bundle.changed() => {}
+                () = again => {}
+            }
+        }
+    };
+    tokio::join!(watching, work);
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::*;
+
+    fn options(host: Option<&str>) -> Options {
+        Options {
+            namespace: "ns".into(),
+            host: host.map(str::to_owned),
+            port: 9443,
+        }
+    }
+
+    fn merged(mut into: Value, patch: &Value) -> Value {
+        json_patch::merge(&mut into, patch);
+        into
+    }
+
+    /// One patch is enough, whatever was there and whichever way we are reached.
+    #[test]
+    fn pointing_at_us_converges() {
+        for ours in configurations() {
+            let foreign = json!({ "webhooks": [
+                { "name": "mpod.kb.io", "failurePolicy": "Fail" },
+                { "name": ours["webhooks"][0]["name"], "namespaceSelector": { "matchLabels": { "a": "b" } },
+                  "clientConfig": { "url": "https://old", "caBundle": "eA==" } },
+            ] });
+            for there in [json!({ "webhooks": [] }), ours.clone(), foreign] {
+                for options in [options(None), options(Some("127.0.0.1"))] {
+                    let patch =
+                        plan_configuration(&there["webhooks"], &ours, &options, "ca").expect("a patch");
+                    let after = merged(there.clone(), &patch);
+                    assert_eq!(
+                        plan_configuration(&after["webhooks"], &ours, &options, "ca"),
+                        None
+                    );
+                    assert!(plan_configuration(&after["webhooks"], &ours, &options, "new").is_some());
+                    assert!(!after.to_string().contains("mpod"), "a foreign webhook stayed");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn selectors_that_somebody_added_stay() {
+        let [ours, _] = configurations();
+        let mut there = ours["webhooks"].clone();
+        there[0]["namespaceSelector"] = json!({ "matchLabels": { "a": "b" } });
+        let patch = plan_configuration(&there, &ours, &options(None), "ca").unwrap();
+        assert_eq!(
+            patch["webhooks"][0]["namespaceSelector"],
+            there[0]["namespaceSelector"]
+        );
+        assert_eq!(patch["webhooks"][0]["clientConfig"]["caBundle"], "Y2E=");
+    }
+
+    #[test]
+    fn a_crd_converges_from_either_side() {
+        let crd = json!({ "spec": { "conversion": { "strategy": "None" } } });
+        let mut at = crd;
+        for options in [options(None), options(Some("::1")), options(None)] {
+            let patch = plan_conversion(&at["spec"]["conversion"], &options, "ca").expect("a patch");
+            at = merged(at, &patch);
+            assert_eq!(plan_conversion(&at["spec"]["conversion"], &options, "ca"), None);
+        }
+        let url = client_config(&options(Some("::1")), "ca", "/convert");
+        assert_eq!(url["url"], "https://[::1]:9443/convert");
+    }
+
+    /// The files that users install. `cargo xtask codegen` sets the variable and so writes them anew.
+    #[test]
+    fn files_in_deploy_are_current() {
+        for (configuration, file) in configurations().iter().zip(["mutating", "validating"]) {
+            let path = format!("{}/deploy/webhooks/{file}.yaml", env!("CARGO_MANIFEST_DIR"));
+            let text = serde_yaml::to_string(configuration).unwrap();
+            if std::env::var_os("KRUISE_CODEGEN").is_some() {
+                std::fs::write(&path, &text).unwrap();
+            }
+            let there = std::fs::read_to_string(&path).unwrap_or_default();
+            assert!(there == text, "{path} is stale: run `cargo xtask codegen`");
+        }
+    }
+}
