@@ -1,3 +1,39 @@
 //! Entry point of `cargo xtask`.
 
-fn main() {}
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use xtask::cluster::{self, Cache, Node};
+
+/// The commands people type while working on kruise-rs.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Start a bare Kubernetes node to try things on; it stays until `cargo xtask down`
+    Up,
+    /// End everything that `up` and `demo --keep` left running
+    Down,
+}
+
+fn main() -> Result<()> {
+    match Arguments::parse().command {
+        Command::Up => up(),
+        Command::Down => {
+            let ended = cluster::down(&Cache::open()?)?;
+            println!("{ended} bed(s) ended");
+            Ok(())
+        }
+    }
+}
+
+fn up() -> Result<()> {
+    let node = Node::start()?;
+    println!("export KUBECONFIG={}", node.plane.kubeconfig().display());
+    println!("# runtime socket {}", node.runtime.socket().display());
+    node.keep()
+}

@@ -131,6 +131,16 @@ impl Component {
         self.start()
     }
 
+    /// The program.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// The end of its output.
+    pub fn tail(&self) -> String {
+        tail(&self.log)
+    }
+
     /// Where its output goes.
     pub fn log(&self) -> &Path {
         &self.log

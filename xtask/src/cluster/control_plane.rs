@@ -13,7 +13,7 @@ use super::cache::Cache;
 use super::certs::{Certs, Pair};
 use super::component::Component;
 use super::prepare::{self, Part};
-use super::sandbox::{Sandbox, finish};
+use super::sandbox::{Network, Sandbox, finish};
 use super::{apiserver, etcd, managers};
 
 /// What a control plane consists of beyond etcd and the API server.
@@ -205,6 +205,10 @@ impl ControlPlane {
         Ok(path)
     }
 
+    pub(super) fn sandbox(&self) -> &Arc<Sandbox> {
+        &self.sandbox
+    }
+
     /// Kubeconfig file of a user with a client certificate: user name and groups.
     pub fn kubeconfig_as(&self, file: &str, user: &str, groups: &[&str]) -> Result<PathBuf> {
         let pair = self.certs.client(file, user, groups)?;
@@ -218,6 +222,20 @@ impl ControlPlane {
 }
 
 impl Ports {
+    /// The usual ports, in a network that is the bed's alone.
+    pub(super) fn fixed(net: &Network) -> Self {
+        Self {
+            host: net.bed(),
+            bind: "0.0.0.0".into(),
+            apiserver: 6443,
+            etcd: 2379,
+            etcd_peer: 2380,
+            controller_manager: 10257,
+            scheduler: 10259,
+            services: true,
+        }
+    }
+
     fn free() -> Result<Self> {
         // Held together, so that no two are the same; released just before the programs take them.
         let held: Vec<TcpListener> = (0..5)

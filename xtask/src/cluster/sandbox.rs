@@ -8,7 +8,8 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -58,6 +59,8 @@ pub struct Sandbox {
     init: i32,
     network: Option<Network>,
     guard: Child,
+    /// The guard waits for its end.
+    pipe: Mutex<Option<ChildStdin>>,
 }
 
 /// Addresses of a bed with a network of its own: a /24 that the host reaches through a veth pair.
@@ -95,7 +98,7 @@ impl Sandbox {
             guard.arg("--net");
         }
         let log = fs::File::create(dir.join("guard.log"))?;
-        let guard = guard
+        let mut guard = guard
             .stdin(Stdio::piped())
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -103,7 +106,9 @@ impl Sandbox {
             .spawn()
             .context("cannot start bash")?;
         fs::write(dir.join("guard.pid"), identity(guard.id()))?;
+        let pipe = Mutex::new(guard.stdin.take());
         let mut bed = Self {
+            pipe,
             dir,
             init: 0,
             network: None,
@@ -164,8 +169,13 @@ impl Sandbox {
     }
 
     /// Leaves the bed running after our end, until [`down`] is called.
-    pub fn keep(&mut self) -> Result<()> {
-        let mut pipe = self.guard.stdin.take().context("the bed is kept already")?;
+    pub fn keep(&self) -> Result<()> {
+        let mut pipe = self
+            .pipe
+            .lock()
+            .map_err(|_| anyhow::anyhow!("poisoned"))?
+            .take()
+            .context("the bed is kept already")?;
         fs::write(self.dir.join("kept"), "")?;
         writeln!(pipe, "keep").context("the bed's guard is gone")
     }
@@ -210,7 +220,9 @@ impl Sandbox {
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        if self.guard.stdin.take().is_some() {
+        let pipe = self.pipe.get_mut().map(Option::take).unwrap_or_default();
+        if pipe.is_some() {
+            drop(pipe);
             // The pipe is closed now; the guard ends everything and then itself.
             let _ = self.guard.wait();
         }

@@ -1,0 +1,114 @@
+//! kubelet and kube-proxy.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::cache::Cache;
+use super::component::Component;
+use super::containerd::SOCKET;
+use super::control_plane::ControlPlane;
+use super::sandbox::Network;
+
+/// Name of the one node.
+pub const NODE_NAME: &str = "node-1";
+
+pub(super) fn kubelet(cache: &Cache, plane: &ControlPlane, net: &Network) -> Result<Component> {
+    let sandbox = plane.sandbox();
+    let dir = sandbox.dir();
+    make_cgroups(&sandbox.name())?;
+    let user = format!("system:node:{NODE_NAME}");
+    let kubeconfig = plane.kubeconfig_as("kubelet", &user, &["system:nodes"])?;
+    let resolv = dir.join("resolv.conf");
+    fs::write(&resolv, "nameserver 10.96.0.10\n")?;
+    let config = dir.join("kubelet.json");
+    fs::write(
+        &config,
+        kubelet_config(plane, &sandbox.name(), &resolv).to_string(),
+    )?;
+    Ok(Component::new(sandbox, "kubelet", cache.kubernetes("kubelet"))
+        .args([
+            format!("--config={}", config.display()),
+            format!("--kubeconfig={}", kubeconfig.display()),
+            format!("--hostname-override={NODE_NAME}"),
+            format!("--node-ip={}", net.bed()),
+        ])
+        .env("PATH", system_path()))
+}
+
+pub(super) fn proxy(cache: &Cache, plane: &ControlPlane, net: &Network) -> Result<Component> {
+    let sandbox = plane.sandbox();
+    let config = sandbox.dir().join("kube-proxy.json");
+    let settings = json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "clientConnection": { "kubeconfig": plane.kubeconfig() },
+        "mode": "iptables",
+        "clusterCIDR": net.pods(),
+        "hostnameOverride": NODE_NAME,
+        "conntrack": { "maxPerCore": 0, "min": 0 },
+        "iptables": { "minSyncPeriod": "0s", "syncPeriod": "30s" },
+    });
+    fs::write(&config, settings.to_string())?;
+    Ok(
+        Component::new(sandbox, "kube-proxy", cache.kubernetes("kube-proxy"))
+            .args([format!("--config={}", config.display())])
+            .env("PATH", system_path()),
+    )
+}
+
+/// PATH with the folders where an administrator's programs are.
+fn system_path() -> String {
+    format!("/usr/sbin:/sbin:{}", std::env::var("PATH").unwrap_or_default())
+}
+
+fn kubelet_config(plane: &ControlPlane, cgroup: &str, resolv: &Path) -> serde_json::Value {
+    json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {
+            "anonymous": { "enabled": false },
+            "webhook": { "enabled": false },
+            "x509": { "clientCAFile": plane.ca() },
+        },
+        "authorization": { "mode": "AlwaysAllow" },
+        "containerRuntimeEndpoint": format!("unix://{SOCKET}"),
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": format!("/{cgroup}"),
+        "enforceNodeAllocatable": ["none"],
+        "failSwapOn": false,
+        "resolvConf": resolv,
+        "serializeImagePulls": false,
+        "registryPullQPS": 0,
+        "eventRecordQPS": 0,
+        "kubeAPIQPS": 200,
+        "kubeAPIBurst": 400,
+        "syncFrequency": "10s",
+        "nodeStatusUpdateFrequency": "2s",
+        // Tests decide about images, not the collector; and a full disk of the machine is not the bed's affair.
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+        "evictionHard": { "memory.available": "10Mi" },
+        "shutdownGracePeriod": "0s",
+    })
+}
+
+/// cgroup v1 needs the root group in every hierarchy, with CPUs and memory nodes filled in; v2 makes its own.
+fn make_cgroups(name: &str) -> Result<()> {
+    let root = Path::new("/sys/fs/cgroup");
+    if root.join("cgroup.controllers").exists() {
+        return Ok(fs::create_dir_all(root.join(name))?);
+    }
+    for hierarchy in fs::read_dir(root)?.flatten().filter(|e| e.path().is_dir()) {
+        let group = hierarchy.path().join(name);
+        fs::create_dir_all(&group)?;
+        for file in ["cpuset.cpus", "cpuset.mems"] {
+            if let Ok(value) = fs::read(hierarchy.path().join(file)) {
+                fs::write(group.join(file), value)?;
+            }
+        }
+    }
+    Ok(())
+}

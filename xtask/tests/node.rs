@@ -1,0 +1,61 @@
+//! The whole node of the test bed. It starts real programs: `cargo xtask test` runs it.
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use xtask::cluster::{Image, Node, wait};
+
+const POD: &str = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"app","labels":{"app":"app"}},
+"spec":{"terminationGracePeriodSeconds":5,"containers":[{"name":"main","image":"bed.test/mine:1",
+"command":["sh","-c","trap 'exit 0' TERM; mkdir /www; echo hello >/www/index.html; httpd -p 8080 -h /www; sleep 3600 & wait $!"]}]}}
+---
+{"apiVersion":"v1","kind":"Service","metadata":{"name":"app"},"spec":{"clusterIP":"10.96.7.7","selector":{"app":"app"},"ports":[{"port":80,"targetPort":8080}]}}"#;
+
+#[test]
+fn a_pod_runs_is_reached_and_ends_with_the_bed() {
+    let mut node = Node::start().unwrap();
+    node.runtime
+        .registry
+        .push("mine:1", &Image::busybox().random(2))
+        .unwrap();
+    node.plane.apply(POD).unwrap();
+    node.plane
+        .kubectl(&["wait", "pod/app", "--for=condition=Ready", "--timeout=60s"])
+        .unwrap();
+    let answer = wait::until("an answer of the Service", Duration::from_secs(30), || {
+        let mut ask = node.runtime.command("bash");
+        ask.args([
+            "-c",
+            r"exec 3<>/dev/tcp/10.96.7.7/80; printf 'GET / HTTP/1.0\r\n\r\n' >&3; cat <&3",
+        ]);
+        Ok(xtask::cluster::finish(&mut ask).ok())
+    });
+    assert!(answer.unwrap().ends_with("hello\n"));
+    assert_eq!(
+        node.plane
+            .kubectl(&["exec", "app", "--", "cat", "/www/index.html"])
+            .unwrap(),
+        "hello\n"
+    );
+    assert!(
+        node.runtime
+            .ctr(&["images", "list"])
+            .unwrap()
+            .contains("bed.test/mine:1")
+    );
+
+    node.runtime.containerd.restart().unwrap();
+    node.wait_ready().unwrap();
+    let (dir, name) = (
+        node.plane.dir().to_owned(),
+        node.plane.dir().file_name().unwrap().to_owned(),
+    );
+    drop(node);
+    assert!(!dir.exists());
+    let name = name.to_str().unwrap();
+    assert_eq!(
+        xtask::cluster::run("find", &["/sys/fs/cgroup", "-name", name]).unwrap(),
+        ""
+    );
+    assert!(!std::fs::read_to_string("/proc/mounts").unwrap().contains(name));
+}
