@@ -1,0 +1,251 @@
+//! One attempt to get one image, and the Secrets for it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{ObjectReference, Secret};
+use kube::{Api, Client, ResourceExt};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
+
+use super::plan::keyring::{Credentials, Keyring};
+use super::plan::{Again, Ended, Progress};
+use crate::api::keys::SECRET_REFERENCES;
+use crate::cluster::{self, write};
+use crate::cri::{Auth, Error, PullCause, PullRequest, Reference, Runtime};
+
+/// How often bytes are asked for: containerd has no event for them.
+const PROGRESS_EVERY: Duration = Duration::from_secs(1);
+
+/// What to do in one attempt.
+#[derive(Debug, Clone)]
+pub struct Attempt {
+    /// Fully qualified reference.
+    pub image: String,
+    /// Pull although the image is present.
+    pub always: bool,
+    /// The most that all of it may take.
+    pub timeout: Duration,
+    /// To be tried in order; none means anonymously.
+    pub credentials: Vec<Credentials>,
+    /// Labels for the runtime's sandbox configuration.
+    pub labels: BTreeMap<String, String>,
+    /// Annotations for the same.
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// The image is on the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pulled {
+    /// `NAME@ID`, where the runtime said so.
+    pub image_id: Option<String>,
+    /// It was there already.
+    pub present: bool,
+}
+
+/// Makes the attempt and tells of bytes meanwhile. Dropping the future cancels the pull in the runtime.
+///
+/// # Errors
+/// What the runtime said; where several credentials were tried, the last of them.
+pub async fn attempt(
+    runtime: &dyn Runtime,
+    attempt: &Attempt,
+    mut tell: impl FnMut(Progress) + Send,
+) -> Result<Pulled, Error> {
+    let deadline = Instant::now() + attempt.timeout;
+    let work = async {
+        if !attempt.always
+            && let Some(image) = runtime.image_status(&attempt.image).await?
+        {
+            return Ok(Pulled {
+                image_id: image_id(&attempt.image, &image.id),
+                present: true,
+            });
+        }
+        pull(runtime, attempt, deadline, &mut tell).await?;
+        // The pull succeeded; that its ID cannot be learnt is no failure.
+        let image = runtime.image_status(&attempt.image).await.ok().flatten();
+        Ok(Pulled {
+            image_id: image.and_then(|i| image_id(&attempt.image, &i.id)),
+            present: false,
+        })
+    };
+    let ended = timeout_at(deadline, work).await;
+    ended.unwrap_or_else(|_| {
+        Err(Error::Timeout {
+            socket: runtime.socket().to_owned(),
+            method: "PullImage",
+            after: attempt.timeout,
+        })
+    })
+}
+
+async fn pull(
+    runtime: &dyn Runtime,
+    attempt: &Attempt,
+    deadline: Instant,
+    tell: &mut (impl FnMut(Progress) + Send),
+) -> Result<(), Error> {
+    let mut tries: Vec<Option<Auth>> = attempt.credentials.iter().map(|c| Some(auth(c))).collect();
+    if tries.is_empty() {
+        tries.push(None);
+    }
+    let mut tries = tries.into_iter().peekable();
+    while let Some(auth) = tries.next() {
+        let request = PullRequest {
+            image: attempt.image.clone(),
+            auth,
+            labels: attempt.labels.clone(),
+            annotations: attempt.annotations.clone(),
+            timeout: deadline.saturating_duration_since(Instant::now()),
+        };
+        match watched(runtime, &request, tell).await {
+            Err(error) if tries.peek().is_some() && others_may_help(&error) => {}
+            result => return result.map(|_| ()),
+        }
+    }
+    Ok(())
+}
+
+/// Whether other credentials may change the outcome: registries hide what one may not see as "not found".
+fn others_may_help(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Pull {
+            cause: PullCause::Unauthorized | PullCause::NotFound | PullCause::Other | PullCause::Throttled,
+            ..
+        }
+    )
+}
+
+/// Pulls, and tells of bytes meanwhile.
+async fn watched(
+    runtime: &dyn Runtime,
+    request: &PullRequest,
+    tell: &mut (impl FnMut(Progress) + Send),
+) -> Result<String, Error> {
+    let pull = runtime.pull_image(request);
+    tokio::pin!(pull);
+    let mut ticks = interval(PROGRESS_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks.reset();
+    loop {
+        let bytes = async {
+            ticks.tick().await;
+            runtime.pull_progress(&request.image).await
+        };
+        tokio::select! {
+            result = &mut pull => return result,
+            bytes = bytes => match bytes {
+                Ok(Some(bytes)) => tell(Progress { done: bytes.done, total: bytes.total }),
+                Ok(None) => {}
+                Err(error) => tracing::debug!(image = request.image, %error, "no bytes"),
+            },
+        }
+    }
+}
+
+fn auth(credentials: &Credentials) -> Auth {
+    Auth {
+        username: credentials.username.clone(),
+        password: credentials.password.clone(),
+        identity_token: credentials.identity_token.clone(),
+        registry_token: credentials.registry_token.clone(),
+        ..Auth::default()
+    }
+}
+
+/// Upstream's form: the familiar name, an at sign, and the runtime's ID.
+fn image_id(image: &str, id: &str) -> Option<String> {
+    let reference = Reference::parse(image).ok()?;
+    (!id.is_empty()).then(|| format!("{}@{id}", reference.familiar_name()))
+}
+
+/// What an attempt's result means for the tag. `problems` are those with its Secrets.
+pub fn ended(result: Result<Pulled, Error>, problems: &[String]) -> Ended {
+    let secrets = (!problems.is_empty()).then(|| problems.join("; "));
+    match result {
+        Ok(pulled) => Ended::Pulled {
+            image_id: pulled.image_id,
+            note: secrets,
+        },
+        Err(error) => {
+            let again = match &error {
+                Error::Unreachable { .. } => Again::Uncounted,
+                error if error.retryable() => Again::Counted,
+                _ => Again::Never,
+            };
+            let words = words(&error);
+            Ended::Failed {
+                words: secrets.map_or(words.clone(), |s| format!("{s}; {words}")),
+                again,
+            }
+        }
+    }
+}
+
+/// The error as the user of the tag should read it.
+pub fn words(error: &Error) -> String {
+    match error {
+        Error::Timeout {
+            method: "PullImage",
+            after,
+            ..
+        } => {
+            format!("the pull did not end within its {} s", after.as_secs_f64().ceil())
+        }
+        other => other.to_string(),
+    }
+}
+
+/// Reads the Secrets of a tag. What cannot be used is said in words beside what can.
+pub async fn keyring(
+    client: &Client,
+    secrets: &[(String, String)],
+    owners: &[ObjectReference],
+) -> (Keyring, Vec<String>) {
+    let mut keyring = Keyring::default();
+    let mut problems = Vec::new();
+    for (namespace, name) in secrets {
+        let api: Api<Secret> = Api::namespaced(client.clone(), namespace);
+        let added = match write::get(&api, name).await {
+            Ok(Some(secret)) if !meant_for(&secret, owners) => Ok(()),
+            Ok(Some(secret)) => add(&mut keyring, &secret).map_err(|e| e.to_string()),
+            Ok(None) => Err("it does not exist".to_owned()),
+            Err(error) => Err(unreadable(&error)),
+        };
+        if let Err(why) = added {
+            problems.push(format!("pull secret {namespace}/{name} cannot be used: {why}"));
+        }
+    }
+    (keyring, problems)
+}
+
+fn unreadable(error: &cluster::Error) -> String {
+    format!("it cannot be read: {error}")
+}
+
+fn add(keyring: &mut Keyring, secret: &Secret) -> Result<(), super::plan::keyring::Error> {
+    let data: BTreeMap<String, Vec<u8>> = secret
+        .data
+        .iter()
+        .flatten()
+        .map(|(key, value)| (key.clone(), value.0.clone()))
+        .collect();
+    keyring.add_secret(secret.type_.as_deref().unwrap_or("Opaque"), &data)
+}
+
+/// Credentials belong to the jobs that brought them: a copy that names its jobs serves the tags of these only. A
+/// NodeImage lists the Secrets of all jobs that want the image.
+fn meant_for(secret: &Secret, owners: &[ObjectReference]) -> bool {
+    let Some(references) = secret.annotations().get(SECRET_REFERENCES) else {
+        return true;
+    };
+    owners.iter().any(|owner| {
+        let job = format!(
+            "{}/{}",
+            owner.namespace.as_deref().unwrap_or(""),
+            owner.name.as_deref().unwrap_or("")
+        );
+        references.split(',').any(|reference| reference.trim() == job)
+    })
+}

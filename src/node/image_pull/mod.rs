@@ -1,0 +1,70 @@
+//! Pulls the images that this node's NodeImage asks for.
+//!
+//! In:  our NodeImage (watch), pull secrets (by name), the runtime's image service.
+//! Out: NodeImage status, events on the NodeImage and the tags' owners, metrics `image_pull_*`, live bytes.
+//!
+//! One task per tag; at most `--max-workers-for-pull-image` attempts at once, shared fairly between owners. See
+//! [`plan`] for every decision. After a crash of ours the runtime keeps what it has fetched, unfinished tags start
+//! again and keep their deadline, and finished ones are not repeated; attempts are counted anew.
+
+pub mod act;
+mod duty;
+mod observe;
+pub mod plan;
+mod report;
+
+use kube::Api;
+use kube::runtime::watcher;
+
+use super::Context;
+use crate::api::node_image::NodeImage;
+use crate::cluster::mirror;
+
+const CHECK: &str = "node image";
+
+/// Why the duty ended before it should.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The watch on the NodeImage ended, which it never does by itself.
+    #[error("the watch on the NodeImage ended")]
+    WatchEnded,
+}
+
+impl Error {
+    /// Whether starting again may help.
+    #[must_use]
+    pub fn retryable(&self) -> bool {
+        true
+    }
+
+    /// The word used as metric label and reason.
+    #[must_use]
+    pub fn category(&self) -> &'static str {
+        match self {
+            Self::WatchEnded => "watch_ended",
+        }
+    }
+}
+
+/// Pulls until shutdown; what is known by then is written before this returns.
+///
+/// # Errors
+/// When the watch ends by itself.
+pub async fn run(ctx: Context) -> Result<(), Error> {
+    let api: Api<NodeImage> = Api::all(ctx.cluster.client.clone());
+    let config = watcher::Config::default().fields(&format!("metadata.name={}", ctx.node_name));
+    let (seen, watch) = mirror(api, config, |image| Some(observe::observe(image)));
+    ctx.health.unready(CHECK, "the NodeImage was not listed yet");
+    let synced = {
+        let (health, seen) = (ctx.health.clone(), seen.clone());
+        async move {
+            seen.synced().await;
+            health.ready(CHECK, "watched");
+        }
+    };
+    let duty = duty::Duty::new(ctx, seen.subscribe());
+    tokio::select! {
+        () = watch => Err(Error::WatchEnded),
+        ((), ()) = async { tokio::join!(duty.run(), synced) } => Ok(()),
+    }
+}

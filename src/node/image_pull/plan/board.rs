@@ -1,0 +1,218 @@
+//! The tasks, and what changes them.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::{Again, Ask, Ended, Progress, Stage, Step, TagKey, Task, back_off, owner};
+use crate::api::node_image::{ImagePullPhase, ImageTagStatus};
+
+/// One task per tag of the NodeImage.
+#[derive(Debug, Clone, Default)]
+pub struct Board {
+    tasks: BTreeMap<TagKey, Task>,
+    next: u64,
+    served: BTreeMap<String, u64>,
+}
+
+/// What came of the end of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The attempt was not awaited any more.
+    Stale,
+    /// There will be another.
+    Continues,
+    /// The tag is over.
+    Over,
+}
+
+impl Board {
+    /// All tasks, by name and tag.
+    pub fn tasks(&self) -> &BTreeMap<TagKey, Task> {
+        &self.tasks
+    }
+
+    /// One task.
+    pub fn get(&self, key: &TagKey) -> Option<&Task> {
+        self.tasks.get(key)
+    }
+
+    /// Order in which owners were given a slot last; 0 for never.
+    pub(super) fn last_served(&self, owner: &str) -> u64 {
+        self.served.get(owner).copied().unwrap_or(0)
+    }
+
+    /// Takes in what is asked and what the NodeImage's status says already. Returns the tags whose attempts must be
+    /// stopped: they are not asked for any more, or in another version, or somebody declared them over.
+    pub fn desire(
+        &mut self,
+        asks: &BTreeMap<TagKey, Ask>,
+        stored: &BTreeMap<TagKey, ImageTagStatus>,
+    ) -> Vec<TagKey> {
+        let mut stop = Vec::new();
+        self.tasks.retain(|key, task| {
+            let keep = asks.get(key).is_some_and(|ask| ask.version == task.ask.version);
+            if !keep && matches!(task.stage, Stage::Running { .. }) {
+                stop.push(key.clone());
+            }
+            keep
+        });
+        for (key, ask) in asks {
+            let said = stored.get(key).filter(|s| s.version == ask.version);
+            let seq = self.next;
+            self.next += 1;
+            let task = self
+                .tasks
+                .entry(key.clone())
+                .or_insert_with(|| Task::new(ask.clone(), seq, said));
+            task.ask = ask.clone();
+            if let Some(said) = said.filter(|s| s.completion_time.is_some() && !task.is_done()) {
+                if matches!(task.stage, Stage::Running { .. }) {
+                    stop.push(key.clone());
+                }
+                task.stage = Stage::Done(Box::new(said.clone()));
+            }
+        }
+        let tasks = &self.tasks;
+        self.served
+            .retain(|name, _| tasks.values().any(|t| owner(t) == name));
+        stop
+    }
+
+    /// Forgets everything, as for another NodeImage of the same name. Returns the tags whose attempts must be stopped.
+    pub fn clear(&mut self) -> Vec<TagKey> {
+        self.desire(&BTreeMap::new(), &BTreeMap::new())
+    }
+
+    /// Carries a step out. Returns the number of the attempt's run where one begins.
+    pub fn apply(&mut self, step: &Step, now: Timestamp) -> Option<u64> {
+        match step {
+            Step::Start { key, .. } => {
+                let run = self.next;
+                self.next += 1;
+                let task = self.tasks.get_mut(key)?;
+                task.started_at.get_or_insert(now);
+                task.attempts += 1;
+                task.progress = None;
+                task.stage = Stage::Running { run };
+                let owner = owner(task).to_owned();
+                self.served.insert(owner, run);
+                Some(run)
+            }
+            Step::GiveUp { key, words } => {
+                self.tasks.get_mut(key)?.finish(key, Err(words.clone()), now);
+                None
+            }
+        }
+    }
+
+    /// Takes in the bytes of an attempt.
+    pub fn advance(&mut self, key: &TagKey, run: u64, progress: Progress) {
+        if let Some(task) = self.tasks.get_mut(key)
+            && task.stage == (Stage::Running { run })
+        {
+            task.progress = Some(progress);
+        }
+    }
+
+    /// Takes in the end of an attempt.
+    pub fn ended(&mut self, key: &TagKey, run: u64, ended: Ended, now: Timestamp) -> Outcome {
+        let Some(task) = self
+            .tasks
+            .get_mut(key)
+            .filter(|t| t.stage == (Stage::Running { run }))
+        else {
+            return Outcome::Stale;
+        };
+        match ended {
+            Ended::Pulled { image_id, note } => {
+                task.finish(key, Ok((image_id, note)), now);
+                Outcome::Over
+            }
+            Ended::Failed {
+                words,
+                again: Again::Uncounted,
+            } => {
+                task.attempts -= 1;
+                task.interruptions += 1;
+                task.pause(words, task.interruptions, now);
+                Outcome::Continues
+            }
+            Ended::Failed {
+                words,
+                again: Again::Counted,
+            } if task.attempts <= task.ask.retries => {
+                task.interruptions = 0;
+                task.pause(words, task.attempts, now);
+                Outcome::Continues
+            }
+            Ended::Failed { words, .. } => {
+                task.finish(key, Err(words), now);
+                Outcome::Over
+            }
+        }
+    }
+}
+
+impl Task {
+    fn new(ask: Ask, seq: u64, said: Option<&ImageTagStatus>) -> Self {
+        Self {
+            ask,
+            seq,
+            stage: Stage::Waiting,
+            attempts: 0,
+            interruptions: 0,
+            // After a restart of ours the tag's deadline still counts from its first start.
+            started_at: said.and_then(|s| s.start_time.as_ref()).map(|t| t.0),
+            progress: None,
+            last_error: None,
+        }
+    }
+
+    fn pause(&mut self, words: String, failures: u32, now: Timestamp) {
+        self.last_error = Some(words);
+        self.progress = None;
+        let until = now.checked_add(back_off(failures)).unwrap_or(Timestamp::MAX);
+        self.stage = Stage::BackOff { until };
+    }
+
+    fn finish(
+        &mut self,
+        key: &TagKey,
+        result: Result<(Option<String>, Option<String>), String>,
+        now: Timestamp,
+    ) {
+        let started = self.started_at.unwrap_or(now);
+        let progress = self.percent();
+        let (phase, progress, image_id, message) = match result {
+            Ok((image_id, note)) => (ImagePullPhase::Succeeded, 100, image_id, note),
+            Err(words) => (ImagePullPhase::Failed, progress, None, Some(words)),
+        };
+        self.stage = Stage::Done(Box::new(ImageTagStatus {
+            tag: key.tag.clone(),
+            phase,
+            progress,
+            start_time: Some(Time(whole(started))),
+            completion_time: Some(Time(whole(now))),
+            version: self.ask.version,
+            image_id,
+            message,
+        }));
+    }
+
+    /// Per cent of the bytes of the present attempt; 100 is kept for the end.
+    pub fn percent(&self) -> i32 {
+        match self.progress {
+            Some(Progress { done, total }) if total > 0 => {
+                i32::try_from(u128::from(done) * 100 / u128::from(total)).map_or(99, |p| p.min(99))
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// Times in the API have whole seconds.
+pub(super) fn whole(t: Timestamp) -> Timestamp {
+    Timestamp::from_second(t.as_second()).unwrap_or(t)
+}

@@ -1,0 +1,304 @@
+//! Every decision about pulls: what begins, what waits and for what, what is given up.
+//!
+//! The board holds one task per tag. [`plan`] looks at it and says what to do; [`Board::apply`] carries a step out on
+//! the board, and `act` carries it out in the world. Times are the API server's.
+
+pub mod board;
+pub mod keyring;
+pub mod publish;
+pub mod status;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::ObjectReference;
+
+use crate::api::node_image::ImageTagStatus;
+
+pub use board::Board;
+
+/// Pause after the first failed attempt; it doubles with each.
+const BACK_OFF_FIRST: SignedDuration = SignedDuration::from_secs(1);
+/// The longest pause between attempts.
+const BACK_OFF_LAST: SignedDuration = SignedDuration::from_secs(30);
+/// Upstream's words, which clients match.
+const DEADLINE_EXCEEDED: &str = "pulling exceeds the activeDeadlineSeconds";
+
+/// Names a task: the image as the NodeImage has it, and its tag or digest.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TagKey {
+    /// Key in `spec.images`.
+    pub name: String,
+    /// Tag or digest.
+    pub tag: String,
+}
+
+/// What is asked for one tag.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ask {
+    /// Another version is another pull.
+    pub version: i64,
+    /// The reference for the runtime, or why there can be none.
+    pub image: Result<String, String>,
+    /// Pull although the image is present.
+    pub always: bool,
+    /// The most that one attempt may take.
+    pub timeout: SignedDuration,
+    /// How often a failed attempt is repeated.
+    pub retries: u32,
+    /// The most that all may take, from the start of the first attempt.
+    pub active_deadline: Option<SignedDuration>,
+    /// On whose behalf.
+    pub owners: Vec<ObjectReference>,
+    /// Secrets to try, as (namespace, name), in order.
+    pub secrets: Vec<(String, String)>,
+    /// Labels for the runtime's sandbox configuration.
+    pub labels: BTreeMap<String, String>,
+    /// Annotations for the same.
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// Bytes of a pull in progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Progress {
+    /// Bytes that are on the node.
+    pub done: u64,
+    /// Bytes in all.
+    pub total: u64,
+}
+
+/// How an attempt ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    /// The image is on the node.
+    Pulled {
+        /// `NAME@ID` as the runtime knows it, where it said so.
+        image_id: Option<String>,
+        /// What the user should know all the same.
+        note: Option<String>,
+    },
+    /// It is not.
+    Failed {
+        /// Why.
+        words: String,
+        /// Whether and how to go on.
+        again: Again,
+    },
+}
+
+/// Whether a failed attempt is repeated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Again {
+    /// It cannot succeed.
+    Never,
+    /// It may, and it counts.
+    Counted,
+    /// It may, and it does not count: the runtime went away under it.
+    Uncounted,
+}
+
+/// One tag and how far it is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Task {
+    /// What is asked.
+    pub ask: Ask,
+    /// Order of arrival.
+    pub seq: u64,
+    /// What it is doing.
+    pub stage: Stage,
+    /// Attempts begun that count.
+    pub attempts: u32,
+    /// Attempts that ended because the runtime went away, since the last that did not.
+    pub interruptions: u32,
+    /// When the first attempt began.
+    pub started_at: Option<Timestamp>,
+    /// Bytes of the present attempt.
+    pub progress: Option<Progress>,
+    /// Why the last attempt failed.
+    pub last_error: Option<String>,
+}
+
+/// What a task is doing.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Stage {
+    /// It waits for a slot, or for the runtime.
+    Waiting,
+    /// An attempt is under way.
+    Running {
+        /// Tells this attempt from a former one whose end comes late.
+        run: u64,
+    },
+    /// It waits for its next attempt.
+    BackOff {
+        /// When that is.
+        until: Timestamp,
+    },
+    /// It is over; this is what the status says of it from now on.
+    Done(Box<ImageTagStatus>),
+}
+
+/// What bounds the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Attempts at once, at least 1.
+    pub max_parallel: usize,
+    /// Whether a runtime is there to pull with.
+    pub runtime: bool,
+}
+
+/// One thing to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Begin an attempt, and end it after `timeout`.
+    Start {
+        /// Which tag.
+        key: TagKey,
+        /// Until the attempt's own limit or the tag's deadline, whichever is sooner.
+        timeout: SignedDuration,
+    },
+    /// End the tag as failed, stopping its attempt if there is one.
+    GiveUp {
+        /// Which tag.
+        key: TagKey,
+        /// Why.
+        words: String,
+    },
+}
+
+/// What to do now, and when to look again even if nothing happens.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Plan {
+    /// In this order.
+    pub steps: Vec<Step>,
+    /// The next deadline or end of a pause.
+    pub wake: Option<Timestamp>,
+}
+
+/// What to do at `now`.
+pub fn plan(board: &Board, limits: &Limits, now: Timestamp) -> Plan {
+    let mut plan = Plan::default();
+    let mut shares = Shares::default();
+    let mut ready: Vec<(&TagKey, &Task)> = Vec::new();
+    for (key, task) in board.tasks() {
+        match verdict(task, now) {
+            Verdict::Over => {}
+            Verdict::GiveUp(words) => plan.steps.push(Step::GiveUp {
+                key: key.clone(),
+                words,
+            }),
+            Verdict::Running(deadline) => {
+                shares.add(owner(task));
+                plan.wake = earliest(plan.wake, deadline);
+            }
+            Verdict::Pause(until) => plan.wake = earliest(plan.wake, Some(until)),
+            Verdict::Ready(deadline) => {
+                ready.push((key, task));
+                plan.wake = earliest(plan.wake, deadline);
+            }
+        }
+    }
+    while limits.runtime && shares.total < limits.max_parallel {
+        let next = ready.iter().enumerate().min_by_key(|(_, (_, task))| {
+            let owner = owner(task);
+            (shares.of(owner), board.last_served(owner), task.seq)
+        });
+        let Some((index, _)) = next else { break };
+        let (key, task) = ready.swap_remove(index);
+        shares.add(owner(task));
+        plan.steps.push(Step::Start {
+            key: key.clone(),
+            timeout: attempt_timeout(task, now),
+        });
+    }
+    plan
+}
+
+/// What one task wants at `now`.
+enum Verdict {
+    Over,
+    GiveUp(String),
+    /// Busy until it ends, or until its deadline.
+    Running(Option<Timestamp>),
+    Pause(Timestamp),
+    /// Wants a slot; gives up at its deadline, if it has begun before.
+    Ready(Option<Timestamp>),
+}
+
+fn verdict(task: &Task, now: Timestamp) -> Verdict {
+    let deadline = task.deadline();
+    let no_time = task.ask.active_deadline.is_some_and(|d| d <= SignedDuration::ZERO);
+    match &task.stage {
+        Stage::Done(_) => Verdict::Over,
+        _ if task.ask.image.is_err() => Verdict::GiveUp(task.ask.image.clone().err().unwrap_or_default()),
+        _ if no_time || deadline.is_some_and(|d| now >= d) => Verdict::GiveUp(match &task.last_error {
+            Some(error) => format!("{DEADLINE_EXCEEDED}; the last attempt failed: {error}"),
+            None => DEADLINE_EXCEEDED.to_owned(),
+        }),
+        Stage::Running { .. } => Verdict::Running(deadline),
+        Stage::BackOff { until } if now < *until => {
+            Verdict::Pause(deadline.map_or(*until, |d| d.min(*until)))
+        }
+        Stage::BackOff { .. } | Stage::Waiting => Verdict::Ready(deadline),
+    }
+}
+
+fn attempt_timeout(task: &Task, now: Timestamp) -> SignedDuration {
+    let to_deadline = match (task.deadline(), task.ask.active_deadline) {
+        (Some(deadline), _) => Some(deadline.duration_since(now)),
+        (None, whole) => whole,
+    };
+    to_deadline.map_or(task.ask.timeout, |left| left.min(task.ask.timeout))
+}
+
+impl Task {
+    /// When the tag is given up; none before its start, or without a limit.
+    pub fn deadline(&self) -> Option<Timestamp> {
+        self.started_at?.checked_add(self.ask.active_deadline?).ok()
+    }
+
+    /// Whether it is over.
+    pub fn is_done(&self) -> bool {
+        matches!(self.stage, Stage::Done(_))
+    }
+}
+
+/// Whom a task's slot is charged to: its first owner.
+fn owner(task: &Task) -> &str {
+    task.ask
+        .owners
+        .first()
+        .map_or("", |o| o.uid.as_deref().or(o.name.as_deref()).unwrap_or_default())
+}
+
+/// The pause after a number of failures, 1 or more.
+fn back_off(failures: u32) -> SignedDuration {
+    let doublings = failures.saturating_sub(1).min(5);
+    BACK_OFF_FIRST.saturating_mul(1 << doublings).min(BACK_OFF_LAST)
+}
+
+fn earliest(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (one, other) => one.or(other),
+    }
+}
+
+/// Slots in use, by owner.
+#[derive(Default)]
+struct Shares<'a> {
+    total: usize,
+    by_owner: BTreeMap<&'a str, usize>,
+}
+
+impl<'a> Shares<'a> {
+    fn add(&mut self, owner: &'a str) {
+        self.total += 1;
+        *self.by_owner.entry(owner).or_default() += 1;
+    }
+
+    fn of(&self, owner: &str) -> usize {
+        self.by_owner.get(owner).copied().unwrap_or(0)
+    }
+}

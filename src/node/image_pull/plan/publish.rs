@@ -1,0 +1,155 @@
+//! When the status is worth a write.
+//!
+//! A tag that is over is told at once. Other transitions wait a moment for their like, so that one write tells them
+//! together. Bytes alone are worth one write in ten seconds, at a moment of the node's own, so that a fleet does not
+//! write in step.
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Map, Value, json};
+
+use super::status::by_tag;
+use crate::api::node_image::NodeImageStatus;
+
+/// How long a transition waits for others.
+const TOGETHER: SignedDuration = SignedDuration::from_millis(100);
+/// The least time between two writes that tell of bytes only.
+const PROGRESS: SignedDuration = SignedDuration::from_secs(10);
+/// After a failed write: the first pause, which doubles, and the last.
+const RETRY_FIRST: SignedDuration = SignedDuration::from_millis(500);
+const RETRY_LAST: SignedDuration = SignedDuration::from_secs(5);
+
+/// When to write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// There is nothing to tell.
+    Never,
+    /// Not before then.
+    At(Timestamp),
+    /// At once.
+    Now,
+}
+
+/// What was told so far.
+#[derive(Debug, Clone, Default)]
+pub struct Publisher {
+    /// What the API server has, as far as we know.
+    pub stored: NodeImageStatus,
+    /// Fraction of a second's thousandth that spreads nodes: 0 to 999.
+    pub spread: i64,
+    waiting_since: Option<Timestamp>,
+    wrote_at: Option<Timestamp>,
+    failures: u32,
+    not_before: Option<Timestamp>,
+}
+
+impl Publisher {
+    /// A publisher whose progress writes fall at a moment of the node's own.
+    pub fn new(spread: i64) -> Self {
+        Self {
+            spread: spread.rem_euclid(1000),
+            ..Self::default()
+        }
+    }
+
+    /// When to tell `current`.
+    pub fn when(&mut self, current: &NodeImageStatus, now: Timestamp) -> When {
+        let news = News::of(&self.stored, current);
+        let due = match news {
+            News::None => {
+                self.waiting_since = None;
+                return When::Never;
+            }
+            News::Terminal => now,
+            News::Transition => later(*self.waiting_since.get_or_insert(now), TOGETHER),
+            News::Progress => match self.wrote_at {
+                Some(at) => later(at, PROGRESS + SignedDuration::from_millis(self.spread * 2)),
+                None => now,
+            },
+        };
+        let due = self.not_before.map_or(due, |t| t.max(due));
+        if due <= now { When::Now } else { When::At(due) }
+    }
+
+    /// The write was accepted and this is what is stored now.
+    pub fn wrote(&mut self, stored: NodeImageStatus, now: Timestamp) {
+        self.stored = stored;
+        self.wrote_at = Some(now);
+        self.waiting_since = None;
+        self.failures = 0;
+        self.not_before = None;
+    }
+
+    /// The write failed; `after` is what the API server asked for, if it did.
+    pub fn failed(&mut self, after: Option<SignedDuration>, now: Timestamp) {
+        let doubled = RETRY_FIRST
+            .saturating_mul(1 << self.failures.min(6))
+            .min(RETRY_LAST);
+        self.failures = self.failures.saturating_add(1);
+        self.not_before = Some(later(now, after.unwrap_or(doubled)));
+    }
+}
+
+fn later(t: Timestamp, by: SignedDuration) -> Timestamp {
+    t.checked_add(by).unwrap_or(Timestamp::MAX)
+}
+
+/// What is new, the most urgent of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum News {
+    None,
+    Progress,
+    Transition,
+    Terminal,
+}
+
+impl News {
+    fn of(stored: &NodeImageStatus, current: &NodeImageStatus) -> Self {
+        let (old, new) = (by_tag(stored), by_tag(current));
+        let of_tags = new.iter().map(|(key, tag)| match old.get(key) {
+            Some(told) if told == tag => Self::None,
+            _ if tag.completion_time.is_some() => Self::Terminal,
+            Some(told)
+                if told.phase == tag.phase && told.version == tag.version && told.message == tag.message =>
+            {
+                Self::Progress
+            }
+            _ => Self::Transition,
+        });
+        let gone = old.keys().any(|key| !new.contains_key(key));
+        let counts = |s: &NodeImageStatus| [s.desired, s.succeeded, s.failed, s.pulling, s.waiting];
+        let whole = if gone || counts(stored) != counts(current) {
+            Self::Transition
+        } else {
+            Self::None
+        };
+        of_tags.max().unwrap_or(Self::None).max(whole)
+    }
+}
+
+/// The merge patch that turns `stored` into `current`: all counters, and only the images that differ.
+pub fn patch(stored: &NodeImageStatus, current: &NodeImageStatus) -> Value {
+    let mut images = Map::new();
+    for name in stored
+        .image_statuses
+        .keys()
+        .filter(|n| !current.image_statuses.contains_key(*n))
+    {
+        images.insert(name.clone(), Value::Null);
+    }
+    for (name, image) in &current.image_statuses {
+        if stored.image_statuses.get(name) != Some(image) {
+            images.insert(name.clone(), json!(image));
+        }
+    }
+    let mut status = json!({
+        "desired": current.desired,
+        "succeeded": current.succeeded,
+        "failed": current.failed,
+        "pulling": current.pulling,
+        "waiting": current.waiting,
+    });
+    if !images.is_empty() {
+        status["imageStatuses"] = Value::Object(images);
+    }
+    json!({ "status": status })
+}

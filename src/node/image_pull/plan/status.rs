@@ -1,0 +1,106 @@
+//! The NodeImage's status that says what the board holds.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::board::whole;
+use super::{Board, Limits, Stage, TagKey, Task};
+use crate::api::node_image::{ImagePullPhase, ImageStatus, ImageTagStatus, NodeImageStatus};
+
+/// Composes the status. Tags are sorted; `firstSyncStatus` is not ours.
+pub fn compose(board: &Board, limits: &Limits) -> NodeImageStatus {
+    let mut status = NodeImageStatus::default();
+    for (key, task) in board.tasks() {
+        let entry = tag_status(key, task, limits);
+        status.desired += 1;
+        *counter(&mut status, &entry.phase) += 1;
+        status
+            .image_statuses
+            .entry(key.name.clone())
+            .or_insert_with(|| ImageStatus { tags: Vec::new() })
+            .tags
+            .push(entry);
+    }
+    status
+}
+
+/// By name and tag, what a status says.
+pub fn by_tag(status: &NodeImageStatus) -> BTreeMap<TagKey, ImageTagStatus> {
+    let entries = status
+        .image_statuses
+        .iter()
+        .flat_map(|(name, image)| image.tags.iter().map(move |t| (name, t)));
+    entries
+        .map(|(name, t)| {
+            (
+                TagKey {
+                    name: name.clone(),
+                    tag: t.tag.clone(),
+                },
+                t.clone(),
+            )
+        })
+        .collect()
+}
+
+/// What a task waits for, in words; none if it works or is over.
+pub fn waits_for(task: &Task, limits: &Limits) -> Option<String> {
+    match &task.stage {
+        Stage::Running { .. } | Stage::Done(_) => None,
+        Stage::BackOff { until } => Some(format!("waits until {} for its next attempt", whole(*until))),
+        Stage::Waiting if !limits.runtime => {
+            Some("waits for the container runtime, which does not answer".to_owned())
+        }
+        Stage::Waiting => Some(format!(
+            "waits for one of {} pull slots of this node",
+            limits.max_parallel
+        )),
+    }
+}
+
+fn tag_status(key: &TagKey, task: &Task, limits: &Limits) -> ImageTagStatus {
+    let (phase, message) = match &task.stage {
+        Stage::Done(status) => return (**status).clone(),
+        Stage::Waiting => (ImagePullPhase::Waiting, waits_for(task, limits)),
+        Stage::Running { .. } => (
+            ImagePullPhase::Pulling,
+            task.last_error.as_deref().map(|e| failed(task, e)),
+        ),
+        Stage::BackOff { .. } => {
+            let error = task.last_error.as_deref().unwrap_or("unknown");
+            let wait = waits_for(task, limits).unwrap_or_default();
+            (
+                ImagePullPhase::Pulling,
+                Some(format!("{wait}; {}", failed(task, error))),
+            )
+        }
+    };
+    ImageTagStatus {
+        tag: key.tag.clone(),
+        phase,
+        progress: task.percent(),
+        start_time: task.started_at.map(|t| Time(whole(t))),
+        completion_time: None,
+        version: task.ask.version,
+        image_id: None,
+        message,
+    }
+}
+
+fn failed(task: &Task, error: &str) -> String {
+    let most = task.ask.retries.saturating_add(1);
+    format!(
+        "attempt {} of {most}; the last one failed: {error}",
+        task.attempts.max(1)
+    )
+}
+
+fn counter<'a>(status: &'a mut NodeImageStatus, phase: &ImagePullPhase) -> &'a mut i32 {
+    match phase {
+        ImagePullPhase::Succeeded => &mut status.succeeded,
+        ImagePullPhase::Failed => &mut status.failed,
+        ImagePullPhase::Pulling => &mut status.pulling,
+        ImagePullPhase::Waiting | ImagePullPhase::Other(_) => &mut status.waiting,
+    }
+}

@@ -1,0 +1,335 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod keyring;
+mod publish;
+mod simulate;
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::ObjectReference;
+
+use super::board::Outcome;
+use super::*;
+use crate::api::node_image::ImagePullPhase;
+
+pub(super) const START: i64 = 1_800_000_000;
+
+pub(super) fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(START + seconds).unwrap()
+}
+
+pub(super) fn key(tag: &str) -> TagKey {
+    TagKey {
+        name: "nginx".to_owned(),
+        tag: tag.to_owned(),
+    }
+}
+
+pub(super) fn ask(owner: &str) -> Ask {
+    Ask {
+        version: 1,
+        image: Ok("docker.io/library/nginx:1".to_owned()),
+        always: false,
+        timeout: SignedDuration::from_secs(60),
+        retries: 2,
+        active_deadline: None,
+        owners: vec![ObjectReference {
+            uid: Some(owner.to_owned()),
+            ..ObjectReference::default()
+        }],
+        secrets: Vec::new(),
+        labels: BTreeMap::new(),
+        annotations: BTreeMap::new(),
+    }
+}
+
+pub(super) const LIMITS: Limits = Limits {
+    max_parallel: 2,
+    runtime: true,
+};
+
+pub(super) fn failed(again: Again) -> Ended {
+    Ended::Failed {
+        words: "no luck".to_owned(),
+        again,
+    }
+}
+
+pub(super) fn pulled() -> Ended {
+    Ended::Pulled {
+        image_id: Some("nginx@sha256:0".to_owned()),
+        note: None,
+    }
+}
+
+/// Applies the plan and returns the runs that began.
+pub(super) fn go(board: &mut Board, limits: &Limits, now: Timestamp) -> Vec<(TagKey, u64)> {
+    let steps = plan(board, limits, now).steps;
+    let begun = steps.iter().filter_map(|step| {
+        let run = board.apply(step, now)?;
+        match step {
+            Step::Start { key, .. } => Some((key.clone(), run)),
+            Step::GiveUp { .. } => None,
+        }
+    });
+    begun.collect()
+}
+
+fn board_of(asks: &[(&str, Ask)]) -> (Board, BTreeMap<TagKey, Ask>) {
+    let asks: BTreeMap<_, _> = asks.iter().map(|(tag, ask)| (key(tag), ask.clone())).collect();
+    let mut board = Board::default();
+    assert!(board.desire(&asks, &BTreeMap::new()).is_empty());
+    (board, asks)
+}
+
+fn said(board: &Board, tag: &str) -> ImageTagStatus {
+    status::by_tag(&status::compose(board, &LIMITS))
+        .remove(&key(tag))
+        .unwrap()
+}
+
+#[test]
+fn an_attempt_that_succeeds_ends_the_tag() {
+    let (mut board, _) = board_of(&[("1", ask("a"))]);
+    let (key, run) = go(&mut board, &LIMITS, at(0)).remove(0);
+    assert_eq!(said(&board, "1").phase, ImagePullPhase::Pulling);
+    assert_eq!(board.ended(&key, run, pulled(), at(3)), Outcome::Over);
+    let status = said(&board, "1");
+    assert_eq!((status.phase, status.progress), (ImagePullPhase::Succeeded, 100));
+    assert_eq!(
+        status
+            .completion_time
+            .unwrap()
+            .0
+            .duration_since(status.start_time.unwrap().0)
+            .as_secs(),
+        3
+    );
+    assert_eq!(plan(&board, &LIMITS, at(4)), Plan::default());
+}
+
+#[test]
+fn a_failure_waits_longer_each_time_and_the_last_one_ends_the_tag_at_once() {
+    let (mut board, _) = board_of(&[("1", ask("a"))]);
+    let mut now = 0;
+    for pause in [1, 2] {
+        let (key, run) = go(&mut board, &LIMITS, at(now)).remove(0);
+        assert_eq!(
+            board.ended(&key, run, failed(Again::Counted), at(now)),
+            Outcome::Continues
+        );
+        let waiting = plan(&board, &LIMITS, at(now));
+        assert_eq!((waiting.steps.len(), waiting.wake), (0, Some(at(now + pause))));
+        let message = said(&board, "1").message.unwrap();
+        assert!(
+            message.contains("waits until") && message.contains("no luck"),
+            "{message}"
+        );
+        now += pause;
+    }
+    let (key, run) = go(&mut board, &LIMITS, at(now)).remove(0);
+    assert_eq!(
+        board.ended(&key, run, failed(Again::Counted), at(now)),
+        Outcome::Over
+    );
+    assert_eq!(said(&board, "1").message.as_deref(), Some("no luck"));
+}
+
+#[test]
+fn what_cannot_succeed_is_not_repeated() {
+    let (mut board, _) = board_of(&[("1", ask("a"))]);
+    let (key, run) = go(&mut board, &LIMITS, at(0)).remove(0);
+    assert_eq!(board.ended(&key, run, failed(Again::Never), at(0)), Outcome::Over);
+}
+
+#[test]
+fn an_invalid_reference_ends_the_tag_without_an_attempt() {
+    let bad = Ask {
+        image: Err("\"X\" is not valid".to_owned()),
+        ..ask("a")
+    };
+    let (mut board, _) = board_of(&[("1", bad)]);
+    assert!(
+        go(
+            &mut board,
+            &Limits {
+                runtime: false,
+                ..LIMITS
+            },
+            at(0)
+        )
+        .is_empty()
+    );
+    assert_eq!(said(&board, "1").message.as_deref(), Some("\"X\" is not valid"));
+}
+
+#[test]
+fn a_runtime_that_goes_away_costs_no_attempt() {
+    let (mut board, _) = board_of(&[(
+        "1",
+        Ask {
+            retries: 0,
+            ..ask("a")
+        },
+    )]);
+    let mut now = 0;
+    for _ in 0..20 {
+        let (key, run) = go(&mut board, &LIMITS, at(now)).remove(0);
+        assert_eq!(
+            board.ended(&key, run, failed(Again::Uncounted), at(now)),
+            Outcome::Continues
+        );
+        now += 30;
+    }
+    let (key, run) = go(&mut board, &LIMITS, at(now)).remove(0);
+    assert_eq!(board.ended(&key, run, pulled(), at(now)), Outcome::Over);
+}
+
+#[test]
+fn the_deadline_ends_a_tag_in_every_stage() {
+    let limited = Ask {
+        active_deadline: Some(SignedDuration::from_secs(5)),
+        ..ask("a")
+    };
+    let (mut board, _) = board_of(&[("1", limited.clone()), ("2", limited)]);
+    let begun = go(&mut board, &LIMITS, at(0));
+    board.ended(&begun[0].0, begun[0].1, failed(Again::Counted), at(0));
+    board.ended(&begun[0].0, begun[0].1, failed(Again::Counted), at(0));
+    let again = go(&mut board, &LIMITS, at(4));
+    board.ended(&again[0].0, again[0].1, failed(Again::Counted), at(4));
+    assert_eq!(plan(&board, &LIMITS, at(4)).wake, Some(at(5)));
+    go(&mut board, &LIMITS, at(5));
+    for tag in ["1", "2"] {
+        let status = said(&board, tag);
+        assert_eq!(status.phase, ImagePullPhase::Failed);
+        assert!(status.message.unwrap().starts_with(DEADLINE_EXCEEDED));
+    }
+    assert_eq!(
+        board.ended(&begun[1].0, begun[1].1, pulled(), at(5)),
+        Outcome::Stale,
+        "nothing changes after the end"
+    );
+}
+
+#[test]
+fn an_attempt_may_take_no_longer_than_the_deadline_leaves() {
+    let limited = Ask {
+        active_deadline: Some(SignedDuration::from_secs(10)),
+        ..ask("a")
+    };
+    let (mut board, _) = board_of(&[("1", limited)]);
+    let timeout = |board: &Board, now| match &plan(board, &LIMITS, now).steps[..] {
+        [Step::Start { timeout, .. }] => timeout.as_secs(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(timeout(&board, at(0)), 10);
+    let (key, run) = go(&mut board, &LIMITS, at(0)).remove(0);
+    board.ended(&key, run, failed(Again::Counted), at(3));
+    assert_eq!(timeout(&board, at(4)), 6);
+}
+
+#[test]
+fn a_tag_that_is_removed_or_changes_version_is_stopped() {
+    let (mut board, mut asks) = board_of(&[("1", ask("a")), ("2", ask("a"))]);
+    let begun = go(&mut board, &LIMITS, at(0));
+    assert_eq!(begun.len(), 2);
+    asks.remove(&key("1"));
+    asks.get_mut(&key("2")).unwrap().version = 2;
+    assert_eq!(board.desire(&asks, &BTreeMap::new()), [key("1"), key("2")]);
+    assert_eq!(
+        board.ended(&begun[1].0, begun[1].1, pulled(), at(1)),
+        Outcome::Stale
+    );
+    assert_eq!(said(&board, "2").version, 2);
+    assert_eq!(go(&mut board, &LIMITS, at(1)).len(), 1);
+}
+
+#[test]
+fn what_the_status_says_is_over_is_not_pulled_again() {
+    let (mut board, asks) = board_of(&[("1", ask("a"))]);
+    let (key, run) = go(&mut board, &LIMITS, at(0)).remove(0);
+    board.ended(&key, run, pulled(), at(1));
+    let stored = status::by_tag(&status::compose(&board, &LIMITS));
+
+    let mut restarted = Board::default();
+    restarted.desire(&asks, &stored);
+    assert_eq!(plan(&restarted, &LIMITS, at(9)), Plan::default());
+    assert_eq!(
+        status::compose(&restarted, &LIMITS),
+        status::compose(&board, &LIMITS)
+    );
+
+    let next: BTreeMap<_, _> = asks
+        .into_iter()
+        .map(|(k, a)| (k, Ask { version: 2, ..a }))
+        .collect();
+    restarted.desire(&next, &stored);
+    assert_eq!(
+        go(&mut restarted, &LIMITS, at(9)).len(),
+        1,
+        "another version is another pull"
+    );
+}
+
+#[test]
+fn after_a_restart_the_deadline_counts_from_the_first_start() {
+    let limited = Ask {
+        active_deadline: Some(SignedDuration::from_secs(60)),
+        ..ask("a")
+    };
+    let (mut board, asks) = board_of(&[("1", limited)]);
+    go(&mut board, &LIMITS, at(0));
+    let stored = status::by_tag(&status::compose(&board, &LIMITS));
+    let mut restarted = Board::default();
+    restarted.desire(&asks, &stored);
+    assert_eq!(restarted.get(&key("1")).unwrap().deadline(), Some(at(60)));
+    go(&mut restarted, &LIMITS, at(61));
+    assert_eq!(said(&restarted, "1").phase, ImagePullPhase::Failed);
+}
+
+#[test]
+fn without_a_runtime_tags_wait_and_say_for_what() {
+    let (board, _) = board_of(&[("1", ask("a"))]);
+    let none = Limits {
+        runtime: false,
+        ..LIMITS
+    };
+    assert_eq!(plan(&board, &none, at(0)), Plan::default());
+    let status = status::compose(&board, &none);
+    let message = status.image_statuses["nginx"].tags[0].message.clone().unwrap();
+    assert!(message.contains("container runtime"), "{message}");
+    assert_eq!((status.desired, status.waiting), (1, 1));
+}
+
+#[test]
+fn a_small_job_does_not_queue_behind_a_large_one() {
+    let mut asks: Vec<(String, Ask)> = (0..20).map(|n| (format!("large{n:02}"), ask("large"))).collect();
+    asks.push(("small".to_owned(), ask("small")));
+    let (mut board, mut all) = board_of(&[]);
+    for (tag, ask) in asks {
+        all.insert(key(&tag), ask);
+        board.desire(&all, &BTreeMap::new());
+    }
+    let tags: Vec<_> = go(&mut board, &LIMITS, at(0))
+        .into_iter()
+        .map(|(k, _)| k.tag)
+        .collect();
+    assert_eq!(tags, ["large00", "small"]);
+}
+
+#[test]
+fn per_cents_come_from_bytes_and_never_say_100_before_the_end() {
+    let (mut board, _) = board_of(&[("1", ask("a"))]);
+    let (key, run) = go(&mut board, &LIMITS, at(0)).remove(0);
+    for (done, total, per_cent) in [(0, 0, 0), (1, 3, 33), (3, 3, 99), (u64::MAX, u64::MAX, 99)] {
+        board.advance(&key, run, Progress { done, total });
+        assert_eq!(said(&board, "1").progress, per_cent);
+    }
+    board.advance(&key, run + 1, Progress { done: 1, total: 2 });
+    assert_eq!(
+        said(&board, "1").progress,
+        99,
+        "bytes of another attempt do not count"
+    );
+}

@@ -1,0 +1,156 @@
+use super::super::publish::{Publisher, When, patch};
+use super::*;
+use crate::api::node_image::NodeImageStatus;
+use proptest::prelude::*;
+use serde_json::json;
+
+fn at_ms(ms: i64) -> Timestamp {
+    Timestamp::from_millisecond(START * 1000 + ms).unwrap()
+}
+
+/// A board with one tag that runs, and its run.
+fn running() -> (Board, TagKey, u64) {
+    let (mut board, _) = board_of(&[("1", ask("a"))]);
+    let (key, run) = go(&mut board, &LIMITS, at(0)).remove(0);
+    (board, key, run)
+}
+
+fn now(board: &Board) -> NodeImageStatus {
+    status::compose(board, &LIMITS)
+}
+
+#[test]
+fn transitions_wait_for_others_and_ends_do_not() {
+    let (mut board, key, run) = running();
+    let mut publisher = Publisher::new(0);
+    assert_eq!(publisher.when(&now(&board), at_ms(0)), When::At(at_ms(100)));
+    assert_eq!(
+        publisher.when(&now(&board), at_ms(50)),
+        When::At(at_ms(100)),
+        "the first of them sets the time"
+    );
+    assert_eq!(publisher.when(&now(&board), at_ms(100)), When::Now);
+    board.ended(&key, run, pulled(), at_ms(60));
+    assert_eq!(publisher.when(&now(&board), at_ms(60)), When::Now);
+    publisher.wrote(now(&board), at_ms(60));
+    assert_eq!(publisher.when(&now(&board), at_ms(61)), When::Never);
+}
+
+#[test]
+fn bytes_are_told_once_in_ten_seconds() {
+    let (mut board, key, run) = running();
+    let mut publisher = Publisher::new(500);
+    publisher.wrote(now(&board), at_ms(0));
+    let mut writes = Vec::new();
+    for ms in (0..60_000).step_by(500) {
+        board.advance(
+            &key,
+            run,
+            Progress {
+                done: u64::try_from(ms).unwrap(),
+                total: 60_000,
+            },
+        );
+        if publisher.when(&now(&board), at_ms(ms)) == When::Now {
+            publisher.wrote(now(&board), at_ms(ms));
+            writes.push(ms);
+        }
+    }
+    assert_eq!(writes, [11_000, 22_000, 33_000, 44_000, 55_000]);
+}
+
+#[test]
+fn a_failed_write_is_repeated_with_growing_pauses_or_when_the_server_says() {
+    let (board, ..) = running();
+    let mut publisher = Publisher::new(0);
+    publisher.failed(None, at_ms(0));
+    assert_eq!(publisher.when(&now(&board), at_ms(0)), When::At(at_ms(500)));
+    for _ in 0..10 {
+        publisher.failed(None, at_ms(0));
+    }
+    assert_eq!(publisher.when(&now(&board), at_ms(0)), When::At(at_ms(5000)));
+    publisher.failed(Some(SignedDuration::from_secs(7)), at_ms(0));
+    assert_eq!(publisher.when(&now(&board), at_ms(0)), When::At(at_ms(7000)));
+}
+
+#[test]
+fn the_patch_names_only_what_differs_and_removes_what_is_gone() {
+    let status = |value: serde_json::Value| serde_json::from_value::<NodeImageStatus>(value).unwrap();
+    let tag = |phase: &str| json!({"tags": [{"tag": "1", "phase": phase, "progress": 0, "version": 0}]});
+    let stored = status(
+        json!({"desired": 3, "imageStatuses": {"a": tag("Pulling"), "b": tag("Waiting"), "c": tag("Waiting")},
+        "firstSyncStatus": {"message": "of somebody else"}}),
+    );
+    let current = status(json!({"desired": 2, "succeeded": 1, "waiting": 1,
+        "imageStatuses": {"a": tag("Succeeded"), "b": tag("Waiting")}}));
+    let patch = patch(&stored, &current);
+    assert_eq!(
+        patch,
+        json!({"status": {"desired": 2, "succeeded": 1, "failed": 0, "pulling": 0, "waiting": 1,
+        "imageStatuses": {"a": tag("Succeeded"), "c": null}}})
+    );
+}
+
+/// Some status, from a board in some state.
+fn any_status() -> impl Strategy<Value = NodeImageStatus> {
+    prop::collection::btree_map(("[ab]", "[12]"), 0..4u8, 0..4).prop_map(|tags| {
+        let asks: BTreeMap<_, _> = tags
+            .keys()
+            .map(|(name, tag)| {
+                (
+                    TagKey {
+                        name: name.clone(),
+                        tag: tag.clone(),
+                    },
+                    ask("a"),
+                )
+            })
+            .collect();
+        let mut board = Board::default();
+        board.desire(&asks, &BTreeMap::new());
+        let begun = go(
+            &mut board,
+            &Limits {
+                max_parallel: 3,
+                runtime: true,
+            },
+            at(0),
+        );
+        for (key, run) in begun {
+            match tags[&(key.name.clone(), key.tag.clone())] {
+                0 => drop(board.ended(&key, run, pulled(), at(1))),
+                1 => drop(board.ended(&key, run, failed(Again::Never), at(1))),
+                2 => board.advance(&key, run, Progress { done: 1, total: 2 }),
+                _ => {}
+            }
+        }
+        status::compose(&board, &LIMITS)
+    })
+}
+
+proptest! {
+    /// Applied to what is stored, the patch gives what is meant, and keeps what is not ours.
+    #[test]
+    fn the_patch_leads_to_the_status_that_is_meant(old in any_status(), new in any_status()) {
+        let mut object = json!({ "status": old });
+        object["status"]["firstSyncStatus"] = json!({"message": "of somebody else"});
+        json_patch::merge(&mut object, &patch(&old, &new));
+        let mut merged: NodeImageStatus = serde_json::from_value(object["status"].clone()).unwrap();
+        prop_assert!(merged.first_sync_status.take().is_some());
+        prop_assert_eq!(merged, new);
+    }
+
+    /// Whatever was told, once the present is told there is nothing to tell; and what is new is told within 12 s.
+    #[test]
+    fn telling_converges(old in any_status(), new in any_status(), spread in any::<i64>()) {
+        let mut publisher = Publisher::new(spread);
+        publisher.wrote(old.clone(), at(0));
+        match publisher.when(&new, at(1)) {
+            When::Never => prop_assert_eq!(&old, &new),
+            When::At(t) => prop_assert!(t > at(1) && t <= at(12)),
+            When::Now => {}
+        }
+        publisher.wrote(new.clone(), at(1));
+        prop_assert_eq!(publisher.when(&new, at(2)), When::Never);
+    }
+}
