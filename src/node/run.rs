@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::live::Runtime;
-use super::{Context, Live, Options, control};
+use super::{Context, Live, Options, control, image_pull};
 use crate::cluster::{self, Cluster};
 use crate::cri::{Options as Discovery, Runtimes, SocketHealth};
 use crate::ops::http::{self, Serve};
@@ -78,6 +78,7 @@ fn start(supervisor: &mut Supervisor, ctx: &Context) {
         Ok::<_, String>(())
     });
     supervisor.spawn_endless("runtime health", tell_runtimes(ctx.clone()));
+    supervisor.spawn("image pull", image_pull::run(ctx.clone()));
     let c = ctx.clone();
     supervisor.spawn("control", async move {
         control::run(&c.options.control_socket, c.live.clone(), c.shutdown.clone()).await
