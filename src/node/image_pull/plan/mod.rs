@@ -228,7 +228,10 @@ enum Verdict {
 
 fn verdict(task: &Task, now: Timestamp) -> Verdict {
     let deadline = task.deadline();
-    let no_time = task.ask.active_deadline.is_some_and(|d| d <= SignedDuration::ZERO);
+    let no_time = task
+        .ask
+        .active_deadline
+        .is_some_and(|d| d <= SignedDuration::ZERO);
     match &task.stage {
         Stage::Done(_) => Verdict::Over,
         _ if task.ask.image.is_err() => Verdict::GiveUp(task.ask.image.clone().err().unwrap_or_default()),
