@@ -4,6 +4,10 @@
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
+use kube::Api;
+use kube::runtime::watcher;
+
+use crate::cluster::{Cluster, Mirror, mirror};
 
 /// A Pod of this node.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -93,6 +97,13 @@ pub struct StatusView {
     pub waiting: Option<(String, String)>,
     /// How the container before, or this one, ended: exit code, and when by the node's clock.
     pub ended: Option<(i32, Option<Timestamp>)>,
+}
+
+/// A mirror of the Pods on `node`, and the task that keeps it up to date.
+pub fn watch(cluster: &Cluster, node: &str) -> (Mirror<PodView>, impl Future<Output = ()> + Send + use<>) {
+    let api: Api<core::Pod> = Api::all(cluster.client.clone());
+    let here = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+    mirror(api, here, |pod| Some(PodView::of(pod)))
 }
 
 impl PodView {

@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use judge::bare;
+pub use time::{deadline, mono};
 pub use types::{
     Act, Attempt, Begin, Key, Memory, Now, Observed, Phase, Plan, PodSight, Request, RunState, RuntimeSight,
     Seen, Settled, Snapshot, Stage, State, Status, Urgency, View, Wake, Wanted, Write,

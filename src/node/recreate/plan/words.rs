@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use super::types::Phase;
+
 /// Why a request waits, or what a look is set for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wait {
@@ -140,6 +142,17 @@ impl fmt::Display for Step {
 }
 
 impl Step {
+    /// The phase that a container in this step has in the status.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        match self {
+            Self::Waiting | Self::Blind => Phase::Pending,
+            Self::Succeeded => Phase::Succeeded,
+            Self::Failed(_) => Phase::Failed,
+            _ => Phase::Recreating,
+        }
+    }
+
     /// Says what had been done when the deadline came at this step.
     #[must_use]
     pub fn at_deadline(&self) -> String {

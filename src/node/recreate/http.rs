@@ -1,0 +1,375 @@
+//! The HTTP request of a preStop hook, by kubelet's rules: whatever is answered counts as delivered, the
+//! server's certificate is not checked, and a server that speaks plain HTTP where HTTPS was asked for is
+//! asked again in plain HTTP. Redirects are followed within the same server only: the daemon is on the
+//! host's network, and no Pod's answer may send it elsewhere.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::sync::Arc;
+
+use http_body_util::Empty;
+use hyper::body::Bytes;
+use hyper::header::{ACCEPT, AUTHORIZATION, HOST, HeaderName, HeaderValue, LOCATION, USER_AGENT};
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+/// How many redirects are followed.
+const REDIRECTS: usize = 10;
+
+/// What to ask whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Get {
+    /// Whether to speak TLS.
+    pub tls: bool,
+    /// Host name or address.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+    /// Path, with query if there is one; a missing slash at the start is added.
+    pub path: String,
+    /// Headers, in order.
+    pub headers: Vec<(String, String)>,
+}
+
+/// Why no answer came.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Nobody listens.
+    #[error("connecting to {host}:{port}: {why}")]
+    Connect {
+        /// The host.
+        host: String,
+        /// The port.
+        port: u16,
+        /// What the network said.
+        why: String,
+    },
+    /// There is no TLS with the server.
+    #[error("speaking TLS with {host}:{port}: {why}")]
+    Tls {
+        /// Whether that is because it speaks something else.
+        plain: bool,
+        /// The host.
+        host: String,
+        /// The port.
+        port: u16,
+        /// What went wrong.
+        why: String,
+    },
+    /// The request cannot be made as the hook has it.
+    #[error("httpGet cannot be sent: {0}")]
+    Invalid(String),
+    /// The connection broke.
+    #[error("asking {host}:{port}: {why}")]
+    Broken {
+        /// The host.
+        host: String,
+        /// The port.
+        port: u16,
+        /// What the connection said.
+        why: String,
+    },
+}
+
+/// Sends the request and waits for the head of the answer.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn get(request: &Get) -> Result<(), Error> {
+    let mut request = request.clone();
+    for _ in 0..=REDIRECTS {
+        let answer = match once(&request).await {
+            Err(Error::Tls { plain: true, .. }) => {
+                request.tls = false;
+                request
+                    .headers
+                    .retain(|(name, _)| !name.eq_ignore_ascii_case(AUTHORIZATION.as_str()));
+                once(&request).await?
+            }
+            answer => answer?,
+        };
+        let location = answer
+            .headers()
+            .get(LOCATION)
+            .and_then(|value| value.to_str().ok());
+        match location
+            .filter(|_| answer.status().is_redirection())
+            .and_then(|to| redirect(&request, to))
+        {
+            Some(path) => request.path = path,
+            None => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+/// The path to go on with, where the redirect stays with the same server.
+fn redirect(request: &Get, location: &str) -> Option<String> {
+    if location.starts_with('/') && !location.starts_with("//") {
+        return Some(location.to_owned());
+    }
+    let scheme = if request.tls { "https" } else { "http" };
+    let rest = location.strip_prefix(&format!("{scheme}://{}", authority(request)))?;
+    rest.starts_with('/').then(|| rest.to_owned())
+}
+
+fn authority(request: &Get) -> String {
+    let bare_v6 = request.host.contains(':') && !request.host.starts_with('[');
+    let host = if bare_v6 {
+        format!("[{}]", request.host)
+    } else {
+        request.host.clone()
+    };
+    format!("{host}:{}", request.port)
+}
+
+async fn once(request: &Get) -> Result<Response<hyper::body::Incoming>, Error> {
+    let host = request.host.trim_matches(['[', ']']).to_owned();
+    let stream = TcpStream::connect((host.as_str(), request.port))
+        .await
+        .map_err(|error| Error::Connect {
+            host: host.clone(),
+            port: request.port,
+            why: error.to_string(),
+        })?;
+    if !request.tls {
+        return exchange(request, stream).await;
+    }
+    let tls = |plain, why: String| Error::Tls {
+        plain,
+        host: host.clone(),
+        port: request.port,
+        why,
+    };
+    let name = ServerName::try_from(host.clone()).map_err(|error| tls(false, error.to_string()))?;
+    let stream = TlsConnector::from(config()?)
+        .connect(name, stream)
+        .await
+        .map_err(|error| tls(is_plain(&error), error.to_string()))?;
+    exchange(request, stream).await
+}
+
+/// Whether the server answered in something that is no TLS.
+fn is_plain(error: &std::io::Error) -> bool {
+    let inner = error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    matches!(inner, Some(rustls::Error::InvalidMessage(_)))
+}
+
+async fn exchange<S>(request: &Get, stream: S) -> Result<Response<hyper::body::Incoming>, Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let message = message(request)?;
+    let broken = |error: hyper::Error| Error::Broken {
+        host: request.host.clone(),
+        port: request.port,
+        why: error.to_string(),
+    };
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(broken)?;
+    tokio::select! {
+        answer = sender.send_request(message) => answer.map_err(broken),
+        // The connection ends only after the answer, or with an error that the request reports as well.
+        // The connection is driven here; how it ends is told by the request as well.
+        never = async { let _ = connection.await; pending::<Infallible>().await } => match never {},
+    }
+}
+
+fn message(get: &Get) -> Result<Request<Empty<Bytes>>, Error> {
+    let invalid = |error: &dyn std::fmt::Display| Error::Invalid(error.to_string());
+    let slash = if get.path.starts_with('/') { "" } else { "/" };
+    let mut request = Request::get(format!("{slash}{}", get.path))
+        .body(Empty::<Bytes>::new())
+        .map_err(|error| Error::Invalid(format!("path {:?}: {error}", get.path)))?;
+    let headers = request.headers_mut();
+    for (name, value) in &get.headers {
+        let name = HeaderName::from_bytes(name.as_bytes())
+            .map_err(|error| Error::Invalid(format!("header {name:?}: {error}")))?;
+        let value = HeaderValue::from_str(value)
+            .map_err(|error| Error::Invalid(format!("header {name}: {error}")))?;
+        headers.append(name, value);
+    }
+    if !headers.contains_key(HOST) {
+        headers.insert(
+            HOST,
+            HeaderValue::from_str(&authority(get)).map_err(|error| invalid(&error))?,
+        );
+    }
+    let agent = HeaderValue::from_static(concat!("kruise-daemon/", env!("CARGO_PKG_VERSION")));
+    headers.entry(USER_AGENT).or_insert(agent);
+    headers.entry(ACCEPT).or_insert(HeaderValue::from_static("*/*"));
+    Ok(request)
+}
+
+fn config() -> Result<Arc<ClientConfig>, Error> {
+    let provider = Arc::new(ring::default_provider());
+    let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| Error::Invalid(error.to_string()))?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AnyServer(provider)))
+        .with_no_client_auth();
+    Ok(Arc::new(config))
+}
+
+/// Takes any certificate, as kubelet does for hooks and probes: what is asked is a Pod, by its address.
+#[derive(Debug)]
+struct AnyServer(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for AnyServer {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(
+            message,
+            certificate,
+            signed,
+            &self.0.signature_verification_algorithms,
+        )
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(
+            message,
+            certificate,
+            signed,
+            &self.0.signature_verification_algorithms,
+        )
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used)]
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    /// Answers each connection with the next of `answers` and returns what it was asked.
+    async fn server(answers: Vec<&'static str>) -> (u16, tokio::task::JoinHandle<Vec<String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let task = tokio::spawn(async move {
+            let mut asked = Vec::new();
+            for answer in answers {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut text = vec![0; 4096];
+                let length = stream.read(&mut text).await.unwrap();
+                asked.push(String::from_utf8_lossy(&text[..length]).into_owned());
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+            asked
+        });
+        (port, task)
+    }
+
+    fn hook(port: u16, tls: bool) -> Get {
+        Get {
+            tls,
+            host: "127.0.0.1".into(),
+            port,
+            path: "bye?now=1".into(),
+            headers: vec![
+                ("Authorization".into(), "secret".into()),
+                ("X-A".into(), "1".into()),
+            ],
+        }
+    }
+
+    const DONE: &str = "HTTP/1.1 500 Oops\r\ncontent-length: 0\r\n\r\n";
+
+    #[tokio::test]
+    async fn any_answer_is_a_delivery() {
+        let (port, asked) = server(vec![DONE]).await;
+        get(&hook(port, false)).await.unwrap();
+        let asked = asked.await.unwrap().remove(0).to_lowercase();
+        assert!(asked.starts_with("get /bye?now=1 http/1.1\r\n"), "{asked}");
+        for header in [
+            format!("host: 127.0.0.1:{port}"),
+            "x-a: 1".into(),
+            "authorization: secret".into(),
+        ] {
+            assert!(asked.contains(&header), "{header} in {asked}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_plain_server_behind_https_is_asked_again_without_the_secret() {
+        let (port, asked) = server(vec!["HTTP/1.0 400 Bad Request\r\n\r\n", DONE]).await;
+        get(&hook(port, true)).await.unwrap();
+        let second = asked.await.unwrap().remove(1).to_lowercase();
+        assert!(
+            second.starts_with("get /bye") && !second.contains("secret"),
+            "{second}"
+        );
+    }
+
+    #[tokio::test]
+    async fn redirects_are_followed_on_the_same_server_only() {
+        let (port, asked) = server(vec![
+            "HTTP/1.1 301 M\r\nlocation: /else\r\ncontent-length: 0\r\n\r\n",
+            DONE,
+        ])
+        .await;
+        get(&hook(port, false)).await.unwrap();
+        assert!(asked.await.unwrap()[1].starts_with("GET /else "));
+        let here = hook(80, false);
+        assert_eq!(redirect(&here, "http://127.0.0.1:80/x").as_deref(), Some("/x"));
+        for there in [
+            "http://169.254.169.254/latest",
+            "//evil/x",
+            "http://127.0.0.1:800/x",
+            "https://127.0.0.1:80/x",
+        ] {
+            assert_eq!(redirect(&here, there), None, "{there}");
+        }
+    }
+
+    #[tokio::test]
+    async fn nobody_there_is_an_error_in_words() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        drop(listener);
+        let error = get(&hook(port, false))
+            .await
+            .expect_err("nobody listens")
+            .to_string();
+        assert!(
+            error.starts_with(&format!("connecting to 127.0.0.1:{port}:")),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,386 @@
+//! One Pod: looks, plans, acts and reports until none of its requests is left.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::Shared;
+use super::act::{self, Job, News};
+use super::observe::{self, Eyes};
+use super::plan::{
+    self, Act, Attempt, Begin, Memory, Now, Observed, Phase, Plan, PodSight, Request, RuntimeSight, Stage,
+};
+use super::report;
+use super::writer::Writer;
+use crate::cluster::Key;
+use crate::cri;
+use crate::ops::metrics::metrics;
+
+/// How long the runtime is waited for before a Pod is planned without it.
+const LOOK: Duration = Duration::from_secs(6);
+/// The same where a deadline has passed and nothing but that is to be said.
+const LAST_LOOK: Duration = Duration::from_millis(300);
+/// How long after a failed stop the runtime is asked again; doubles each time.
+const STOP_TRIES: Duration = Duration::from_secs(1);
+/// The longest such pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// How long what is being written at shutdown may take; the process has two seconds.
+const FLUSH: Duration = Duration::from_millis(1500);
+
+/// The state machine of one Pod.
+pub struct Machine {
+    shared: Arc<Shared>,
+    /// Namespace and name of the Pod.
+    key: Key,
+    /// Rings when something about the Pod or its requests has changed.
+    bell: Arc<Notify>,
+    memory: Memory,
+    eyes: Eyes,
+    writer: Writer,
+    jobs: JoinSet<()>,
+    running: BTreeMap<plan::Key, AbortHandle>,
+    /// How often the runtime failed to stop a container.
+    failures: BTreeMap<plan::Key, u32>,
+    news_tx: mpsc::UnboundedSender<News>,
+    news_rx: mpsc::UnboundedReceiver<News>,
+    /// When each request was first seen: by the API server's clock, and by our own count.
+    seen_at: BTreeMap<String, (Timestamp, Duration)>,
+}
+
+impl Machine {
+    /// A machine for the Pod of that name; `bell` is rung when it or its requests change.
+    pub fn new(shared: Arc<Shared>, key: Key, bell: Arc<Notify>) -> Self {
+        let (news_tx, news_rx) = mpsc::unbounded_channel();
+        Self {
+            writer: Writer::new(Arc::clone(&shared)),
+            shared,
+            key,
+            bell,
+            memory: Memory::default(),
+            eyes: Eyes::default(),
+            jobs: JoinSet::new(),
+            running: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            news_tx,
+            news_rx,
+            seen_at: BTreeMap::new(),
+        }
+    }
+
+    /// Runs until no request for the Pod is left, or until shutdown.
+    pub async fn run(mut self) -> Key {
+        let shutdown = self.shared.ctx.shutdown.clone();
+        let mut last = None;
+        loop {
+            let requests = self.requests();
+            if requests.is_empty() && self.writer.idle() {
+                break;
+            }
+            let seen = tokio::select! {
+                biased;
+                () = shutdown.cancelled() => break,
+                seen = self.observe(requests) => seen,
+            };
+            let wake = self.pass(seen, &mut last);
+            if !self.wait(wake, &shutdown).await {
+                break;
+            }
+        }
+        self.jobs.abort_all();
+        if shutdown.is_cancelled() {
+            self.flush(last).await;
+        }
+        self.shared
+            .board
+            .show(&self.shared.ctx.live, &self.key, Vec::new());
+        self.key
+    }
+
+    /// The Pod's requests that are not over, as we know them best.
+    fn requests(&mut self) -> Vec<Arc<Request>> {
+        let watched: Vec<Arc<Request>> = self
+            .shared
+            .requests
+            .list()
+            .into_iter()
+            .filter(|request| super::pod_of(request) == self.key)
+            .collect();
+        let mut requests = self.writer.newest(watched);
+        requests.retain(|request| !over(request));
+        let uids: BTreeSet<&str> = requests.iter().map(|request| request.uid.as_str()).collect();
+        let alive = |uid: &str| uids.contains(uid);
+        let mut broken = Vec::new();
+        for (key, handle) in &self.running {
+            if !alive(&key.request) {
+                handle.abort();
+                broken.push(key.clone());
+            }
+        }
+        self.running.retain(|key, _| !broken.contains(key));
+        self.memory.attempts.retain(|key, _| alive(&key.request));
+        self.memory.settled.retain(|key, _| alive(&key.request));
+        self.memory.unready_seen.retain(|uid, _| alive(uid));
+        self.failures.retain(|key, _| alive(&key.request));
+        let now = self.shared.now();
+        self.seen_at.retain(|uid, _| alive(uid));
+        for request in &requests {
+            self.seen_at
+                .entry(request.uid.clone())
+                .or_insert((now.api, now.mono));
+            if request.status.unready_since.is_some() {
+                self.memory
+                    .unready_seen
+                    .entry(request.uid.clone())
+                    .or_insert(now.mono);
+            }
+        }
+        requests
+    }
+
+    async fn observe(&mut self, requests: Vec<Arc<Request>>) -> Observed {
+        let limit = look_limit(&requests, self.shared.now());
+        let pod = tokio::time::timeout(limit, observe::pod(&self.shared, &self.key, &requests))
+            .await
+            .unwrap_or_else(|_| PodSight::Unknown(format!("the API server has not answered for {limit:?}")));
+        let now = self.shared.now();
+        let runtime = match &pod {
+            PodSight::Here(view) => self.eyes.look(&self.shared, view, &requests, now, limit).await,
+            _ => RuntimeSight::Unknown("the Pod is not known".to_owned()),
+        };
+        // What the jobs said meanwhile may be newer or older than the look. Either is sound, for a container
+        // is known by its ID.
+        while let Ok(news) = self.news_rx.try_recv() {
+            self.hear(news);
+        }
+        Observed {
+            requests,
+            pod,
+            runtime,
+            memory: self.memory.clone(),
+        }
+    }
+
+    /// Plans and acts until there is nothing more to be done for now; returns when to look again.
+    fn pass(&mut self, mut seen: Observed, last: &mut Option<Observed>) -> Option<Duration> {
+        let now = self.shared.now();
+        let plan = loop {
+            let plan = plan::plan(&seen, now);
+            let acted = self.carry_out(&seen, &plan, now);
+            seen.memory = self.memory.clone();
+            if !acted {
+                break plan;
+            }
+        };
+        self.show(&seen, &plan);
+        self.writer.want(&plan.writes, &seen.requests, now);
+        *last = Some(seen);
+        [plan.wake.map(|wake| wake.at), self.writer.start(now)]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Acts on a plan. Returns whether the memory has changed, so that it must be planned anew.
+    fn carry_out(&mut self, seen: &Observed, plan: &Plan, now: Now) -> bool {
+        for key in &plan.cancel {
+            if let Some(handle) = self.running.remove(key) {
+                handle.abort();
+            }
+            if let Some(attempt) = self.memory.attempts.get_mut(key) {
+                attempt.live = false;
+            }
+        }
+        for (key, settled) in &plan.settle {
+            self.memory.settled.insert(key.clone(), settled.clone());
+        }
+        let (PodSight::Here(pod), Some(runtime)) = (&seen.pod, self.eyes.runtime.clone()) else {
+            return !plan.settle.is_empty();
+        };
+        for begin in &plan.begin {
+            let job = Job {
+                shared: Arc::clone(&self.shared),
+                runtime: Arc::clone(&runtime),
+                pod: Arc::clone(pod),
+                begin: begin.clone(),
+                news_tx: self.news_tx.clone(),
+            };
+            self.begin(job, begin, now);
+        }
+        !plan.settle.is_empty() || !plan.begin.is_empty()
+    }
+
+    fn begin(&mut self, job: Job, begin: &Begin, now: Now) {
+        let slot = Arc::clone(&self.shared.slots).try_acquire_owned().ok();
+        let stage = match (&slot, &begin.act) {
+            (None, _) => Stage::Queued,
+            (Some(_), act) => stage_of(act),
+        };
+        let begun = self
+            .memory
+            .attempts
+            .get(&begin.key)
+            .map_or(now.mono, |attempt| attempt.begun);
+        let attempt = Attempt {
+            target: begin.target.clone(),
+            begun,
+            stage,
+            live: true,
+        };
+        self.memory.attempts.insert(begin.key.clone(), attempt);
+        let handle = self.jobs.spawn(act::run(job, slot));
+        self.running.insert(begin.key.clone(), handle);
+    }
+
+    /// Waits for anything to happen. Returns false at shutdown.
+    async fn wait(&mut self, wake: Option<Duration>, shutdown: &tokio_util::sync::CancellationToken) -> bool {
+        let at = wake.map(|at| self.shared.instant(at));
+        let timer = async {
+            match at {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        let timer = pin!(timer);
+        tokio::select! {
+            () = shutdown.cancelled() => return false,
+            () = self.bell.notified() => {}
+            Some(news) = self.news_rx.recv() => self.hear(news),
+            ended = self.writer.finished() => {
+                if let Some(request) = ended {
+                    self.told(&request);
+                }
+            }
+            Some(_) = self.jobs.join_next() => {}
+            () = timer => {}
+        }
+        true
+    }
+
+    /// Takes in what a job says of itself; a job that was broken off is not listened to.
+    fn hear(&mut self, news: News) {
+        let now = self.shared.now().mono;
+        let (key, stage, live) = match news {
+            News::Started { key, hook } => (key, if hook { Stage::Hook } else { Stage::Stopping }, true),
+            News::HookDone(key) => (key, Stage::HookDone, false),
+            News::Stopped(key) => (key, Stage::Stopped(now), false),
+            News::Failed(key, error) => {
+                let stage = self.failed(&key, &error, now);
+                (key, stage, false)
+            }
+        };
+        let Some(attempt) = self.memory.attempts.get_mut(&key).filter(|attempt| attempt.live) else {
+            return;
+        };
+        attempt.stage = stage;
+        attempt.live = live;
+        if !live {
+            self.running.remove(&key);
+        }
+    }
+
+    fn failed(&mut self, key: &plan::Key, error: &cri::Error, now: Duration) -> Stage {
+        if !error.retryable() {
+            return Stage::Refused(error.to_string());
+        }
+        let failures = self.failures.entry(key.clone()).or_default();
+        let pause = STOP_TRIES
+            .saturating_mul(1 << (*failures).min(5))
+            .min(LONGEST_PAUSE);
+        *failures += 1;
+        Stage::Retry {
+            at: now + pause,
+            error: error.to_string(),
+        }
+    }
+
+    /// Shows on the control API what the requests are at.
+    fn show(&self, seen: &Observed, plan: &Plan) {
+        let rows = seen
+            .requests
+            .iter()
+            .map(|request| {
+                let seen_at = self.seen_at.get(&request.uid).map(|(at, _)| *at);
+                report::row(request, plan, seen, seen_at)
+            })
+            .collect();
+        self.shared.board.show(&self.shared.ctx.live, &self.key, rows);
+    }
+
+    /// Counts and logs a request whose end the API server has taken.
+    fn told(&self, request: &Request) {
+        let Some((_, since)) = self.seen_at.get(&request.uid) else {
+            return;
+        };
+        let took = self.shared.now().mono.saturating_sub(*since);
+        let failed = request
+            .status
+            .states
+            .iter()
+            .any(|state| state.phase != Phase::Succeeded);
+        let result = if failed { "failed" } else { "succeeded" };
+        metrics()
+            .recreates
+            .get_or_create(&[("result", result.to_owned())])
+            .observe(took.as_secs_f64());
+        let Request {
+            namespace,
+            name,
+            pod_name,
+            status,
+            ..
+        } = request;
+        tracing::info!(
+            namespace,
+            name,
+            pod = pod_name,
+            result,
+            ?took,
+            message = status.message,
+            "request completed"
+        );
+    }
+
+    /// At shutdown: writes what would otherwise be lost, as far as that is possible in time.
+    async fn flush(&mut self, last: Option<Observed>) {
+        let Some(mut seen) = last else { return };
+        let now = self.shared.now();
+        seen.memory = self.memory.clone();
+        seen.requests = self.writer.newest(seen.requests);
+        let plan = plan::plan(&seen, now);
+        self.writer.want(&plan.writes, &seen.requests, now);
+        if tokio::time::timeout(FLUSH, self.writer.flush()).await.is_err() {
+            tracing::warn!(pod = %self.key, "the last status could not be written in time");
+        }
+    }
+}
+
+fn stage_of(act: &Act) -> Stage {
+    match act {
+        Act::Hook { .. } => Stage::Hook,
+        Act::Stop { .. } => Stage::Stopping,
+    }
+}
+
+pub fn over(request: &Request) -> bool {
+    request.deleting || request.status.completed.is_some() || request.status.phase == Phase::Completed
+}
+
+/// How long a look may take without a deadline of a request being missed.
+fn look_limit(requests: &[Arc<Request>], now: Now) -> Duration {
+    let next = requests
+        .iter()
+        .filter_map(|request| plan::deadline(request))
+        .min();
+    match next {
+        Some(at) if at <= now.api => LAST_LOOK,
+        Some(at) => LOOK
+            .min(plan::mono(at, now).saturating_sub(now.mono))
+            .max(LAST_LOOK),
+        None => LOOK,
+    }
+}
