@@ -22,6 +22,8 @@ struct Cli {
 enum Command {
     /// Shows what the daemon on this node is doing
     Status(node::control::status::StatusArgs),
+    /// Pulls images through the local container runtime, without a cluster
+    Pull(node::pull_command::Args),
 }
 
 fn main() -> ExitCode {
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
     let done = runtime.block_on(async {
         match cli.command {
             None => node::run(cli.options).await.map_err(|e| fail(&e)),
+            Some(Command::Pull(args)) => Err(node::pull_command::run(args).await),
             Some(Command::Status(args)) => node::control::status::run(&args).await.map_err(|e| fail(&e)),
         }
     });

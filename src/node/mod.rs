@@ -8,6 +8,7 @@ pub mod image_pull;
 pub mod live;
 mod options;
 pub mod pods;
+pub mod pull_command;
 pub mod recreate;
 mod run;
 
