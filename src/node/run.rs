@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::live::Runtime;
-use super::{Context, Live, Options, control, image_pull};
+use super::{Context, Live, Options, control, image_pull, pods, recreate};
 use crate::cluster::{self, Cluster};
 use crate::cri::{Options as Discovery, Runtimes, SocketHealth};
 use crate::ops::http::{self, Serve};
@@ -79,6 +79,9 @@ fn start(supervisor: &mut Supervisor, ctx: &Context) {
     });
     supervisor.spawn_endless("runtime health", tell_runtimes(ctx.clone()));
     supervisor.spawn("image pull", image_pull::run(ctx.clone()));
+    let (pods, watch) = pods::watch(&ctx.cluster, &ctx.node_name);
+    supervisor.spawn_endless("pods", watch);
+    supervisor.spawn("recreate", recreate::run(ctx.clone(), pods));
     let c = ctx.clone();
     supervisor.spawn("control", async move {
         control::run(&c.options.control_socket, c.live.clone(), c.shutdown.clone()).await
