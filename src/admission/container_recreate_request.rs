@@ -154,7 +154,12 @@ fn fill_in(object: &mut Value, pod: &Pod) {
             json!(grace),
         );
     }
-    for wanted in spec["containers"].as_array_mut().into_iter().flatten() {
+    for wanted in spec
+        .get_mut("containers")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
         let Ok((container, status)) = find(pod, wanted["name"].as_str().unwrap_or_default()) else {
             continue;
         };

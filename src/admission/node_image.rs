@@ -21,7 +21,7 @@ pub(super) fn fill_in(asked: &Request, now: Timestamp) -> Decision {
     let created = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let images = object
         .get_mut("spec")
-        .and_then(|spec| spec["images"].as_object_mut());
+        .and_then(|spec| spec.get_mut("images")?.as_object_mut());
     for image in images.into_iter().flat_map(|images| images.values_mut()) {
         let Some(tags) = image.get_mut("tags").and_then(Value::as_array_mut) else {
             continue;
@@ -133,6 +133,25 @@ mod tests {
                   "pullPolicy": { "timeoutSeconds": 5, "backoffLimit": 3 } },
             ])
         );
+    }
+
+    #[test]
+    fn an_object_that_says_nothing_stays_as_it_is() {
+        for object in [
+            json!({}),
+            json!({ "spec": {} }),
+            json!({ "spec": { "images": { "a": {} } } }),
+        ] {
+            let asked = Request {
+                object: object.clone(),
+                old: None,
+                namespace: String::new(),
+            };
+            let Decision::Allow { object: filled, .. } = fill_in(&asked, Timestamp::UNIX_EPOCH) else {
+                panic!("denied");
+            };
+            assert_eq!(filled, object);
+        }
     }
 
     #[test]

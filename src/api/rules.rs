@@ -19,6 +19,13 @@ fn says(rule: &str, message: &str, reason: &str) -> Value {
     json!({ "x-kubernetes-validations": [{ "rule": rule, "message": message, "reason": reason }] })
 }
 
+/// A CEL rule that also looks at the value before, `oldSelf`, an optional, to let stay what is stored.
+fn says_unless_stored(rule: &str, message: &str, reason: &str) -> Value {
+    let mut keywords = says(rule, message, reason);
+    keywords["x-kubernetes-validations"][0]["optionalOldSelf"] = json!(true);
+    keywords
+}
+
 /// A CEL rule whose message is an expression, to name the value.
 fn tells(rule: &str, message_expression: &str, message: &str) -> Value {
     json!({ "x-kubernetes-validations": [{
@@ -57,8 +64,8 @@ pub(super) const NODE_IMAGE: &[Rule] = &[
     Rule {
         path: "spec.images",
         add: || {
-            says(
-                "!('' in self)",
+            says_unless_stored(
+                "!('' in self) || (oldSelf.hasValue() && '' in oldSelf.value())",
                 "an image in spec.images has an empty name; give it a name",
                 INVALID,
             )
@@ -103,8 +110,9 @@ pub(super) const IMAGE_PULL_JOB: &[Rule] = &[
     Rule {
         path: "spec",
         add: || {
-            says(
-                "!(has(self.selector) && has(self.podSelector))",
+            says_unless_stored(
+                "!(has(self.selector) && has(self.podSelector)) || (oldSelf.hasValue() \
+                 && has(oldSelf.value().selector) && has(oldSelf.value().podSelector))",
                 "spec.selector and spec.podSelector exclude each other; remove one of them",
                 FORBIDDEN,
             )
@@ -131,27 +139,33 @@ pub(super) const IMAGE_PULL_JOB: &[Rule] = &[
         add: || {
             tells(
                 "type(self) == int ? self >= 0 : self.matches('^[0-9]{1,9}$')",
-                "'spec.parallelism is ' + string(self) + '; give a number of nodes, 0 or greater \
-                 (0 pauses the job); percentages are not supported'",
+                "'spec.parallelism is %s; give a number of nodes, 0 or greater (0 pauses the job); \
+                 percentages are not supported'.format([self])",
                 "spec.parallelism must be a number of nodes, 0 or greater; percentages are not supported",
             )
         },
+    },
+    // Bounds make the next rule cheap enough for the API server to accept it.
+    Rule {
+        path: "spec.pullSecrets",
+        add: || json!({ "maxItems": 64 }),
     },
     Rule {
         path: "spec",
         add: || {
             tells(
-                "self.?pullSecrets.orValue([]) == oldSelf.?pullSecrets.orValue([])",
-                "'spec.pullSecrets cannot be changed: it was [' + oldSelf.?pullSecrets.orValue([]).join(', ') \
-                 + '] and would be [' + self.?pullSecrets.orValue([]).join(', ') \
-                 + ']; create another job instead'",
+                "(has(self.pullSecrets) ? self.pullSecrets : []) == \
+                 (has(oldSelf.pullSecrets) ? oldSelf.pullSecrets : [])",
+                "'spec.pullSecrets cannot be changed: it was %s and would be %s; create another job instead'\
+                 .format([has(oldSelf.pullSecrets) ? oldSelf.pullSecrets : [], \
+                 has(self.pullSecrets) ? self.pullSecrets : []])",
                 "spec.pullSecrets cannot be changed; create another job instead",
             )
         },
     },
     Rule {
         path: "spec.pullSecrets.[]",
-        add: not_empty,
+        add: || json!({ "minLength": 1, "maxLength": 253 }),
     },
     Rule {
         path: "spec.imagePullPolicy",
@@ -193,14 +207,12 @@ pub(super) const IMAGE_PULL_JOB: &[Rule] = &[
         path: "spec",
         add: || {
             tells(
-                "!has(self.completionPolicy.activeDeadlineSeconds) || \
-                 self.completionPolicy.activeDeadlineSeconds >= \
-                 self.?pullPolicy.timeoutSeconds.orValue(0)",
-                "'spec.completionPolicy.activeDeadlineSeconds is ' \
-                 + string(self.completionPolicy.activeDeadlineSeconds) \
-                 + ', less than spec.pullPolicy.timeoutSeconds, which is ' \
-                 + string(self.?pullPolicy.timeoutSeconds.orValue(0)) \
-                 + '; raise the deadline or lower the timeout'",
+                "!has(self.completionPolicy.activeDeadlineSeconds) || !has(self.pullPolicy) \
+                 || !has(self.pullPolicy.timeoutSeconds) \
+                 || self.completionPolicy.activeDeadlineSeconds >= self.pullPolicy.timeoutSeconds",
+                "'spec.completionPolicy.activeDeadlineSeconds is %d, less than \
+                 spec.pullPolicy.timeoutSeconds, which is %d; raise the deadline or lower the timeout'\
+                 .format([self.completionPolicy.activeDeadlineSeconds, self.pullPolicy.timeoutSeconds])",
                 "spec.completionPolicy.activeDeadlineSeconds is less than spec.pullPolicy.timeoutSeconds",
             )
         },
@@ -233,12 +245,6 @@ pub(super) const CONTAINER_RECREATE_REQUEST: &[Rule] = &[
     },
     Rule {
         path: "spec.activeDeadlineSeconds",
-        add: || {
-            tells(
-                "self >= 3",
-                "'spec.activeDeadlineSeconds is ' + string(self) + '; give 3 seconds or more'",
-                "spec.activeDeadlineSeconds must be 3 or greater",
-            )
-        },
+        add: || json!({ "minimum": 3 }),
     },
 ];

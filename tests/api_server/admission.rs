@@ -1,0 +1,263 @@
+//! What our webhook server fills in and refuses, and how the API server is kept pointed at it.
+
+use kruise::admission::webhooks;
+use serde_json::{Value, json};
+use xtask::cluster::wait;
+
+use crate::world::{PATIENCE, create, merge, refused, running, typed, world};
+
+const BETA: &str = "apps.kruise.io/v1beta1";
+
+fn request(pod: &str, containers: Value) -> Value {
+    json!({
+        "apiVersion": BETA, "kind": "ContainerRecreateRequest", "metadata": { "generateName": "admission-" },
+        "spec": { "podName": pod, "containers": containers },
+    })
+}
+
+#[tokio::test]
+async fn requests_are_completed_from_the_pod() {
+    let world = world();
+    world.pod("completed", Some("n1"), running()).await;
+    let requests = typed(
+        &world.admin().await,
+        BETA,
+        "ContainerRecreateRequest",
+        Some("default"),
+    );
+    let made = create(
+        &requests,
+        request("completed", json!([{ "name": "app" }, { "name": "proxy" }])),
+    )
+    .await
+    .unwrap();
+    assert_eq!(made["metadata"]["labels"]["crr.apps.kruise.io/node-name"], "n1");
+    assert_eq!(made["metadata"]["labels"]["crr.apps.kruise.io/active"], "true");
+    let app = &made["spec"]["containers"][0];
+    assert_eq!(
+        app["statusContext"],
+        json!({ "containerID": "containerd://app-1", "restartCount": 2 })
+    );
+    assert_eq!(app["preStop"]["httpGet"]["path"], "/bye");
+    assert_eq!(app["ports"][0]["containerPort"], 80);
+    assert_eq!(
+        made["spec"]["containers"][1]["statusContext"]["containerID"],
+        "containerd://proxy-1"
+    );
+    assert_eq!(
+        made["spec"]["strategy"],
+        json!({ "failurePolicy": "Fail", "terminationGracePeriodSeconds": 7 })
+    );
+
+    let name = made["metadata"]["name"].as_str().unwrap();
+    refused(
+        merge(&requests, name, json!({ "spec": { "podName": "other" } })).await,
+        "spec of a ContainerRecreateRequest cannot be changed",
+    );
+    let label = json!({ "metadata": { "labels": { "crr.apps.kruise.io/node-name": "n2" } } });
+    wait_refused(
+        &requests,
+        name,
+        label,
+        "metadata.labels[crr.apps.kruise.io/node-name] cannot be changed",
+    )
+    .await;
+    let goodbye = json!({ "metadata": { "labels": { "crr.apps.kruise.io/active": null } } });
+    merge(&requests, name, goodbye).await.unwrap();
+}
+
+/// A policy takes a moment after its creation until the API server heeds it.
+async fn wait_refused(api: &kube::Api<kube::core::DynamicObject>, name: &str, patch: Value, message: &str) {
+    let start = std::time::Instant::now();
+    loop {
+        // Put back what an attempt changed before the policy was heeded.
+        match merge(api, name, patch.clone()).await {
+            Ok(_) if start.elapsed() < PATIENCE => {
+                let label = json!({ "metadata": { "labels": { "crr.apps.kruise.io/node-name": "n1" } } });
+                let _ = merge(api, name, label).await;
+                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            }
+            outcome => return refused(outcome, message),
+        }
+    }
+}
+
+#[tokio::test]
+async fn requests_with_mistakes_are_refused_in_words() {
+    let world = world();
+    let requests = typed(
+        &world.admin().await,
+        BETA,
+        "ContainerRecreateRequest",
+        Some("default"),
+    );
+    world.pod("mistakes", Some("n1"), running()).await;
+    world.pod("homeless", None, json!({ "phase": "Pending" })).await;
+    world
+        .pod("over", Some("n1"), json!({ "phase": "Succeeded" }))
+        .await;
+    world
+        .pod("starting", Some("n1"), json!({ "phase": "Pending" }))
+        .await;
+    let app = || json!([{ "name": "app" }]);
+    for (object, message) in [
+        (
+            request("nobody", app()),
+            "spec.podName: Invalid value: \"nobody\": there is no such Pod in namespace \"default\"",
+        ),
+        (
+            request("homeless", app()),
+            "spec.podName: Invalid value: \"homeless\": the Pod is not on a node yet",
+        ),
+        (
+            request("over", app()),
+            "the Pod has ended, its phase is Succeeded",
+        ),
+        (
+            request("starting", app()),
+            "spec.containers[0].name: Invalid value: \"app\": this container has not been started yet",
+        ),
+        (
+            request("mistakes", json!([{ "name": "ap" }])),
+            "spec.containers[0].name: Invalid value: \"ap\": the Pod has no such container; \
+             containers that can be recreated: app, proxy",
+        ),
+        (
+            request("mistakes", json!([{ "name": "setup" }])),
+            "this is an init container that runs only once",
+        ),
+        (
+            request("mistakes", json!([{ "name": "app" }, { "name": "app" }])),
+            "this container is in the list twice",
+        ),
+        (request("mistakes", json!([])), "spec.containers: Required value"),
+        (
+            request(
+                "mistakes",
+                json!([{ "name": "app", "ports": [{ "containerPort": 1 }] }]),
+            ),
+            "spec.containers[0].ports",
+        ),
+    ] {
+        refused(create(&requests, object).await, message);
+    }
+    let mut hurried = request("mistakes", app());
+    hurried["spec"]["activeDeadlineSeconds"] = json!(2);
+    refused(
+        create(&requests, hurried).await,
+        "spec.activeDeadlineSeconds: Invalid value: 2: spec.activeDeadlineSeconds in body should be greater than or equal to 3",
+    );
+    let mut negative = request("mistakes", app());
+    negative["spec"]["strategy"] = json!({ "minStartedSeconds": -1 });
+    refused(
+        create(&requests, negative).await,
+        "spec.strategy.minStartedSeconds: Invalid value: -1",
+    );
+}
+
+#[tokio::test]
+async fn jobs_are_completed_and_checked() {
+    let admin = world().admin().await;
+    for version in ["v1beta1", "v1alpha1"] {
+        let version = format!("apps.kruise.io/{version}");
+        let jobs = typed(&admin, &version, "ImagePullJob", Some("default"));
+        let job = |spec: Value| {
+            json!({ "apiVersion": version, "kind": "ImagePullJob",
+            "metadata": { "generateName": "admission-" }, "spec": spec })
+        };
+        let made = create(&jobs, job(json!({ "image": "nginx", "completionPolicy": {} })))
+            .await
+            .unwrap();
+        assert_eq!(made["spec"]["completionPolicy"]["type"], "Always");
+        assert_eq!(made["spec"]["imagePullPolicy"], "IfNotPresent");
+        assert_eq!(
+            made["spec"]["pullPolicy"],
+            json!({ "timeoutSeconds": 600, "backoffLimit": 3 })
+        );
+        refused(
+            create(
+                &jobs,
+                job(json!({ "image": "Not Valid", "completionPolicy": {} })),
+            )
+            .await,
+            "spec.image: Invalid value: \"Not Valid\": image reference \"Not Valid\" is not valid",
+        );
+        let bad =
+            json!({ "image": "a", "completionPolicy": {}, "selector": { "matchLabels": { "a b": "" } } });
+        refused(
+            create(&jobs, job(bad)).await,
+            "spec.selector.matchLabels[a b]: Invalid value: \"a b\"",
+        );
+    }
+}
+
+#[tokio::test]
+async fn node_images_are_completed_and_checked() {
+    let images = typed(&world().admin().await, BETA, "NodeImage", None);
+    let image = |name: &str, tags: Value| {
+        json!({ "apiVersion": BETA, "kind": "NodeImage", "metadata": { "name": name },
+            "spec": { "images": { "nginx": { "tags": tags } } } })
+    };
+    let ttl = json!({ "ttlSecondsAfterFinished": 1 });
+    let tags = json!([{ "tag": "2", "pullPolicy": ttl }, { "tag": "1", "pullPolicy": ttl }]);
+    let made = create(&images, image("completed", tags)).await.unwrap();
+    let tags = &made["spec"]["images"]["nginx"]["tags"];
+    assert_eq!((&tags[0]["tag"], &tags[1]["tag"]), (&json!("1"), &json!("2")));
+    assert_eq!(tags[0]["pullPolicy"]["timeoutSeconds"], 600);
+    assert!(tags[0]["createdAt"].is_string());
+    let twice = json!([{ "tag": "1", "pullPolicy": ttl }, { "tag": "1", "pullPolicy": ttl }]);
+    refused(
+        create(&images, image("twice", twice)).await,
+        "spec.images[nginx].tags[1].tag: Invalid value: \"1\": this tag is in the list twice",
+    );
+    refused(
+        create(&images, image("forever", json!([{ "tag": "1" }]))).await,
+        "spec.images[nginx].tags[0].pullPolicy.ttlSecondsAfterFinished: Required value",
+    );
+}
+
+/// Where the authority is lost it comes back, and a webhook that another installation left under our name goes.
+#[tokio::test]
+async fn the_api_server_is_kept_pointed_at_us() {
+    let plane = &world().plane;
+    let crd = "nodeimages.apps.kruise.io";
+    let authority = |kind: &str, name: &str, path: &str| {
+        plane.kubectl(&["get", kind, name, &format!("--output=jsonpath={path}")])
+    };
+    let of_crd = "{.spec.conversion.webhook.clientConfig.caBundle}";
+    let of_hook = "{.webhooks[0].clientConfig.caBundle}";
+    let known = authority("crd", crd, of_crd).unwrap();
+    assert!(!known.is_empty());
+    assert_eq!(
+        authority("mutatingwebhookconfiguration", webhooks::MUTATING, of_hook).unwrap(),
+        known
+    );
+
+    let clear = r#"[{"op":"remove","path":"/spec/conversion/webhook/clientConfig/caBundle"}]"#;
+    plane
+        .kubectl(&["patch", "crd", crd, "--type=json", "--patch", clear])
+        .unwrap();
+    let foreign = r#"[{"op":"add","path":"/webhooks/-","value":{"name":"mpod.kb.io","sideEffects":"None",
+        "admissionReviewVersions":["v1"],"failurePolicy":"Ignore","clientConfig":{"url":"https://127.0.0.1:1/x"}}}]"#;
+    let hook = webhooks::MUTATING;
+    plane
+        .kubectl(&[
+            "patch",
+            "mutatingwebhookconfiguration",
+            hook,
+            "--type=json",
+            "--patch",
+            foreign,
+        ])
+        .unwrap();
+    wait::until(
+        "the authority comes back and the foreign webhook goes",
+        PATIENCE,
+        || {
+            let names = authority("mutatingwebhookconfiguration", hook, "{.webhooks[*].name}")?;
+            let back = authority("crd", crd, of_crd)? == known;
+            Ok((back && !names.contains("mpod")).then_some(()))
+        },
+    )
+    .unwrap();
+}

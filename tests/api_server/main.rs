@@ -1,0 +1,11 @@
+//! What is installed, on a real API server: CRDs and their rules, admission and conversion by our own
+//! server, and what the service accounts may do. One API server serves all tests of this file.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod admission;
+mod conversion;
+mod fence;
+mod rbac;
+mod rules;
+mod upgrade;
+mod world;

@@ -1,0 +1,212 @@
+//! What the API server itself checks and fills in, without any webhook.
+
+use kruise::api::image_pull_job::ImagePullJob;
+use kruise::api::node_image::NodeImage;
+use kube::Api;
+use serde_json::{Value, json};
+
+use crate::world::{create, merge, refused, typed, world};
+
+fn job(spec: Value) -> Value {
+    let mut job = json!({
+        "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob", "metadata": { "generateName": "rules-" },
+        "spec": { "image": "nginx", "completionPolicy": {} },
+    });
+    json_patch::merge(&mut job["spec"], &spec);
+    job
+}
+
+#[tokio::test]
+async fn jobs_with_mistakes_are_refused_in_words() {
+    let admin = world().admin().await;
+    for version in ["v1beta1", "v1alpha1"] {
+        let jobs = typed(
+            &admin,
+            &format!("apps.kruise.io/{version}"),
+            "ImagePullJob",
+            Some("default"),
+        );
+        for (spec, message) in [
+            (json!({ "image": "" }), "spec.image"),
+            (
+                json!({ "selector": {}, "podSelector": {} }),
+                "spec.selector and spec.podSelector exclude each other",
+            ),
+            (
+                json!({ "selector": { "names": ["a"], "matchLabels": { "a": "b" } } }),
+                "spec.selector.names excludes matchLabels",
+            ),
+            (
+                json!({ "selector": { "names": ["a", "b", "a"] } }),
+                "spec.selector.names[2]: Duplicate value: \"a\"",
+            ),
+            (
+                json!({ "parallelism": -1 }),
+                "spec.parallelism is -1; give a number of nodes, 0 or greater",
+            ),
+            (
+                json!({ "parallelism": "10%" }),
+                "spec.parallelism is 10%; give a number of nodes",
+            ),
+            (
+                json!({ "parallelism": "many" }),
+                "spec.parallelism is many; give a number of nodes",
+            ),
+            (
+                json!({ "imagePullPolicy": "Never" }),
+                "spec.imagePullPolicy: Unsupported value: \"Never\"",
+            ),
+            (
+                json!({ "pullPolicy": { "timeoutSeconds": 0 } }),
+                "spec.pullPolicy.timeoutSeconds: Invalid value: 0",
+            ),
+            (
+                json!({ "pullPolicy": { "backoffLimit": -2 } }),
+                "spec.pullPolicy.backoffLimit: Invalid value: -2",
+            ),
+            (
+                json!({ "completionPolicy": { "type": "Maybe" } }),
+                "Unsupported value: \"Maybe\"",
+            ),
+            (
+                json!({ "completionPolicy": { "ttlSecondsAfterFinished": -1 } }),
+                "spec.completionPolicy.ttlSecondsAfterFinished: Invalid value: -1",
+            ),
+            (
+                json!({ "completionPolicy": { "type": "Never", "activeDeadlineSeconds": 9 } }),
+                "spec.completionPolicy.type is Never, so the job never ends",
+            ),
+            (
+                json!({ "completionPolicy": { "activeDeadlineSeconds": 9 }, "pullPolicy": { "timeoutSeconds": 10 } }),
+                "spec.completionPolicy.activeDeadlineSeconds is 9, less than spec.pullPolicy.timeoutSeconds, which is 10",
+            ),
+        ] {
+            let mut object = job(spec);
+            object["apiVersion"] = json!(format!("apps.kruise.io/{version}"));
+            refused(create(&jobs, object).await, message);
+        }
+    }
+}
+
+#[tokio::test]
+async fn good_jobs_pass_and_their_secrets_stay() {
+    let jobs = typed(
+        &world().admin().await,
+        "apps.kruise.io/v1beta1",
+        "ImagePullJob",
+        Some("default"),
+    );
+    for parallelism in [json!(0), json!(7), json!("12")] {
+        create(&jobs, job(json!({ "parallelism": parallelism, "selector": {} })))
+            .await
+            .unwrap();
+    }
+    let made = create(&jobs, job(json!({ "pullSecrets": ["one"] })))
+        .await
+        .unwrap();
+    let name = made["metadata"]["name"].as_str().unwrap();
+    refused(
+        merge(&jobs, name, json!({ "spec": { "pullSecrets": ["one", "two"] } })).await,
+        r#"spec.pullSecrets cannot be changed: it was ["one"] and would be ["one", "two"]"#,
+    );
+    refused(
+        merge(&jobs, name, json!({ "spec": { "pullSecrets": null } })).await,
+        r#"it was ["one"] and would be []"#,
+    );
+    merge(&jobs, name, json!({ "spec": { "parallelism": 3 } }))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn node_images_with_mistakes_are_refused_in_words() {
+    let images = typed(
+        &world().admin().await,
+        "apps.kruise.io/v1beta1",
+        "NodeImage",
+        None,
+    );
+    let good = json!({ "tag": "1", "pullPolicy": { "ttlSecondsAfterFinished": 1 } });
+    let with = |change: Value| {
+        let mut tag = good.clone();
+        json_patch::merge(&mut tag, &change);
+        json!({ "nginx": { "tags": [tag] } })
+    };
+    let many: Value = (0..257)
+        .map(|at| (format!("image{at}"), json!({ "tags": [] })))
+        .collect::<serde_json::Map<_, _>>()
+        .into();
+    for (spec, message) in [
+        (many, "spec.images: Too many: 257: must have at most 256 items"),
+        (
+            json!({ "": { "tags": [good] } }),
+            "an image in spec.images has an empty name",
+        ),
+        (with(json!({ "tag": "" })), "spec.images.nginx.tags[0].tag"),
+        (
+            with(json!({ "version": -1 })),
+            "spec.images.nginx.tags[0].version: Invalid value: -1",
+        ),
+        (
+            with(json!({ "imagePullPolicy": "Often" })),
+            "Unsupported value: \"Often\"",
+        ),
+        (
+            with(json!({ "pullPolicy": { "backoffLimit": -1 } })),
+            "tags[0].pullPolicy.backoffLimit: Invalid value: -1",
+        ),
+        (
+            with(json!({ "pullPolicy": { "timeoutSeconds": 0 } })),
+            "tags[0].pullPolicy.timeoutSeconds: Invalid value: 0",
+        ),
+    ] {
+        let object = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage",
+            "metadata": { "name": "rules" }, "spec": { "images": spec } });
+        refused(create(&images, object).await, message);
+    }
+}
+
+/// Both programs read into these types; an object that says nothing must not stop their watches.
+#[tokio::test]
+async fn empty_objects_can_be_read() {
+    let admin = world().admin().await;
+    let images = typed(&admin, "apps.kruise.io/v1beta1", "NodeImage", None);
+    let empty = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage", "metadata": { "name": "empty" } });
+    create(&images, empty).await.unwrap();
+    let images: Api<NodeImage> = Api::all(admin.client.clone());
+    assert!(images.get("empty").await.unwrap().spec.images.is_empty());
+
+    let jobs = typed(&admin, "apps.kruise.io/v1beta1", "ImagePullJob", Some("default"));
+    let made = create(&jobs, job(json!({ "selector": { "matchExpressions": [] } })))
+        .await
+        .unwrap();
+    let jobs: Api<ImagePullJob> = Api::namespaced(admin.client, "default");
+    let read = jobs
+        .get(made["metadata"]["name"].as_str().unwrap())
+        .await
+        .unwrap();
+    assert_eq!(read.spec.image, "nginx");
+}
+
+#[test]
+fn columns_and_short_names_work() {
+    let plane = &world().plane;
+    let image = r#"{"apiVersion":"apps.kruise.io/v1beta1","kind":"NodeImage","metadata":{"name":"columns"}}"#;
+    plane.apply(image).unwrap();
+    let head = plane.kubectl(&["get", "nodeimages", "columns"]).unwrap();
+    for column in ["DESIRED", "PULLING", "SUCCEED", "FAILED", "AGE"] {
+        assert!(head.contains(column), "{column} is missing in {head}");
+    }
+    plane.kubectl(&["get", "crr", "--all-namespaces"]).unwrap();
+}
+
+#[test]
+fn the_examples_are_valid() {
+    for example in ["imagepulljob", "pod"] {
+        let file = format!("{}/deploy/examples/{example}.yaml", env!("CARGO_MANIFEST_DIR"));
+        world()
+            .plane
+            .kubectl(&["create", "--dry-run=server", "-f", &file])
+            .unwrap();
+    }
+}

@@ -1,0 +1,202 @@
+//! The API server with everything from `deploy/default`, and our webhook server as the manager's account.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use kruise::admission;
+use kruise::cluster::{Cluster, Options};
+use kruise::ops::Health;
+use kube::api::{Api, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
+use kube::discovery::ApiResource;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+use xtask::cluster::{Bound, ControlPlane, wait};
+
+/// How long anything may take to happen before a test gives up; machines can be busy.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+static WORLD: LazyLock<World> = LazyLock::new(World::start);
+
+pub struct World {
+    pub plane: ControlPlane,
+}
+
+pub fn world() -> &'static World {
+    &WORLD
+}
+
+/// Installs what users install, the way they do.
+pub fn install(plane: &ControlPlane, folder: &str) {
+    let path = format!("{}/deploy/{folder}", env!("CARGO_MANIFEST_DIR"));
+    plane.kubectl(&["apply", "-k", &path]).unwrap();
+}
+
+pub async fn connect(kubeconfig: &Path) -> Cluster {
+    let options = Options {
+        kubeconfig: Some(kubeconfig.to_owned()),
+        component: "test".into(),
+        host: None,
+    };
+    Cluster::connect(&options).await.unwrap()
+}
+
+/// A runtime with our webhook server in it, that lives as long as the tests.
+pub fn serve_webhooks(plane: &ControlPlane) {
+    let kubeconfig = plane
+        .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
+        .unwrap();
+    let port = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let options = admission::Options {
+        namespace: "kruise-system".into(),
+        host: Some("127.0.0.1".into()),
+        port,
+    };
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let cluster = connect(&kubeconfig).await;
+            admission::run(cluster, options, Health::default(), CancellationToken::new())
+                .await
+                .unwrap();
+        });
+    });
+    wait::until("webhooks answer", PATIENCE, || {
+        let mut probe = plane.kubectl_command();
+        probe.args(["create", "--dry-run=server", "-f", "-"]);
+        let request = json!({
+            "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
+            "metadata": { "name": "probe", "namespace": "default" },
+            "spec": { "podName": "nobody", "containers": [{ "name": "c" }] },
+        });
+        let mut child = probe
+            .stdin(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()?;
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), request.to_string().as_bytes())?;
+        let said = String::from_utf8(child.wait_with_output()?.stderr)?;
+        let converts = plane
+            .kubectl(&["get", "nodeimages.v1alpha1.apps.kruise.io"])
+            .is_ok();
+        Ok((said.contains("there is no such Pod") && converts).then_some(()))
+    })
+    .unwrap();
+}
+
+impl World {
+    fn start() -> Self {
+        let plane = ControlPlane::start().unwrap();
+        install(&plane, "default");
+        plane
+            .kubectl(&["create", "serviceaccount", "default", "--namespace=default"])
+            .unwrap();
+        serve_webhooks(&plane);
+        Self { plane }
+    }
+
+    pub async fn admin(&self) -> Cluster {
+        connect(self.plane.kubeconfig()).await
+    }
+
+    /// As a service account of `kruise-system`, with a token that is bound to `bound`.
+    pub async fn account(&self, name: &str, bound: Bound<'_>) -> Cluster {
+        connect(&self.plane.kubeconfig_for("kruise-system", name, bound).unwrap()).await
+    }
+
+    /// A Pod with the given status, on a node that need not exist.
+    pub async fn pod(&self, name: &str, node: Option<&str>, status: Value) {
+        let mut spec = json!({
+            "terminationGracePeriodSeconds": 7,
+            "initContainers": [
+                { "name": "setup", "image": "i" },
+                { "name": "proxy", "image": "i", "restartPolicy": "Always" },
+            ],
+            "containers": [{ "name": "app", "image": "i", "ports": [{ "containerPort": 80 }],
+                "lifecycle": { "preStop": { "httpGet": { "port": 80, "path": "/bye" } } } }],
+        });
+        spec["nodeName"] = json!(node);
+        let pods = typed(&self.admin().await, "v1", "Pod", Some("default"));
+        create(
+            &pods,
+            json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name }, "spec": spec }),
+        )
+        .await
+        .unwrap();
+        let status = json!({ "status": status });
+        pods.patch_status(name, &PatchParams::default(), &Patch::Merge(&status))
+            .await
+            .unwrap();
+    }
+}
+
+/// The status of a running Pod as [`World::pod`] makes them.
+pub fn running() -> Value {
+    let status = |name: &str, id: &str| {
+        json!({ "name": name, "containerID": id, "restartCount": 2, "ready": true, "image": "i", "imageID": "i",
+            "state": { "running": {} } })
+    };
+    json!({
+        "phase": "Running",
+        "containerStatuses": [status("app", "containerd://app-1")],
+        "initContainerStatuses": [status("setup", "containerd://s-1"), status("proxy", "containerd://proxy-1")],
+    })
+}
+
+/// Objects of any version and kind, as JSON.
+pub fn typed(cluster: &Cluster, version: &str, kind: &str, namespace: Option<&str>) -> Api<DynamicObject> {
+    let (group, version) = version.rsplit_once('/').unwrap_or(("", version));
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+    match namespace {
+        Some(namespace) => Api::namespaced_with(cluster.client.clone(), namespace, &resource),
+        None => Api::all_with(cluster.client.clone(), &resource),
+    }
+}
+
+pub async fn create(api: &Api<DynamicObject>, object: Value) -> Result<Value, String> {
+    let object: DynamicObject = serde_json::from_value(object).unwrap();
+    match api.create(&PostParams::default(), &object).await {
+        Ok(object) => Ok(serde_json::to_value(object).unwrap()),
+        Err(why) => Err(why.to_string()),
+    }
+}
+
+pub async fn merge(api: &Api<DynamicObject>, name: &str, patch: Value) -> Result<Value, String> {
+    match api
+        .patch(name, &PatchParams::default(), &Patch::Merge(&patch))
+        .await
+    {
+        Ok(object) => Ok(serde_json::to_value(object).unwrap()),
+        Err(why) => Err(why.to_string()),
+    }
+}
+
+pub async fn merge_status(api: &Api<DynamicObject>, name: &str, patch: Value) -> Result<Value, String> {
+    match api
+        .patch_status(name, &PatchParams::default(), &Patch::Merge(&patch))
+        .await
+    {
+        Ok(object) => Ok(serde_json::to_value(object).unwrap()),
+        Err(why) => Err(why.to_string()),
+    }
+}
+
+pub async fn get(api: &Api<DynamicObject>, name: &str) -> Value {
+    serde_json::to_value(api.get(name).await.unwrap()).unwrap()
+}
+
+/// `what` was refused, with `message` in the words.
+#[track_caller]
+pub fn refused(what: Result<Value, String>, message: &str) {
+    match what {
+        Ok(object) => panic!("should be refused with {message:?}: {object}"),
+        Err(why) => assert!(why.contains(message), "{message:?} is not in {why:?}"),
+    }
+}
