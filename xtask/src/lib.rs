@@ -1,3 +1,5 @@
 //! The commands people type while working on kruise-rs, and the test bed that its tests run on.
 
 pub mod cluster;
+pub mod codegen;
+pub mod test;

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use xtask::cluster::{self, Cache, Node};
+use xtask::{codegen, test};
 
 /// The commands people type while working on kruise-rs.
 #[derive(Parser)]
@@ -14,6 +15,12 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Run every test, those on real components included
+    Test(test::Options),
+    /// Write what is generated: deploy/crds
+    Codegen,
+    /// Get what the tests and the demo need; what is there is skipped
+    Prepare,
     /// Start a bare Kubernetes node to try things on; it stays until `cargo xtask down`
     Up,
     /// End everything that `up` and `demo --keep` left running
@@ -22,6 +29,9 @@ enum Command {
 
 fn main() -> Result<()> {
     match Arguments::parse().command {
+        Command::Test(options) => test::run(&options),
+        Command::Codegen => codegen::run(),
+        Command::Prepare => test::prepare_all(&Cache::open()?),
         Command::Up => up(),
         Command::Down => {
             let ended = cluster::down(&Cache::open()?)?;

@@ -8,10 +8,18 @@ fn every_series_of_containerd_starts_with_its_registry() {
     for (suite, series) in CONTAINERDS {
         let runtime = Runtime::start(suite).unwrap();
         let version = runtime.ctr(&["version"]).unwrap();
-        assert!(version.contains(&format!("  Version:  {series}")), "{suite}: {version}");
+        assert!(
+            version.contains(&format!("  Version:  {series}")),
+            "{suite}: {version}"
+        );
         let plugins = runtime.ctr(&["plugins", "list"]).unwrap();
-        let cri = plugins.lines().filter(|l| l.contains(".cri") || l.split_whitespace().nth(1) == Some("cri"));
+        let cri = plugins
+            .lines()
+            .filter(|l| l.contains(".cri") || l.split_whitespace().nth(1) == Some("cri"));
         let cri: Vec<&str> = cri.collect();
-        assert!(!cri.is_empty() && cri.iter().all(|l| l.trim().ends_with("ok")), "{suite}: {plugins}");
+        assert!(
+            !cri.is_empty() && cri.iter().all(|l| l.trim().ends_with("ok")),
+            "{suite}: {plugins}"
+        );
     }
 }
