@@ -148,11 +148,11 @@ impl PullCause {
             "denied",
             "forbidden",
             "no basic auth credentials",
-            "401",
+            "401 unauthorized",
             "insufficient_scope",
         ]) {
             Self::Unauthorized
-        } else if has(&["not found", "manifest unknown", "name unknown", "404"])
+        } else if has(&["not found", "manifest unknown", "name unknown", "404 not found"])
             || code == tonic::Code::NotFound
         {
             Self::NotFound
@@ -164,8 +164,8 @@ impl PullCause {
             "no route to host",
             "network is unreachable",
             "tls handshake timeout",
-            "503",
-            "502",
+            "503 service unavailable",
+            "502 bad gateway",
             "500 internal server error",
             "server misbehaving",
             "dial tcp",

@@ -7,4 +7,5 @@
     clippy::panic
 )]
 
+pub mod fake_registry;
 pub mod fault_cri;

@@ -108,6 +108,12 @@ impl Call<'_> {
                 method,
                 why: chain(status),
             },
+            // containerd answers so for a moment after its start.
+            _ if message.starts_with("server is not initialized") => Error::Unreachable {
+                socket,
+                method,
+                why: message,
+            },
             Code::Internal if message.starts_with("failed to decode Protobuf message") => {
                 self.bad_answer(message)
             }

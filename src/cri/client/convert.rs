@@ -43,9 +43,19 @@ fn auth(auth: &Auth) -> v1::AuthConfig {
     }
 }
 
-/// A runtime's words about a failed pull, without gRPC's wrapping and not without end.
+/// A runtime's words about a failed pull: without what names the image once more, and not without end.
 pub(super) fn pull_words(message: &str) -> String {
-    let message = message.strip_prefix("rpc error: ").unwrap_or(message);
+    let mut message = message.strip_prefix("rpc error: ").unwrap_or(message);
+    for start in [
+        "failed to pull and unpack image \"",
+        "failed to pull image \"",
+        "failed to resolve reference \"",
+    ] {
+        let rest = message
+            .strip_prefix(start)
+            .and_then(|rest| rest.split_once("\": "));
+        message = rest.map_or(message, |(_, rest)| rest);
+    }
     match message.char_indices().nth(MAX_WORDS) {
         Some((end, _)) => format!("{}…", &message[..end]),
         None => message.to_owned(),
@@ -134,4 +144,35 @@ fn restart_count(annotations: &HashMap<String, String>, attempt: u32) -> u32 {
 
 fn sorted(map: HashMap<String, String>) -> BTreeMap<String, String> {
     map.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::*;
+
+    #[test]
+    fn a_failed_pull_names_the_image_once_and_is_no_novel() {
+        let words = "failed to pull and unpack image \"r.test/a:1\": failed to resolve reference \"r.test/a:1\": dial: no";
+        assert_eq!(pull_words(words), "dial: no");
+        assert_eq!(
+            pull_words("failed to resolve reference: no"),
+            "failed to resolve reference: no"
+        );
+        assert_eq!(pull_words(&"ä".repeat(10_000)).chars().count(), MAX_WORDS + 1);
+    }
+
+    #[test]
+    fn seconds_are_rounded_up_and_zero_stays() {
+        assert_eq!(whole_seconds(Duration::ZERO), 0);
+        assert_eq!(whole_seconds(Duration::from_millis(1)), 1);
+        assert_eq!(whole_seconds(Duration::MAX), i64::MAX);
+    }
+
+    #[test]
+    fn what_has_not_happened_has_no_time() {
+        assert_eq!(time(0), None);
+        assert_eq!(time(1_500_000_000).unwrap().as_millisecond(), 1500);
+    }
 }

@@ -96,17 +96,10 @@ impl Client {
         let call = self.call("PullImage", request.timeout);
         let mut rpc = self.images.clone();
         let message = call.request(convert::pull_request(request));
-        let answer = call.run(rpc.pull_image(message)).await.map_err(|e| match e {
-            Error::Refused { code, message, .. } => {
-                let cause = PullCause::of(code, &message);
-                Error::Pull {
-                    image: request.image.clone(),
-                    cause,
-                    message: convert::pull_words(&message),
-                }
-            }
-            other => other,
-        })?;
+        let answer = call
+            .run(rpc.pull_image(message))
+            .await
+            .map_err(|e| pull_failure(&request.image, e))?;
         if answer.image_ref.is_empty() {
             return Err(call.bad_answer("it names no image"));
         }
@@ -234,6 +227,23 @@ impl Runtime for Client {
             .and_then(|a| a.status)
             .and_then(|s| s.network)
             .map_or_else(Vec::new, convert::addresses))
+    }
+}
+
+/// What a refusal of PullImage says of the image. containerd 2 calls formats that it has dropped "not implemented".
+fn pull_failure(image: &str, error: Error) -> Error {
+    let (code, message) = match error {
+        Error::Refused { code, message, .. } => (code, message),
+        Error::Unimplemented { message, .. } if message.contains("failed to pull") => {
+            (tonic::Code::Unimplemented, message)
+        }
+        other => return other,
+    };
+    let cause = PullCause::of(code, &message);
+    Error::Pull {
+        image: image.to_owned(),
+        cause,
+        message: convert::pull_words(&message),
     }
 }
 
