@@ -265,10 +265,7 @@ async fn the_cause_of_a_failed_pull_is_named() {
             PullCause::RegistryDown,
         ),
         ("unexpected status: 401 Unauthorized", PullCause::Unauthorized),
-        (
-            "failed to resolve reference \"x\": x: not found",
-            PullCause::NotFound,
-        ),
+        ("registry.test/app:v1: not found", PullCause::NotFound),
         (
             "no match for platform in manifest sha256:0: not found",
             PullCause::Platform,
