@@ -4,5 +4,6 @@ pub mod admission;
 pub mod api;
 pub mod cluster;
 pub mod cri;
+pub mod manager;
 pub mod node;
 pub mod ops;

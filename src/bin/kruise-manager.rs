@@ -1,3 +1,36 @@
-//! kruise-manager.
+//! The companion of the daemons: fans jobs out to nodes and serves admission.
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::Parser;
+use kruise::manager;
+
+/// Fans ImagePullJobs out to nodes and looks after NodeImages, ContainerRecreateRequests and Pod readiness
+///
+/// Several replicas may run: controllers work in the one that holds the Lease 'kruise-manager'.
+#[derive(Parser)]
+#[command(name = "kruise-manager", version)]
+struct Cli {
+    #[command(flatten)]
+    options: manager::Options,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error),
+    };
+    let done = runtime.block_on(manager::run(cli.options));
+    // What still runs on the blocking pool must not hold the process back.
+    runtime.shutdown_background();
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
+    }
+}
+
+fn fail(error: &dyn std::error::Error) -> ExitCode {
+    eprintln!("kruise-manager: {error}");
+    ExitCode::FAILURE
+}

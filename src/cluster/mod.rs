@@ -8,6 +8,7 @@ pub mod client;
 pub mod clock;
 mod error;
 pub mod events;
+pub mod lease;
 pub mod watch;
 pub mod write;
 

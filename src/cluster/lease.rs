@@ -1,0 +1,371 @@
+//! Leader election on a Lease.
+//!
+//! Own code rather than the crate kube-lease-manager (0.13): that one decides that a Lease has expired by
+//! comparing `renewTime`, which the holder's clock wrote, with the local wall clock, so two machines whose
+//! clocks differ can both lead, or nobody does. Here a Lease expires when the local monotonic clock has
+//! seen no change of it for the holder's own duration, as in client-go. A watch tells of changes, so a
+//! Lease that its holder gave up is taken at once.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, ResourceExt};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{Cluster, Error, write};
+
+/// How long others wait without a renewal before they take over. Whole seconds, for the field has no finer unit.
+pub const DURATION: Duration = Duration::from_secs(4);
+/// How long the holder goes on without a successful renewal. Less than [`DURATION`], so that it has stopped
+/// before another one starts.
+pub const RENEW_DEADLINE: Duration = Duration::from_secs(3);
+/// How often the holder renews.
+const RENEW_EVERY: Duration = Duration::from_secs(1);
+/// Pause after a failed attempt to take the Lease.
+const RETRY: Duration = Duration::from_millis(500);
+/// How long one renewal may take; several fit into [`RENEW_DEADLINE`].
+const CALL: Duration = Duration::from_millis(1200);
+
+/// The Lease is no longer ours.
+#[derive(Debug, thiserror::Error)]
+pub enum Lost {
+    /// It could not be renewed in time.
+    #[error("lease {name} could not be renewed for {RENEW_DEADLINE:?}: {last}")]
+    NotRenewed {
+        /// Name of the Lease.
+        name: String,
+        /// The last error.
+        last: String,
+    },
+    /// Somebody else holds it.
+    #[error("lease {name} was taken by {by:?}")]
+    Taken {
+        /// Name of the Lease.
+        name: String,
+        /// The new holder.
+        by: String,
+    },
+}
+
+/// A candidate for one Lease.
+pub struct Election {
+    api: Api<Lease>,
+    cluster: Cluster,
+    namespace: String,
+    name: String,
+    identity: String,
+}
+
+/// What was last seen of the Lease, and when locally.
+#[derive(Clone, Debug)]
+struct Sight {
+    lease: Lease,
+    at: Instant,
+}
+
+impl Election {
+    /// A candidate that calls itself `identity`, which must differ between processes.
+    #[must_use]
+    pub fn new(cluster: &Cluster, namespace: &str, name: &str, identity: String) -> Self {
+        Self {
+            api: Api::namespaced(cluster.client.clone(), namespace),
+            cluster: cluster.clone(),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            identity,
+        }
+    }
+
+    /// Waits until the Lease is ours; forever if need be.
+    pub async fn acquire(&self) -> Lease {
+        let config = watcher::Config::default().fields(&format!("metadata.name={}", self.name));
+        let mut changes = std::pin::pin!(watcher(self.api.clone(), config));
+        let mut seen: Option<Sight> = None;
+        let mut look = Instant::now();
+        loop {
+            tokio::select! {
+                change = changes.next() => match change {
+                    Some(Ok(Event::Apply(lease) | Event::InitApply(lease))) => {
+                        seen = Some(sight(seen, lease));
+                        look = due(seen.as_ref());
+                    }
+                    Some(Ok(Event::Delete(_))) => { seen = None; look = Instant::now(); }
+                    Some(Ok(_)) => {}
+                    // The watch comes back by itself; reads below go on meanwhile.
+                    Some(Err(error)) => {
+                        tracing::debug!(%error, "watch of the lease failed");
+                        tokio::time::sleep(RETRY).await;
+                    }
+                    None => tokio::time::sleep(RETRY).await,
+                },
+                () = tokio::time::sleep_until(look) => {
+                    match self.attempt(&mut seen).await {
+                        Ok(Some(lease)) => return lease,
+                        Ok(None) => look = due(seen.as_ref()).max(Instant::now() + RETRY),
+                        Err(error) => {
+                            tracing::debug!(lease = self.name, %error, "lease not taken");
+                            look = Instant::now() + RETRY;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes the Lease if nobody holds it, or its holder was silent for too long.
+    async fn attempt(&self, seen: &mut Option<Sight>) -> Result<Option<Lease>, Error> {
+        let Some(lease) = within(write::get(&self.api, &self.name)).await? else {
+            return match within(write::create(&self.api, &self.fresh(None))).await {
+                Err(error) if error.already_exists() => Ok(None),
+                other => other.map(Some),
+            };
+        };
+        let now = sight(seen.take(), lease);
+        let free = expired(&now, &self.identity, Instant::now());
+        let taken = if free {
+            match within(write::replace(&self.api, &self.fresh(Some(&now.lease)))).await {
+                Err(error) if error.conflict() => None,
+                other => Some(other?),
+            }
+        } else {
+            None
+        };
+        *seen = Some(now);
+        Ok(taken)
+    }
+
+    /// Keeps the Lease until shutdown, when it is given up so that another one can take it at once.
+    ///
+    /// # Errors
+    /// When it is lost; whatever was done under it must stop at once.
+    pub async fn hold(&self, mut lease: Lease, shutdown: CancellationToken) -> Result<(), Lost> {
+        let mut renewed = Instant::now();
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => {
+                    self.give_up(lease).await;
+                    return Ok(());
+                }
+                () = tokio::time::sleep(RENEW_EVERY) => {}
+            }
+            lease = self.renew(lease, &mut renewed).await?;
+        }
+    }
+
+    /// Renews until it succeeds, or until the deadline has passed since the last successful renewal began.
+    async fn renew(&self, lease: Lease, renewed: &mut Instant) -> Result<Lease, Lost> {
+        let mut last = "no answer".to_owned();
+        let deadline = *renewed + RENEW_DEADLINE;
+        match tokio::time::timeout_at(deadline, self.try_renew(lease, renewed, &mut last)).await {
+            Ok(done) => done,
+            Err(_) => Err(Lost::NotRenewed {
+                name: self.name.clone(),
+                last,
+            }),
+        }
+    }
+
+    async fn try_renew(
+        &self,
+        mut lease: Lease,
+        renewed: &mut Instant,
+        last: &mut String,
+    ) -> Result<Lease, Lost> {
+        loop {
+            let began = Instant::now();
+            let error = match within(write::replace(&self.api, &self.renewal(&lease))).await {
+                Ok(lease) => {
+                    *renewed = began;
+                    return Ok(lease);
+                }
+                Err(error) => error,
+            };
+            *last = error.to_string();
+            if error.conflict() || error.not_found() {
+                lease = self.look_again(lease).await?;
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    async fn look_again(&self, old: Lease) -> Result<Lease, Lost> {
+        match within(write::get(&self.api, &self.name)).await {
+            Ok(Some(lease)) if holder(&lease) == Some(&self.identity) => Ok(lease),
+            Ok(Some(lease)) => Err(Lost::Taken {
+                name: self.name.clone(),
+                by: holder(&lease).cloned().unwrap_or_default(),
+            }),
+            Ok(None) => within(write::create(&self.api, &self.fresh(None)))
+                .await
+                .or(Ok(old)),
+            Err(_) => Ok(old),
+        }
+    }
+
+    async fn give_up(&self, mut lease: Lease) {
+        if let Some(spec) = lease.spec.as_mut() {
+            spec.holder_identity = Some(String::new());
+            spec.lease_duration_seconds = Some(1);
+        }
+        if let Err(error) = within(write::replace(&self.api, &lease)).await {
+            tracing::debug!(lease = self.name, %error, "lease not given up");
+        }
+    }
+
+    fn fresh(&self, old: Option<&Lease>) -> Lease {
+        let now = self.now();
+        let changes = old
+            .and_then(|l| l.spec.as_ref()?.lease_transitions)
+            .unwrap_or_default();
+        Lease {
+            metadata: old.map_or_else(
+                || ObjectMeta {
+                    name: Some(self.name.clone()),
+                    namespace: Some(self.namespace.clone()),
+                    ..ObjectMeta::default()
+                },
+                |l| l.metadata.clone(),
+            ),
+            spec: Some(LeaseSpec {
+                holder_identity: Some(self.identity.clone()),
+                lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
+                acquire_time: now.clone(),
+                renew_time: now,
+                lease_transitions: Some(changes.saturating_add(i32::from(old.is_some()))),
+                ..LeaseSpec::default()
+            }),
+        }
+    }
+
+    fn renewal(&self, lease: &Lease) -> Lease {
+        let mut next = lease.clone();
+        if let Some(spec) = next.spec.as_mut() {
+            spec.renew_time = self.now();
+        }
+        next
+    }
+
+    fn now(&self) -> Option<MicroTime> {
+        let now: Timestamp = self.cluster.clock.now();
+        Some(MicroTime(now))
+    }
+}
+
+fn holder(lease: &Lease) -> Option<&String> {
+    lease
+        .spec
+        .as_ref()?
+        .holder_identity
+        .as_ref()
+        .filter(|h| !h.is_empty())
+}
+
+fn duration_of(lease: &Lease) -> Duration {
+    let seconds = lease.spec.as_ref().and_then(|s| s.lease_duration_seconds);
+    seconds
+        .and_then(|s| u64::try_from(s).ok())
+        .map_or(DURATION, Duration::from_secs)
+}
+
+/// The same Lease as before keeps the time at which it was first seen.
+fn sight(old: Option<Sight>, lease: Lease) -> Sight {
+    match old {
+        Some(old) if old.lease.resource_version() == lease.resource_version() => old,
+        _ => Sight {
+            lease,
+            at: Instant::now(),
+        },
+    }
+}
+
+/// When to try for the Lease.
+fn due(seen: Option<&Sight>) -> Instant {
+    seen.filter(|s| holder(&s.lease).is_some())
+        .map_or_else(Instant::now, |s| s.at + duration_of(&s.lease))
+}
+
+/// Whether `identity` may take the Lease.
+fn expired(seen: &Sight, identity: &str, now: Instant) -> bool {
+    match holder(&seen.lease) {
+        None => true,
+        Some(holder) if holder == identity => true,
+        Some(_) => now >= seen.at + duration_of(&seen.lease),
+    }
+}
+
+async fn within<T>(call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    match tokio::time::timeout(CALL, call).await {
+        Ok(result) => result,
+        Err(_) => Err(Error::Timeout {
+            verb: "renew",
+            kind: "Lease".to_owned(),
+            after: CALL,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease(holder: &str, seconds: i32, version: &str) -> Lease {
+        Lease {
+            metadata: ObjectMeta {
+                resource_version: Some(version.to_owned()),
+                ..ObjectMeta::default()
+            },
+            spec: Some(LeaseSpec {
+                holder_identity: Some(holder.to_owned()),
+                lease_duration_seconds: Some(seconds),
+                // A holder whose clock is far in the past or future changes nothing.
+                renew_time: Some(MicroTime(Timestamp::MIN)),
+                ..LeaseSpec::default()
+            }),
+        }
+    }
+
+    #[test]
+    fn a_lease_expires_by_the_local_clock_alone() {
+        let start = Instant::now();
+        let seen = Sight {
+            lease: lease("other", 15, "1"),
+            at: start,
+        };
+        assert!(!expired(&seen, "me", start + Duration::from_secs(14)));
+        assert!(expired(&seen, "me", start + Duration::from_secs(15)));
+        assert!(expired(&seen, "other", start), "its own holder may take it again");
+    }
+
+    #[test]
+    fn a_renewal_starts_the_time_anew_and_a_second_look_does_not() {
+        let start = Instant::now() - Duration::from_secs(60);
+        let seen = Sight {
+            lease: lease("other", 15, "1"),
+            at: start,
+        };
+        let same = sight(Some(seen.clone()), lease("other", 15, "1"));
+        assert_eq!(same.at, start);
+        let renewed = sight(Some(seen), lease("other", 15, "2"));
+        assert!(renewed.at > start);
+    }
+
+    #[test]
+    fn a_lease_without_holder_is_free() {
+        let seen = Sight {
+            lease: lease("", 15, "1"),
+            at: Instant::now(),
+        };
+        assert!(expired(&seen, "me", Instant::now()));
+        assert!(due(Some(&seen)) <= Instant::now());
+    }
+
+    #[test]
+    fn the_holder_stops_before_another_one_starts() {
+        assert!(RENEW_DEADLINE + RETRY <= DURATION);
+    }
+}

@@ -1,0 +1,196 @@
+//! What a job asks of one node: the entry of its image in the NodeImage.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::job::Job;
+use crate::api::image_pull_job::ImagePullPolicy;
+use crate::api::node_image::{ImageSpec, ImageTagPullPolicy, ImageTagSpec, ImageTagStatus, ReferenceObject};
+
+/// The longest lifetime of a tag after its end, in seconds: 31 days.
+const LONGEST_TTL: i64 = 31 * 24 * 3600;
+/// Seconds after which a job without end pulls again.
+const DAY: i64 = 24 * 3600;
+/// How far that may be off, in seconds, so that nodes do not all come at once.
+const DAY_SPREAD: i64 = 600;
+/// Seconds that a tag of a job without end may take at least.
+const NEVER_DEADLINE: i64 = 1800;
+/// By how much lifetimes of tags are spread, in seconds.
+const TTL_SPREAD: i64 = 300;
+
+/// One job that wants its image on a node.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask<'a> {
+    /// The job; its image is the one that the entry is for.
+    pub job: &'a Job,
+    /// The copies of its pull secrets.
+    pub secrets: &'a [ReferenceObject],
+}
+
+/// What the numbers depend on besides the job.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// Seconds that a finished tag stays listed at least (`--default-ttlseconds-for-always-nodeimage`).
+    pub default_ttl: i64,
+    /// A number that differs between nodes, for spreading.
+    pub seed: u64,
+    /// The API server's time.
+    pub now: Timestamp,
+}
+
+/// The entry with what the jobs ask for added to `current`; `None` when it is all there already.
+///
+/// `status` is the state of the tag, whatever its version.
+#[must_use]
+pub fn add(
+    current: Option<&ImageSpec>,
+    status: Option<&ImageTagStatus>,
+    tag: &str,
+    asks: &[Ask<'_>],
+    setting: Setting,
+) -> Option<ImageSpec> {
+    let mut spec = current.cloned().unwrap_or_default();
+    for ask in asks {
+        add_one(&mut spec, status, tag, *ask, setting);
+    }
+    (current != Some(&spec)).then_some(spec)
+}
+
+fn add_one(spec: &mut ImageSpec, status: Option<&ImageTagStatus>, tag: &str, ask: Ask<'_>, setting: Setting) {
+    let mut more = false;
+    for secret in ask.secrets {
+        let same = |s: &ReferenceObject| s.namespace == secret.namespace && s.name == secret.name;
+        if !spec.pull_secrets.iter().any(same) {
+            spec.pull_secrets.push(secret.clone());
+            more = true;
+        }
+    }
+    let Some(entry) = spec.tags.iter_mut().find(|t| t.tag == tag) else {
+        let version = status.map_or(0, |s| s.version.saturating_add(1));
+        let entry = new_entry(tag, version, ask.job, setting);
+        sandbox(spec, ask.job);
+        spec.tags.push(entry);
+        spec.tags.sort_by(|a, b| a.tag.cmp(&b.tag));
+        return;
+    };
+    if owned(entry, &ask.job.uid) {
+        return;
+    }
+    if more || !serves(entry, status, ask.job) {
+        again(entry, ask.job, setting);
+    }
+    entry.owner_references.push(owner(ask.job));
+    sandbox(spec, ask.job);
+}
+
+/// Whether a pull that is asked for, and not over, does for this job too. Upstream starts such a pull anew.
+fn serves(entry: &ImageTagSpec, status: Option<&ImageTagStatus>, job: &Job) -> bool {
+    let over = status.is_some_and(|s| s.version == entry.version && s.completion_time.is_some());
+    let policy = |p: &Option<ImagePullPolicy>| p.clone().unwrap_or(ImagePullPolicy::IfNotPresent);
+    let wanted = policy(&job.spec.image_pull_policy);
+    let begun = status.is_some_and(|s| s.version == entry.version);
+    let fresh = wanted != ImagePullPolicy::Always || !begun;
+    !over && fresh && policy(&entry.image_pull_policy) == wanted
+}
+
+/// Asks for another pull of a tag that somebody wanted before.
+fn again(entry: &mut ImageTagSpec, job: &Job, setting: Setting) {
+    entry.version = entry.version.saturating_add(1);
+    entry.created_at = Some(Time(setting.now));
+    entry.image_pull_policy = Some(image_pull_policy(job));
+    let mut policy = pull_policy(job, setting);
+    let before = entry.pull_policy.as_ref();
+    policy.ttl_seconds_after_finished = policy
+        .ttl_seconds_after_finished
+        .max(before.and_then(|p| p.ttl_seconds_after_finished));
+    entry.pull_policy = Some(policy);
+}
+
+fn new_entry(tag: &str, version: i64, job: &Job, setting: Setting) -> ImageTagSpec {
+    ImageTagSpec {
+        tag: tag.to_owned(),
+        created_at: Some(Time(setting.now)),
+        pull_policy: Some(pull_policy(job, setting)),
+        owner_references: vec![owner(job)],
+        version,
+        image_pull_policy: Some(image_pull_policy(job)),
+    }
+}
+
+fn sandbox(spec: &mut ImageSpec, job: &Job) {
+    if let Some(sandbox) = &job.spec.sandbox_config {
+        spec.sandbox_config = Some(sandbox.clone());
+    }
+}
+
+fn image_pull_policy(job: &Job) -> ImagePullPolicy {
+    job.spec
+        .image_pull_policy
+        .clone()
+        .unwrap_or(ImagePullPolicy::IfNotPresent)
+}
+
+/// Whether the tag is there on behalf of the job with that UID.
+#[must_use]
+pub fn owned(entry: &ImageTagSpec, uid: &str) -> bool {
+    entry
+        .owner_references
+        .iter()
+        .any(|o| o.uid.as_deref() == Some(uid))
+}
+
+/// The reference to a job, as upstream writes it into a tag.
+#[must_use]
+pub fn owner(job: &Job) -> ObjectReference {
+    ObjectReference {
+        api_version: Some(format!("{}/{}", crate::api::GROUP, crate::api::V1BETA1)),
+        kind: Some("ImagePullJob".to_owned()),
+        namespace: job.key.namespace.clone(),
+        name: Some(job.key.name.clone()),
+        uid: Some(job.uid.clone()),
+        ..ObjectReference::default()
+    }
+}
+
+/// The limits of one node's pull.
+fn pull_policy(job: &Job, setting: Setting) -> ImageTagPullPolicy {
+    let asked = job.spec.pull_policy.clone().unwrap_or_default();
+    let timeout = i64::from(asked.timeout_seconds.unwrap_or(600));
+    let completion = &job.spec.completion_policy;
+    let (ttl, deadline) = if job.never_ends() {
+        let off = spread(setting.seed, 2 * DAY_SPREAD + 1) - DAY_SPREAD;
+        (DAY + off, Some(timeout.max(NEVER_DEADLINE)))
+    } else {
+        let own = completion
+            .ttl_seconds_after_finished
+            .map(i64::from)
+            .or(completion.active_deadline_seconds)
+            .unwrap_or_else(|| {
+                let tries = i64::from(asked.backoff_limit.unwrap_or(3)).saturating_add(1);
+                timeout.saturating_mul(tries)
+            });
+        let kept = own.max(0).saturating_add(setting.default_ttl);
+        let ttl = kept.saturating_add(spread(setting.seed, TTL_SPREAD + 1));
+        (ttl, completion.active_deadline_seconds)
+    };
+    ImageTagPullPolicy {
+        timeout_seconds: asked.timeout_seconds,
+        backoff_limit: asked.backoff_limit,
+        ttl_seconds_after_finished: i32::try_from(ttl.min(LONGEST_TTL)).ok(),
+        active_deadline_seconds: deadline,
+    }
+}
+
+/// A number in `0..below` that looks random.
+fn spread(seed: u64, below: i64) -> i64 {
+    let below = u64::try_from(below).unwrap_or(1).max(1);
+    // SplitMix64: neighbouring seeds give unrelated numbers.
+    let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    i64::try_from((z ^ (z >> 31)) % below).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,74 @@
+//! Fans ImagePullJobs out to NodeImages.
+//!
+//! In:  ImagePullJobs, NodeImages, Nodes and Pods (watches), pull secrets (by name).
+//! Out: entries in NodeImages, status of jobs, copies of pull secrets, events.
+//!
+//! [`index`] knows which job waits for what on which node; `act` writes to nodes, `report` writes statuses,
+//! and `keeper` does what a job needs before and after: finalizer, pull secrets, deletion.
+
+mod act;
+pub mod entry;
+pub mod index;
+pub mod job;
+mod keeper;
+mod observe;
+pub mod plan;
+mod report;
+mod secrets;
+pub mod work;
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::mpsc;
+
+use act::Writer;
+use index::Index;
+use observe::Changes;
+use report::Reporter;
+
+use super::Context;
+
+/// Runs until shutdown.
+pub async fn run(ctx: Context) {
+    ctx.stores.synced().await;
+    let (secrets_tx, secrets_rx) = mpsc::unbounded_channel();
+    let keeper = keeper::run(ctx.clone(), secrets_tx);
+    let shutdown = ctx.shutdown.clone();
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = keeper => {}
+        () = fan_out(ctx, secrets_rx) => {}
+    }
+}
+
+/// Observe, hand out, write, report; then wait for the next change.
+async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<keeper::Resolved>) {
+    let mut index = Index::default();
+    let mut changes = Changes::new(&ctx.stores, secrets);
+    let mut writer = Writer::new(&ctx);
+    let mut reporter = Reporter::new(&ctx);
+    loop {
+        let now = ctx.cluster.clock.now();
+        for (node, uid) in index.assign(now) {
+            writer.push(&index, node, &uid);
+        }
+        writer.start(&index, now);
+        reporter.flush(&mut index, now);
+        let wake = [index.wake().map(|at| until(at, now)), reporter.wake(now)];
+        let pause = wake.into_iter().flatten().min();
+        tokio::select! {
+            biased;
+            Some(done) = writer.done() => writer.settle(&mut index, done),
+            Some(done) = reporter.done() => reporter.settle(done),
+            change = changes.next() => changes.apply(&mut index, change, now),
+            () = tokio::time::sleep(pause.unwrap_or(Duration::from_secs(3600))) => {}
+        }
+        changes.drain(&mut index, now);
+    }
+}
+
+/// How long it is until then; nothing when it has passed.
+fn until(at: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO)
+}

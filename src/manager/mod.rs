@@ -1,0 +1,21 @@
+//! The companion of the daemons: fans jobs out to nodes, and keeps what needs one view of the whole cluster.
+//!
+//! In:  Nodes, NodeImages, ImagePullJobs, ContainerRecreateRequests and Pods (watches, reduced).
+//! Out: NodeImages, status of jobs and requests, copies of pull secrets, Pod conditions, events.
+//! Controllers run in the replica that holds the Lease; admission and conversion run in every replica.
+
+pub mod container_recreate;
+mod context;
+pub mod image_pull_job;
+pub mod node_image;
+mod options;
+pub mod pod_readiness;
+mod queue;
+mod run;
+mod stores;
+pub mod view;
+
+pub use context::Context;
+pub use options::Options;
+pub use run::{Error, run};
+pub use stores::Stores;

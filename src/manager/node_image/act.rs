@@ -1,0 +1,212 @@
+//! Carries a plan for one NodeImage out.
+
+use std::collections::{BTreeMap, HashSet};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ObjectReference, Secret};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::{Api, Resource};
+use serde_json::{Map, Value, json};
+
+use super::plan::{Act, Failure, Removal};
+use crate::api::keys;
+use crate::api::node_image::{
+    ImagePullPhase, ImageTagStatus, NodeImage, NodeImageSpec, NodeImageStatus, ReferenceObject,
+};
+use crate::cluster::{Error, EventType, write};
+use crate::manager::Context;
+use crate::manager::view::NodeImageView;
+
+/// The secrets of old releases that do not exist any more; asked only where a NodeImage names any.
+pub async fn vanished(
+    ctx: &Context,
+    image: Option<&NodeImageView>,
+) -> Result<HashSet<ReferenceObject>, Error> {
+    let mut gone = HashSet::new();
+    for (_, secret) in image.into_iter().flat_map(|i| &i.old_secrets) {
+        let api = Api::<Secret>::namespaced(ctx.cluster.client.clone(), &secret.namespace);
+        if write::get(&api, &secret.name).await?.is_none() {
+            gone.insert(secret.clone());
+        }
+    }
+    Ok(gone)
+}
+
+/// Does one thing; what is gone already is done.
+pub async fn carry_out(
+    ctx: &Context,
+    name: &str,
+    seen: Option<&NodeImageView>,
+    act: Act,
+    now: Timestamp,
+) -> Result<(), Error> {
+    let api = Api::<NodeImage>::all(ctx.cluster.client.clone());
+    let done = match act {
+        Act::Create { labels } => create(&api, name, labels).await,
+        Act::Delete => {
+            let uid = seen.map(|s| s.uid.as_str());
+            write::delete(&api, name, uid).await
+        }
+        Act::Label(labels) => {
+            let body = json!({ "metadata": { "labels": labels } });
+            write::patch_merge(&api, name, &body).await.map(|_| ())
+        }
+        Act::Remove(removal) => remove(&api, name, &removal).await,
+        Act::Fail(failures) => fail(ctx, &api, name, &failures, now).await,
+    };
+    match done {
+        Err(error) if error.not_found() || error.already_exists() => Ok(()),
+        other => other,
+    }
+}
+
+async fn create(api: &Api<NodeImage>, name: &str, labels: BTreeMap<String, String>) -> Result<(), Error> {
+    let mut object = NodeImage::new(name, NodeImageSpec::default());
+    object.metadata.labels = Some(labels);
+    write::create(api, &object).await.map(|_| ())
+}
+
+/// Removes tags of exactly the version that was decided on, and images that are left without any.
+async fn remove(api: &Api<NodeImage>, name: &str, removal: &Removal) -> Result<(), Error> {
+    let Some(object) = write::get(api, name).await? else {
+        return Ok(());
+    };
+    let mut images = Map::new();
+    for (image, spec) in &object.spec.images {
+        let mut left = spec.clone();
+        left.tags.retain(|t| {
+            let same = |(i, tag, version): &(String, String, i64)| {
+                i == image && *tag == t.tag && *version == t.version
+            };
+            !removal.tags.iter().any(same)
+        });
+        left.pull_secrets.retain(|s| {
+            !removal
+                .secrets
+                .iter()
+                .any(|(i, secret)| i == image && secret == s)
+        });
+        if left.tags.is_empty() {
+            images.insert(image.clone(), Value::Null);
+        } else if left != *spec {
+            let mut entry = json!(left);
+            if left.pull_secrets.is_empty() {
+                entry["pullSecrets"] = Value::Null;
+            }
+            images.insert(image.clone(), entry);
+        }
+    }
+    if images.is_empty() {
+        return Ok(());
+    }
+    let body = json!({
+        "metadata": { "resourceVersion": object.metadata.resource_version },
+        "spec": { "images": images },
+    });
+    write::patch_merge(api, name, &body).await.map(|_| ())
+}
+
+/// Marks tags as failed on behalf of a daemon that says nothing.
+async fn fail(
+    ctx: &Context,
+    api: &Api<NodeImage>,
+    name: &str,
+    failures: &[Failure],
+    now: Timestamp,
+) -> Result<(), Error> {
+    let Some(object) = write::get(api, name).await? else {
+        return Ok(());
+    };
+    let mut status = object.status.clone().unwrap_or_default();
+    let mut told: Vec<(&Failure, Vec<ObjectReference>)> = Vec::new();
+    for failure in failures {
+        let spec = object.spec.images.get(&failure.image);
+        let wanted = spec.and_then(|s| s.tags.iter().find(|t| t.tag == failure.tag));
+        let Some(wanted) = wanted.filter(|t| t.version == failure.version) else {
+            continue;
+        };
+        if mark(&mut status, failure, now) {
+            told.push((failure, wanted.owner_references.clone()));
+        }
+    }
+    if told.is_empty() {
+        return Ok(());
+    }
+    recount(&mut status, &object.spec);
+    let body = json!({
+        "metadata": { "resourceVersion": object.metadata.resource_version },
+        "status": status,
+    });
+    write::patch_status_merge(api, name, &body).await?;
+    for (failure, mut owners) in told {
+        owners.push(object.object_ref(&()));
+        let note = format!("Image {}:{} {}", failure.image, failure.tag, failure.message);
+        for owner in owners {
+            ctx.cluster.events.publish(
+                owner,
+                EventType::Warning,
+                keys::EVENT_PULL_FAILED,
+                "GiveUp",
+                note.clone(),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Marks one tag, unless the daemon has spoken meanwhile.
+fn mark(status: &mut NodeImageStatus, failure: &Failure, now: Timestamp) -> bool {
+    let tags = &mut status
+        .image_statuses
+        .entry(failure.image.clone())
+        .or_default()
+        .tags;
+    let failed = ImageTagStatus {
+        tag: failure.tag.clone(),
+        phase: ImagePullPhase::Failed,
+        progress: 0,
+        start_time: None,
+        completion_time: Some(Time(now)),
+        version: failure.version,
+        image_id: None,
+        message: Some(failure.message.to_owned()),
+    };
+    match tags.iter_mut().find(|t| t.tag == failure.tag) {
+        Some(known) if known.version == failure.version && known.completion_time.is_some() => false,
+        Some(known) => {
+            let progress = if known.version == failure.version {
+                known.progress
+            } else {
+                0
+            };
+            let start_time = known
+                .start_time
+                .clone()
+                .filter(|_| known.version == failure.version);
+            *known = ImageTagStatus {
+                progress,
+                start_time,
+                ..failed
+            };
+            true
+        }
+        None => {
+            tags.push(failed);
+            tags.sort_by(|a, b| a.tag.cmp(&b.tag));
+            true
+        }
+    }
+}
+
+fn recount(status: &mut NodeImageStatus, spec: &NodeImageSpec) {
+    let count = |phase: ImagePullPhase| {
+        let tags = status.image_statuses.values().flat_map(|s| &s.tags);
+        i32::try_from(tags.filter(|t| t.phase == phase).count()).unwrap_or(i32::MAX)
+    };
+    status.waiting = count(ImagePullPhase::Waiting);
+    status.pulling = count(ImagePullPhase::Pulling);
+    status.succeeded = count(ImagePullPhase::Succeeded);
+    status.failed = count(ImagePullPhase::Failed);
+    let desired = spec.images.values().map(|i| i.tags.len()).sum::<usize>();
+    status.desired = i32::try_from(desired).unwrap_or(i32::MAX);
+}

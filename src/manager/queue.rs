@@ -1,0 +1,239 @@
+//! Work by key: each key at most once at a time, a bounded number of keys at once, and a reason to look again.
+
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::fmt::Display;
+use std::hash::Hash;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::cluster::Error;
+
+/// First pause after a failure; doubles with each further one.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// Longest pause after failures.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Longest time that one key may be worked on: far above the sum of its calls' own deadlines.
+const PASS: Duration = Duration::from_secs(120);
+
+/// When to look at a key again although nothing has changed; `None` when there is no need.
+pub type Again = Option<Duration>;
+
+/// Runs `work` for each key that arrives until shutdown, `workers` at once at most.
+///
+/// A key that arrives while it is worked on is worked on once more afterwards. A key whose work failed is
+/// tried again after a pause that doubles from 0.2 s to 30 s, or after what the API server asked for.
+pub async fn run<K, W, F>(
+    name: &'static str,
+    mut keys: mpsc::UnboundedReceiver<K>,
+    workers: usize,
+    shutdown: CancellationToken,
+    work: W,
+) where
+    K: Clone + Eq + Hash + Ord + Display + Send + 'static,
+    W: Fn(K) -> F,
+    F: Future<Output = Result<Again, Error>> + Send + 'static,
+{
+    let mut queue: Queue<K> = Queue::default();
+    let mut running: JoinSet<(K, Result<Again, Error>)> = JoinSet::new();
+    loop {
+        while running.len() < workers.max(1) {
+            let Some(key) = queue.next(Instant::now()) else {
+                break;
+            };
+            let pass = work(key.clone());
+            running.spawn(async move {
+                let done = tokio::time::timeout(PASS, pass).await;
+                (key, done.unwrap_or(Ok(Some(Duration::ZERO))))
+            });
+        }
+        let wake = queue
+            .wake()
+            .unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
+        let free = running.len() < workers.max(1);
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            key = keys.recv() => match key {
+                Some(key) => queue.add(key),
+                None => return,
+            },
+            Some(ended) = running.join_next() => match ended {
+                Ok((key, result)) => settle(name, &mut queue, key, result),
+                // A panic in one pass; the tasks' owner must not go on with a key marked as running.
+                Err(error) => { tracing::error!(name, %error, "work ended badly"); return; }
+            },
+            () = tokio::time::sleep_until(wake), if free => {}
+        }
+    }
+}
+
+fn settle<K: Clone + Eq + Hash + Ord + Display>(
+    name: &str,
+    queue: &mut Queue<K>,
+    key: K,
+    result: Result<Again, Error>,
+) {
+    let now = Instant::now();
+    match result {
+        Ok(again) => queue.done(&key, again, now),
+        Err(error) => {
+            let asked = error.retry_after();
+            let pause = queue.failed(&key, asked, now);
+            if error.conflict() || error.not_found() {
+                tracing::debug!(name, %key, %error, ?pause, "will look again");
+            } else {
+                tracing::warn!(name, %key, %error, ?pause, "will try again");
+            }
+        }
+    }
+}
+
+/// Which keys are due, which are being worked on, and which come later.
+struct Queue<K> {
+    due: VecDeque<K>,
+    queued: HashSet<K>,
+    running: HashSet<K>,
+    /// Arrived while running.
+    repeat: HashSet<K>,
+    later: BTreeSet<(Instant, K)>,
+    when: HashMap<K, Instant>,
+    failures: HashMap<K, u32>,
+}
+
+impl<K> Default for Queue<K> {
+    fn default() -> Self {
+        Self {
+            due: VecDeque::new(),
+            queued: HashSet::new(),
+            running: HashSet::new(),
+            repeat: HashSet::new(),
+            later: BTreeSet::new(),
+            when: HashMap::new(),
+            failures: HashMap::new(),
+        }
+    }
+}
+
+impl<K: Clone + Eq + Hash + Ord> Queue<K> {
+    fn add(&mut self, key: K) {
+        if self.running.contains(&key) {
+            self.repeat.insert(key);
+        } else if self.queued.insert(key.clone()) {
+            self.forget_later(&key);
+            self.due.push_back(key);
+        }
+    }
+
+    fn next(&mut self, now: Instant) -> Option<K> {
+        while self.later.first().is_some_and(|(at, _)| *at <= now) {
+            if let Some((_, key)) = self.later.pop_first() {
+                self.when.remove(&key);
+                self.add(key);
+            }
+        }
+        let key = self.due.pop_front()?;
+        self.queued.remove(&key);
+        self.running.insert(key.clone());
+        Some(key)
+    }
+
+    fn wake(&self) -> Option<Instant> {
+        self.later.first().map(|(at, _)| *at)
+    }
+
+    fn done(&mut self, key: &K, again: Again, now: Instant) {
+        self.failures.remove(key);
+        self.stop(key, again.map(|after| now + after));
+    }
+
+    fn failed(&mut self, key: &K, asked: Option<Duration>, now: Instant) -> Duration {
+        let count = self.failures.entry(key.clone()).or_default();
+        let doubled = FIRST_PAUSE
+            .saturating_mul(1 << (*count).min(16))
+            .min(LONGEST_PAUSE);
+        *count = count.saturating_add(1);
+        let pause = asked.unwrap_or(doubled);
+        // What arrived meanwhile waits as well, or a failing key would spin with its own events.
+        self.repeat.remove(key);
+        self.stop(key, Some(now + pause));
+        pause
+    }
+
+    fn stop(&mut self, key: &K, again: Option<Instant>) {
+        self.running.remove(key);
+        if self.repeat.remove(key) {
+            self.add(key.clone());
+        } else if let Some(at) = again {
+            self.forget_later(key);
+            self.when.insert(key.clone(), at);
+            self.later.insert((at, key.clone()));
+        }
+    }
+
+    fn forget_later(&mut self, key: &K) {
+        if let Some(at) = self.when.remove(key) {
+            self.later.remove(&(at, key.clone()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Add(u8),
+        Start,
+        Done(u8, Option<u64>),
+        Fail(u8),
+        Pass(u64),
+    }
+
+    fn any_op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            (0_u8..4).prop_map(Op::Add),
+            Just(Op::Start),
+            (0_u8..4, prop::option::of(0_u64..5)).prop_map(|(k, a)| Op::Done(k, a)),
+            (0_u8..4).prop_map(Op::Fail),
+            (0_u64..60).prop_map(Op::Pass),
+        ]
+    }
+
+    proptest! {
+        /// A key never runs twice at once, and one that was added is worked on after that, whatever happens.
+        #[test]
+        fn no_key_is_lost_or_doubled(ops in prop::collection::vec(any_op(), 0..80)) {
+            let mut queue: Queue<u8> = Queue::default();
+            let mut now = Instant::now();
+            let mut running: HashSet<u8> = HashSet::new();
+            let mut owed: HashSet<u8> = HashSet::new();
+            for op in ops {
+                match op {
+                    Op::Add(k) => { queue.add(k); owed.insert(k); }
+                    Op::Start => if let Some(k) = queue.next(now) {
+                        prop_assert!(running.insert(k), "{k} runs twice");
+                        owed.remove(&k);
+                    },
+                    Op::Done(k, again) => if running.remove(&k) {
+                        queue.done(&k, again.map(Duration::from_secs), now);
+                    },
+                    Op::Fail(k) => if running.remove(&k) {
+                        owed.insert(k);
+                        queue.failed(&k, None, now);
+                    },
+                    Op::Pass(s) => now += Duration::from_secs(s),
+                }
+            }
+            for k in running.drain().collect::<Vec<_>>() { queue.done(&k, None, now); }
+            now += LONGEST_PAUSE;
+            while let Some(k) = queue.next(now) { owed.remove(&k); queue.done(&k, None, now); }
+            prop_assert!(owed.is_empty(), "never worked on: {owed:?}");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Starts the manager: health first, then admission, then the controllers once the Lease is held.
+
+use std::sync::Arc;
+
+use super::{Context, Options, Stores, container_recreate, image_pull_job, node_image, pod_readiness};
+use crate::cluster::lease::{Election, Lost};
+use crate::cluster::{self, Cluster};
+use crate::ops::http::{self, Serve};
+use crate::ops::supervise::{self, Supervisor};
+use crate::ops::{Health, logs};
+
+/// Name of the Lease; upstream's, so that of two managers of either make only one leads.
+pub const LEASE: &str = "kruise-manager";
+
+/// Why the manager did not start, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no way to reach a cluster.
+    #[error(transparent)]
+    Cluster(#[from] cluster::Error),
+    /// A listener cannot be opened.
+    #[error("{flag}: {source}")]
+    Listen {
+        /// The flag that gives its address.
+        flag: &'static str,
+        /// Why.
+        source: http::Error,
+    },
+    /// The Lease was lost.
+    #[error(transparent)]
+    Lost(#[from] Lost),
+    /// A task ended that should not.
+    #[error(transparent)]
+    Ended(#[from] supervise::Error),
+}
+
+/// Runs the manager until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When it cannot start, the Lease is lost, or a task of it ends by itself.
+pub async fn run(options: Options) -> Result<(), Error> {
+    logs::init(options.log_format);
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), "kruise-manager starts");
+    let mut supervisor = Supervisor::default();
+    let health = Health::default();
+    listen(&mut supervisor, &options, &health).await?;
+    let cluster = Cluster::connect(&cluster::Options {
+        kubeconfig: options.kubeconfig.clone(),
+        component: "kruise-manager".to_owned(),
+        host: None,
+    })
+    .await?;
+    let options = Arc::new(options);
+    let shutdown = supervisor.shutdown.clone();
+    supervisor.spawn("controllers", lead(cluster, options, health, shutdown));
+    Ok(supervisor.run().await?)
+}
+
+async fn listen(supervisor: &mut Supervisor, options: &Options, health: &Health) -> Result<(), Error> {
+    let same = options.metrics_addr == options.health_probe_addr;
+    let probes = if same { Serve::Both } else { Serve::Health };
+    let mut serve = async |flag, address: &str, what| {
+        let listener = http::listen(address)
+            .await
+            .map_err(|source| Error::Listen { flag, source })?;
+        let shutdown = supervisor.shutdown.clone();
+        supervisor.spawn("http", http::serve(listener, what, health.clone(), shutdown));
+        Ok::<(), Error>(())
+    };
+    serve("--health-probe-addr", &options.health_probe_addr, probes).await?;
+    if !same {
+        serve("--metrics-addr", &options.metrics_addr, Serve::Metrics).await?;
+    }
+    Ok(())
+}
+
+/// Waits for the Lease, then runs the controllers for as long as it is held.
+async fn lead(
+    cluster: Cluster,
+    options: Arc<Options>,
+    health: Health,
+    shutdown: tokio_util::sync::CancellationToken,
+) -> Result<(), Error> {
+    if !options.enable_leader_election {
+        return controllers(cluster, options, health, shutdown).await;
+    }
+    let namespace = options
+        .leader_election_namespace
+        .clone()
+        .unwrap_or_else(|| options.namespace.clone());
+    let election = Election::new(&cluster, &namespace, LEASE, identity());
+    health.ready("leader election", "standing by");
+    let Some(lease) = shutdown.run_until_cancelled(election.acquire()).await else {
+        return Ok(());
+    };
+    tracing::info!(lease = LEASE, "leading");
+    health.ready("leader election", "leading");
+    // The Lease is given up last, so that nobody starts while we still write.
+    let done = tokio_util::sync::CancellationToken::new();
+    let work = controllers(cluster, options, health, shutdown);
+    let held = election.hold(lease, done.clone());
+    let worked = async {
+        let result = work.await;
+        done.cancel();
+        result
+    };
+    tokio::pin!(held);
+    tokio::select! {
+        lost = &mut held => Ok(lost?),
+        result = worked => {
+            held.await?;
+            result
+        }
+    }
+}
+
+/// Runs all controllers until shutdown.
+async fn controllers(
+    cluster: Cluster,
+    options: Arc<Options>,
+    health: Health,
+    shutdown: tokio_util::sync::CancellationToken,
+) -> Result<(), Error> {
+    let mut supervisor = Supervisor::default();
+    // A child: a controller that fails must not look like an orderly end of the process.
+    supervisor.shutdown = shutdown.child_token();
+    let stores = Stores::start(&cluster, &mut supervisor);
+    let ctx = Context {
+        cluster,
+        stores,
+        options,
+        shutdown: supervisor.shutdown.clone(),
+    };
+    supervisor.spawn_endless("readiness", tell(ctx.clone(), health));
+    supervisor.spawn("nodeimage", endless(node_image::run(ctx.clone())));
+    supervisor.spawn("imagepulljob", endless(image_pull_job::run(ctx.clone())));
+    supervisor.spawn(
+        "containerrecreaterequest",
+        endless(container_recreate::run(ctx.clone())),
+    );
+    supervisor.spawn("podreadiness", endless(pod_readiness::run(ctx.clone())));
+    Ok(supervisor.run().await?)
+}
+
+/// Keeps the readiness answer up to date until all watches are there.
+async fn tell(ctx: Context, health: Health) {
+    health.unready(
+        "watches",
+        format!("no list yet of {}", ctx.stores.missing().join(", ")),
+    );
+    ctx.stores.synced().await;
+    health.ready("watches", "all have their list");
+    std::future::pending::<()>().await;
+}
+
+/// A controller ends at shutdown only.
+async fn endless(controller: impl Future<Output = ()>) -> Result<(), String> {
+    controller.await;
+    Ok(())
+}
+
+/// Who we are in the Lease: the Pod's or machine's name, the process, and the moment of its start.
+fn identity() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let start = jiff::Timestamp::now().as_nanosecond();
+    format!("{}_{}_{start:x}", host.trim(), std::process::id())
+}

@@ -1,0 +1,13 @@
+//! What the manager keeps of each watched object: the few fields that its decisions need.
+//!
+//! Objects are reduced at the watch, so ten thousand nodes cost megabytes. Plain data, made from API types.
+
+mod node;
+mod node_image;
+mod pod;
+mod selector;
+
+pub use node::NodeView;
+pub use node_image::{NodeImageView, Owner, TagStatusView, TagView};
+pub use pod::{ContainerView, PodView};
+pub use selector::matches;
