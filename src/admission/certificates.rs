@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, ObjectMeta};
+use kube::runtime::watcher;
 use tokio::sync::watch;
 
 use super::bundle::{Bundle, Need};
 use super::{Error, Options};
 use crate::api::keys;
-use crate::cluster::{self, Cluster, write};
+use crate::cluster::{self, Cluster, mirror, write};
 
 /// Name of the Secret.
 pub(super) const SECRET: &str = "kruise-manager-webhook-certs";
@@ -86,21 +87,37 @@ async fn store(
     write::create(api, &secret).await.map(drop)
 }
 
-/// Looks from time to time and publishes new certificates. Never ends.
+/// Publishes new certificates when their Secret changes, and makes them when they are due. Never ends.
 pub(super) async fn keep(cluster: &Cluster, options: &Options, bundle_tx: &watch::Sender<Bundle>) {
-    loop {
-        tokio::time::sleep(LOOK_AGAIN).await;
-        let bundle = loop {
-            match obtain(cluster, options).await {
-                Ok(bundle) => break bundle,
-                Err(why) => tracing::warn!(%why, "cannot look after the webhooks' certificates"),
-            }
-            tokio::time::sleep(RETRY).await;
-        };
-        bundle_tx.send_if_modified(|current| {
-            let changed = *current != bundle;
-            *current = bundle;
-            changed
-        });
-    }
+    let api: Api<Secret> = Api::namespaced(cluster.client.clone(), &options.namespace);
+    let only = watcher::Config::default().fields(&format!("metadata.name={SECRET}"));
+    // That it changed is enough to know; its keys are not kept.
+    let (secret, watching) = mirror(api, only, |secret: Secret| secret.metadata.resource_version);
+    let mut changes = secret.subscribe();
+    let work = async {
+        let mut pause = LOOK_AGAIN;
+        loop {
+            // Either is a reason to look.
+            let _ = tokio::time::timeout(pause, changes.recv()).await;
+            pause = match obtain(cluster, options).await {
+                Ok(bundle) => {
+                    publish(bundle_tx, bundle);
+                    LOOK_AGAIN
+                }
+                Err(why) => {
+                    tracing::warn!(%why, "cannot look after the webhooks' certificates");
+                    RETRY
+                }
+            };
+        }
+    };
+    tokio::join!(watching, work);
+}
+
+fn publish(bundle_tx: &watch::Sender<Bundle>, bundle: Bundle) {
+    bundle_tx.send_if_modified(|current| {
+        let changed = *current != bundle;
+        *current = bundle;
+        changed
+    });
 }

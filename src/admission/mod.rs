@@ -16,6 +16,7 @@ pub mod webhooks;
 
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::{self, Cluster};
@@ -74,13 +75,15 @@ impl Error {
     }
 }
 
-/// Serves until shutdown. Every replica does; only one of them makes each certificate.
+/// Serves until shutdown. Every replica does; only one of them makes each certificate, and only the one
+/// that is `leading` points the API server at its webhooks, for replicas may have different hosts.
 ///
 /// # Errors
 /// When the port cannot be had. All else is tried again, and told in the process's health.
 pub async fn run(
     cluster: Cluster,
     options: Options,
+    leading: watch::Receiver<bool>,
     health: Health,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
@@ -92,12 +95,12 @@ pub async fn run(
     else {
         return Ok(());
     };
-    let (bundle_tx, bundle_rx) = tokio::sync::watch::channel(first);
+    let (bundle_tx, bundle_rx) = watch::channel(first);
     health.ready(CHECK, format!("serves on port {}", options.port));
     let work = async {
         tokio::join!(
             certificates::keep(&cluster, &options, &bundle_tx),
-            webhooks::keep(&cluster, &options, bundle_rx.clone()),
+            webhooks::keep(&cluster, &options, bundle_rx.clone(), leading),
             server::serve(listener, &cluster, bundle_rx.clone(), &shutdown),
         )
     };

@@ -175,8 +175,17 @@ fn without_nulls(mut value: Value) -> Value {
     value
 }
 
-/// Keeps configurations and CRDs pointing at us. Never ends.
-pub(super) async fn keep(cluster: &Cluster, options: &Options, bundle: watch::Receiver<Bundle>) {
+/// Keeps configurations and CRDs pointing at us from when we lead. Never ends.
+pub(super) async fn keep(
+    cluster: &Cluster,
+    options: &Options,
+    bundle: watch::Receiver<Bundle>,
+    mut leading: watch::Receiver<bool>,
+) {
+    if leading.wait_for(|leading| *leading).await.is_err() {
+        // Who would tell us is gone; the process is ending.
+        return;
+    }
     let [mutating, validating] = configurations();
     let hooks = |ours: Value| move |there: &Value, ca: &str| plan_configuration(there, &ours, options, ca);
     let conversion = |there: &Value, ca: &str| plan_conversion(there, options, ca);

@@ -6,6 +6,7 @@ mod admission;
 mod conversion;
 mod fence;
 mod rbac;
+mod replicas;
 mod rules;
 mod upgrade;
 mod world;

@@ -11,6 +11,7 @@ use kruise::ops::Health;
 use kube::api::{Api, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
 use kube::discovery::ApiResource;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use xtask::cluster::{Bound, ControlPlane, wait};
 
@@ -21,6 +22,7 @@ static WORLD: LazyLock<World> = LazyLock::new(World::start);
 
 pub struct World {
     pub plane: ControlPlane,
+    _replica: Replica,
 }
 
 pub fn world() -> &'static World {
@@ -42,51 +44,68 @@ pub async fn connect(kubeconfig: &Path) -> Cluster {
     Cluster::connect(&options).await.unwrap()
 }
 
-/// A runtime with our webhook server in it, that lives as long as the tests.
-pub fn serve_webhooks(plane: &ControlPlane) {
-    let kubeconfig = plane
-        .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
-        .unwrap();
-    let port = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
-    let options = admission::Options {
-        namespace: "kruise-system".into(),
-        host: Some("127.0.0.1".into()),
-        port,
-    };
-    std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
+/// A webhook server in a thread with a runtime of its own, that lives until it is told to end.
+pub struct Replica {
+    pub port: u16,
+    pub leading: watch::Sender<bool>,
+    pub shutdown: CancellationToken,
+}
+
+impl Replica {
+    /// One that does not lead yet.
+    pub fn start(plane: &ControlPlane) -> Self {
+        let kubeconfig = plane
+            .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
             .unwrap();
-        runtime.block_on(async {
-            let cluster = connect(&kubeconfig).await;
-            admission::run(cluster, options, Health::default(), CancellationToken::new())
-                .await
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        let options = admission::Options {
+            namespace: "kruise-system".into(),
+            host: Some("127.0.0.1".into()),
+            port,
+        };
+        let (leading, leading_rx) = watch::channel(false);
+        let shutdown = CancellationToken::new();
+        let ended = shutdown.clone();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
                 .unwrap();
+            runtime.block_on(async {
+                let cluster = connect(&kubeconfig).await;
+                admission::run(cluster, options, leading_rx, Health::default(), ended)
+                    .await
+                    .unwrap();
+            });
         });
+        Self {
+            port,
+            leading,
+            shutdown,
+        }
+    }
+}
+
+/// Waits until webhooks answer and convert.
+pub fn webhooks_answer(plane: &ControlPlane) {
+    let request = json!({
+        "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
+        "metadata": { "name": "probe", "namespace": "default" },
+        "spec": { "podName": "nobody", "containers": [{ "name": "c" }] },
+    });
+    let image = json!({
+        "apiVersion": "apps.kruise.io/v1alpha1", "kind": "NodeImage", "metadata": { "name": "probe" },
     });
     wait::until("webhooks answer", PATIENCE, || {
-        let mut probe = plane.kubectl_command();
-        probe.args(["create", "--dry-run=server", "-f", "-"]);
-        let request = json!({
-            "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
-            "metadata": { "name": "probe", "namespace": "default" },
-            "spec": { "podName": "nobody", "containers": [{ "name": "c" }] },
-        });
-        let mut child = probe
-            .stdin(std::process::Stdio::piped())
-            .stderr(std::process::Stdio::piped())
-            .spawn()?;
-        std::io::Write::write_all(&mut child.stdin.take().unwrap(), request.to_string().as_bytes())?;
-        let said = String::from_utf8(child.wait_with_output()?.stderr)?;
-        let converts = plane
-            .kubectl(&["get", "nodeimages.v1alpha1.apps.kruise.io"])
-            .is_ok();
-        Ok((said.contains("there is no such Pod") && converts).then_some(()))
+        let refused = plane.apply(&request.to_string()).unwrap_err().to_string();
+        Ok(
+            (refused.contains("there is no such Pod") && plane.apply(&image.to_string()).is_ok())
+                .then_some(()),
+        )
     })
     .unwrap();
 }
@@ -98,8 +117,13 @@ impl World {
         plane
             .kubectl(&["create", "serviceaccount", "default", "--namespace=default"])
             .unwrap();
-        serve_webhooks(&plane);
-        Self { plane }
+        let replica = Replica::start(&plane);
+        replica.leading.send(true).unwrap();
+        webhooks_answer(&plane);
+        Self {
+            plane,
+            _replica: replica,
+        }
     }
 
     pub async fn admin(&self) -> Cluster {

@@ -1,0 +1,54 @@
+//! Two replicas of the webhook server, one set of certificates.
+
+use xtask::cluster::{ControlPlane, wait};
+
+use crate::world::{PATIENCE, Replica, install, webhooks_answer};
+
+fn read(plane: &ControlPlane, path: &str) -> String {
+    let path = format!("--output=jsonpath={path}");
+    plane
+        .kubectl(&["get", "crd", "nodeimages.apps.kruise.io", &path])
+        .unwrap()
+}
+
+const URL: &str = "{.spec.conversion.webhook.clientConfig.url}";
+const AUTHORITY: &str = "{.spec.conversion.webhook.clientConfig.caBundle}";
+
+/// Only the leader is pointed at; when it goes the next takes over with the same authority; and when the
+/// certificates are lost there are new ones, without anyone's help.
+#[test]
+fn replicas_take_over_and_certificates_come_back() {
+    let plane = ControlPlane::start().unwrap();
+    install(&plane, "default");
+    let (first, second) = (Replica::start(&plane), Replica::start(&plane));
+    first.leading.send(true).unwrap();
+    webhooks_answer(&plane);
+    assert!(read(&plane, URL).contains(&format!(":{}/", first.port)));
+    let authority = read(&plane, AUTHORITY);
+
+    first.shutdown.cancel();
+    second.leading.send(true).unwrap();
+    wait::until("the second replica is pointed at", PATIENCE, || {
+        Ok(read(&plane, URL)
+            .contains(&format!(":{}/", second.port))
+            .then_some(()))
+    })
+    .unwrap();
+    webhooks_answer(&plane);
+    assert_eq!(read(&plane, AUTHORITY), authority);
+
+    let secret = [
+        "--namespace=kruise-system",
+        "secret",
+        "kruise-manager-webhook-certs",
+    ];
+    plane
+        .kubectl(&["delete", secret[0], secret[1], secret[2]])
+        .unwrap();
+    wait::until("another authority is announced", PATIENCE, || {
+        Ok((read(&plane, AUTHORITY) != authority).then_some(()))
+    })
+    .unwrap();
+    webhooks_answer(&plane);
+    second.shutdown.cancel();
+}
