@@ -12,6 +12,7 @@ mod node_image;
 mod review;
 mod selector;
 mod server;
+mod storage;
 pub mod webhooks;
 
 use std::time::Duration;

@@ -17,8 +17,8 @@ use kube::runtime::watcher;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::Options;
 use super::bundle::Bundle;
+use super::{Options, storage};
 use crate::api::{self, GROUP, V1BETA1, keys};
 use crate::cluster::write::{self, Object};
 use crate::cluster::{Cluster, Key, mirror};
@@ -218,6 +218,7 @@ pub(super) async fn keep(
             bundle.clone()
         ),
         futures::future::join_all(crds),
+        storage::renew(cluster),
     );
 }
 

@@ -1,9 +1,9 @@
 //! Objects that were stored under upstream's CRDs, after ours were applied over them.
 
-use serde_json::json;
-use xtask::cluster::ControlPlane;
+use serde_json::{Value, json};
+use xtask::cluster::{ControlPlane, wait};
 
-use crate::world::{connect, create, get, install, merge, merge_status, refused, typed};
+use crate::world::{PATIENCE, Replica, connect, create, get, install, merge, merge_status, refused, typed};
 
 const BETA: &str = "apps.kruise.io/v1beta1";
 
@@ -53,10 +53,7 @@ async fn stored_mistakes_do_not_stop_updates() {
         .await
         .is_ok()
     {
-        assert!(
-            settled.elapsed() < crate::world::PATIENCE,
-            "the new schema is not served"
-        );
+        assert!(settled.elapsed() < PATIENCE, "the new schema is not served");
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
     merge(&jobs, "old", mark.clone()).await.unwrap();
@@ -138,4 +135,73 @@ fn applying_again_keeps_the_authority() {
 fn authority(plane: &ControlPlane) -> String {
     use base64::Engine;
     base64::prelude::BASE64_STANDARD.encode(std::fs::read(plane.ca()).unwrap())
+}
+
+/// What was stored as v1alpha1 is stored as v1beta1 once our manager leads, and the CRDs say so.
+#[tokio::test]
+async fn objects_of_the_older_version_are_stored_anew() {
+    let plane = ControlPlane::start().unwrap();
+    for plural in ["nodeimages", "imagepulljobs", "containerrecreaterequests"] {
+        let file = format!(
+            "{}/tests/data/crds/apps.kruise.io_{plural}.yaml",
+            env!("CARGO_MANIFEST_DIR")
+        );
+        let mut crd: Value = serde_yaml::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+        for version in crd["spec"]["versions"].as_array_mut().unwrap() {
+            version["storage"] = json!(version["name"] == "v1alpha1");
+        }
+        plane.apply(&crd.to_string()).unwrap();
+        let name = format!("crd/{plural}.apps.kruise.io");
+        plane
+            .kubectl(&["wait", "--for=condition=Established", "--timeout=60s", &name])
+            .unwrap();
+    }
+    let object = |kind: &str, spec: Value| json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": kind, "metadata": { "name": "old" }, "spec": spec });
+    let old = [
+        object(
+            "NodeImage",
+            json!({ "images": { "nginx": { "tags": [{ "tag": "1" }] } } }),
+        ),
+        object(
+            "ImagePullJob",
+            json!({ "image": "nginx", "completionPolicy": {} }),
+        ),
+        object(
+            "ContainerRecreateRequest",
+            json!({ "podName": "p", "containers": [{ "name": "c" }] }),
+        ),
+    ];
+    let revision = |what: &str| {
+        plane.kubectl(&[
+            "get",
+            what,
+            "old",
+            "--output=jsonpath={.metadata.resourceVersion}",
+        ])
+    };
+    for object in &old {
+        plane.apply(&object.to_string()).unwrap();
+    }
+    let kinds = ["nodeimages", "imagepulljobs", "containerrecreaterequests"];
+    let before = kinds.map(|kind| revision(kind).unwrap());
+
+    install(&plane, "default");
+    let replica = Replica::start(&plane);
+    replica.leading.send(true).unwrap();
+    for kind in kinds {
+        wait::until("only v1beta1 is stored", PATIENCE, || {
+            let name = format!("{kind}.apps.kruise.io");
+            let stored =
+                plane.kubectl(&["get", "crd", &name, "--output=jsonpath={.status.storedVersions}"])?;
+            Ok((stored == r#"["v1beta1"]"#).then_some(()))
+        })
+        .unwrap();
+    }
+    for (kind, before) in kinds.iter().zip(before) {
+        assert_ne!(revision(kind).unwrap(), before, "{kind} was not written again");
+    }
+    let admin = connect(plane.kubeconfig()).await;
+    let image = get(&typed(&admin, BETA, "NodeImage", None), "old").await;
+    assert_eq!(image["spec"], old[0]["spec"]);
+    replica.shutdown.cancel();
 }
