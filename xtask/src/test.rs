@@ -21,10 +21,9 @@ pub struct Options {
     only: Vec<String>,
 }
 
-/// A test target: its package, its name, and whether it starts real components.
+/// A test target: its name and whether it starts real components.
 #[derive(Debug, PartialEq, Eq)]
 struct Target {
-    package: String,
     name: String,
     cluster: bool,
 }
@@ -73,7 +72,7 @@ pub fn run(options: &Options) -> Result<()> {
     // Real components have two cores to share: one test at a time there, and the plain ones first.
     for cluster in [false, true] {
         for target in targets.iter().filter(|t| t.cluster == cluster) {
-            let args = ["--package", &target.package, "--test", &target.name];
+            let args = ["--workspace", "--test", &target.name];
             rows.push(cargo_test(&target.name, &args, if cluster { 1 } else { 2 })?);
         }
     }
@@ -105,7 +104,6 @@ fn parse_targets(metadata: &serde_json::Value) -> Option<Vec<Target>> {
             }
             let features = target["required-features"].as_array();
             targets.push(Target {
-                package: package["name"].as_str()?.to_owned(),
                 name: target["name"].as_str()?.to_owned(),
                 cluster: features.is_some_and(|f| f.iter().any(|f| f == "cluster-tests")),
             });
@@ -223,7 +221,7 @@ mod tests {
 
     #[test]
     fn targets_are_told_apart_by_the_feature_they_require() {
-        let metadata = serde_json::json!({ "packages": [{ "name": "p", "targets": [
+        let metadata = serde_json::json!({ "packages": [{ "targets": [
             { "kind": ["lib"], "name": "p" },
             { "kind": ["test"], "name": "plain" },
             { "kind": ["test"], "name": "real", "required-features": ["cluster-tests"] },
