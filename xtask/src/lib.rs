@@ -2,4 +2,6 @@
 
 pub mod cluster;
 pub mod codegen;
+pub mod demo;
+pub mod image;
 pub mod test;

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use xtask::cluster::{self, Cache, Node};
-use xtask::{codegen, test};
+use xtask::{codegen, demo, test};
 
 /// The commands people type while working on kruise-rs.
 #[derive(Parser)]
@@ -15,6 +15,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Show it: a node, an image pulled ahead of time, a container restarted in place
+    Demo(demo::Options),
     /// Run every test, those on real components included
     Test(test::Options),
     /// Write what is generated: deploy/crds
@@ -29,6 +31,7 @@ enum Command {
 
 fn main() -> Result<()> {
     match Arguments::parse().command {
+        Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Codegen => codegen::run(),
         Command::Prepare => test::prepare_all(&Cache::open()?),

@@ -97,6 +97,19 @@ impl Runtime {
         )
     }
 
+    /// Limits what moves over the bed's loopback, registries included, so that a pull takes a while.
+    pub fn limit_bandwidth(&self, mebibits_per_second: u32) -> Result<()> {
+        let rate = format!("{mebibits_per_second}mibit");
+        let mut command = self.command("tc");
+        command.args(["qdisc", "replace", "dev", "lo", "root", "tbf", "rate", &rate]);
+        super::finish(command.args(["burst", "256kb", "latency", "50ms"])).map(drop)
+    }
+
+    /// Takes the limit away.
+    pub fn unlimit_bandwidth(&self) -> Result<()> {
+        super::finish(self.command("tc").args(["qdisc", "delete", "dev", "lo", "root"])).map(drop)
+    }
+
     fn program(&self, name: &str) -> Result<PathBuf> {
         let path = self
             .containerd

@@ -1,0 +1,203 @@
+//! `cargo xtask demo`: a node comes up, an image is pulled ahead of time, a container restarts in place.
+
+mod pull;
+mod recreate;
+mod screen;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+
+use crate::cluster::prepare::{self, NODE};
+use crate::cluster::{self, Cache, Image, KUBERNETES, Node, finish, run as run_program};
+use crate::codegen::repository;
+use crate::image::Binaries;
+use screen::Screen;
+
+/// The image that the example job pulls. What the bed serves under this name is a stand-in of this size in MiB.
+const PULLED: (&str, usize) = ("library/nginx:alpine", 96);
+/// Speed of the registry while it is pulled, so that there is something to see.
+const MEBIBITS_PER_SECOND: u32 = 200;
+
+/// Options of `cargo xtask demo`.
+#[derive(Args, Debug, Default)]
+pub struct Options {
+    /// Leave the cluster running and print its KUBECONFIG
+    #[arg(long, conflicts_with = "down")]
+    keep: bool,
+    /// End what --keep left running
+    #[arg(long)]
+    down: bool,
+    /// Also write what is shown to a file, as plain text
+    #[arg(long, value_name = "FILE", conflicts_with = "down")]
+    record: Option<PathBuf>,
+}
+
+/// Runs the demo.
+pub fn run(options: &Options) -> Result<()> {
+    let cache = Cache::open()?;
+    if options.down {
+        let ended = cluster::down(&cache)?;
+        println!("{ended} cluster(s) ended");
+        return Ok(());
+    }
+    prepare::ensure(&cache, &NODE)?;
+    let started = Instant::now();
+    let mut screen = Screen::new(options.record.as_deref())?;
+    screen.title("kruise-rs: pull an image ahead of time, restart a container in place")?;
+    let binaries = build(&mut screen)?;
+    let node = start_node(&mut screen)?;
+    install(&mut screen, &node, &binaries)?;
+    pull::show(&mut screen, &node)?;
+    recreate::show(&mut screen, &node)?;
+    objects(&mut screen, &node)?;
+    end(&mut screen, node, options.keep, started)
+}
+
+fn build(screen: &mut Screen) -> Result<Binaries> {
+    let spin = screen.begin("Build the two programs, static, as a release")?;
+    let binaries = Binaries::build()?;
+    let mebibytes = |name| {
+        binaries
+            .size(name)
+            .map(|b| format!("{:.1} MiB", b as f64 / 1_048_576.0))
+    };
+    let note = format!(
+        "daemon {}, manager {}",
+        mebibytes("kruise-daemon")?,
+        mebibytes("kruise-manager")?
+    );
+    screen.done(spin, &note)?;
+    Ok(binaries)
+}
+
+fn start_node(screen: &mut Screen) -> Result<Node> {
+    let spin = screen.begin("Start etcd, Kubernetes, containerd and a registry")?;
+    let node = Node::start()?;
+    let containerd = node.runtime.ctr(&["version"])?;
+    let containerd = containerd
+        .lines()
+        .find_map(|l| l.trim().strip_prefix("Version:"))
+        .unwrap_or("?")
+        .trim();
+    let runc = run_program("runc", &["--version"])?;
+    let runc = runc
+        .lines()
+        .next()
+        .and_then(|l| l.split(' ').nth(2))
+        .unwrap_or("?");
+    screen.done(
+        spin,
+        &format!("Kubernetes {KUBERNETES}, containerd {containerd}, runc {runc}; node Ready"),
+    )?;
+    Ok(node)
+}
+
+fn install(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> {
+    let spin = screen.begin("Put images into the registry: ours (one binary each) and stand-ins to pull")?;
+    let deploy = path("deploy/default");
+    binaries.push(
+        &node.runtime.registry,
+        &node.plane.kubectl(&["kustomize", &deploy])?,
+    )?;
+    node.runtime
+        .registry
+        .push(PULLED.0, &Image::busybox().random(PULLED.1).cmd(["sh"]))?;
+    screen.done(spin, "")?;
+
+    screen.command("kubectl apply -k deploy/default")?;
+    let applied = node.plane.kubectl(&["apply", "-k", &deploy])?;
+    let spin = screen.begin("Wait for the DaemonSet and the Deployment")?;
+    for workload in ["daemonset/kruise-daemon", "deployment/kruise-manager"] {
+        let wait = [
+            "rollout",
+            "status",
+            "-n",
+            "kruise-system",
+            workload,
+            "--timeout=120s",
+        ];
+        node.plane.kubectl(&wait).with_context(|| troubles(node))?;
+    }
+    screen.done(
+        spin,
+        &format!("{} objects applied, all Pods ready", applied.lines().count()),
+    )?;
+    let pods = node.plane.kubectl(&["get", "pods", "-n", "kruise-system"])?;
+    screen.block(&pods)
+}
+
+/// What an operator would look at when the programs do not become ready.
+fn troubles(node: &Node) -> String {
+    let ask = |args: &[&str]| node.plane.kubectl(args).unwrap_or_else(|e| e.to_string());
+    let pods = ask(&["get", "pods", "-A", "-o", "wide"]);
+    let events = ask(&["get", "events", "-n", "kruise-system", "--sort-by=.lastTimestamp"]);
+    let log = |app: &str| ask(&["logs", "-n", "kruise-system", "-l", app, "--tail=15", "--prefix"]);
+    let (daemon, manager) = (
+        log("control-plane=daemon"),
+        log("control-plane=controller-manager"),
+    );
+    format!("{pods}\n{events}\n{daemon}\n{manager}")
+}
+
+fn objects(screen: &mut Screen, node: &Node) -> Result<()> {
+    for kinds in ["imagepulljobs,nodeimages", "containerrecreaterequests,pods"] {
+        screen.command(&format!("kubectl get {kinds}"))?;
+        screen.block(&node.plane.kubectl(&["get", kinds])?)?;
+    }
+    Ok(())
+}
+
+fn end(screen: &mut Screen, node: Node, keep: bool, started: Instant) -> Result<()> {
+    let seconds = started.elapsed().as_secs_f64();
+    if keep {
+        screen.line(&format!(
+            "The cluster stays (after {seconds:.0} s). To look around, and to end it:"
+        ))?;
+        screen.line(&format!(
+            "  export KUBECONFIG={}",
+            node.plane.kubeconfig().display()
+        ))?;
+        screen.line("  cargo xtask demo --down")?;
+        return node.keep();
+    }
+    let spin = screen.begin("End everything")?;
+    let (dir, api) = (node.plane.dir().to_owned(), node.plane.apiserver.pid()?);
+    drop(node);
+    check_clean(&dir, api.as_raw())?;
+    screen.done(spin, "no process, mount, namespace or bridge left")?;
+    screen.line(&format!(
+        "All of it took {:.0} s.",
+        started.elapsed().as_secs_f64()
+    ))
+}
+
+fn check_clean(dir: &Path, process: i32) -> Result<()> {
+    let name = dir.file_name().context("the bed has no name")?.to_string_lossy();
+    cluster::wait::until("the end of all processes", Duration::from_secs(10), || {
+        Ok((!Path::new(&format!("/proc/{process}/exe")).exists()).then_some(()))
+    })?;
+    ensure!(!dir.exists(), "{} is still there", dir.display());
+    ensure!(
+        !std::fs::read_to_string("/proc/mounts")?.contains(&*name),
+        "a mount is left"
+    );
+    let groups = run_program("find", &["/sys/fs/cgroup", "-name", &name])?;
+    ensure!(groups.is_empty(), "cgroups are left:\n{groups}");
+    Ok(())
+}
+
+fn path(relative: &str) -> String {
+    repository().join(relative).display().to_string()
+}
+
+/// Applies an example as the user would.
+fn apply(screen: &mut Screen, node: &Node, example: &str) -> Result<Instant> {
+    let file = format!("deploy/examples/{example}");
+    screen.command(&format!("kubectl apply -f {file}"))?;
+    let at = Instant::now();
+    finish(node.plane.kubectl_command().args(["apply", "-f", &path(&file)]))?;
+    Ok(at)
+}

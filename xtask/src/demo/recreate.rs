@@ -1,0 +1,174 @@
+//! The second half of the demo: a ContainerRecreateRequest, and what happened when.
+
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use super::apply;
+use super::screen::Screen;
+use crate::cluster::Node;
+
+/// How long the request may take.
+const BOUND: Duration = Duration::from_secs(120);
+
+/// Runs the example Pod, asks for a new container in it, and shows the time line.
+pub fn show(screen: &mut Screen, node: &Node) -> Result<()> {
+    apply(screen, node, "pod.yaml")?;
+    node.plane
+        .kubectl(&["wait", "pod/hello", "--for=condition=Ready", "--timeout=60s"])?;
+    let before = container(&pod(node)?);
+    screen.line(&format!(
+        "  container {} runs, restarts {}",
+        before.short(),
+        before.restarts
+    ))?;
+    screen.line("")?;
+
+    let (events_tx, events_rx) = channel();
+    let mut watches = [
+        watch(node, &["pod", "hello", "--watch-only"], events_tx.clone())?,
+        watch(node, &["containerrecreaterequests", "--watch-only"], events_tx)?,
+    ];
+    let start = apply(screen, node, "containerrecreaterequest.yaml")?;
+    let outcome = follow(screen, &events_rx, start, &before);
+    for watch in &mut watches {
+        watch.kill().ok();
+        watch.wait()?;
+    }
+    outcome?;
+    let after = container(&pod(node)?);
+    screen.line(&format!("  container {} -> {}", before.short(), after.short()))?;
+    screen.line(&format!(
+        "  restarts {} -> {}; the same Pod, the same address",
+        before.restarts, after.restarts
+    ))?;
+    screen.line("")
+}
+
+/// One container as the Pod's status shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Container {
+    id: String,
+    restarts: i64,
+    state: String,
+}
+
+impl Container {
+    fn short(&self) -> &str {
+        let id = self.id.rsplit('/').next().unwrap_or_default();
+        id.get(..12).unwrap_or(id)
+    }
+}
+
+fn pod(node: &Node) -> Result<Value> {
+    Ok(serde_json::from_str(
+        &node.plane.kubectl(&["get", "pod", "hello", "-o", "json"])?,
+    )?)
+}
+
+fn container(pod: &Value) -> Container {
+    let status = &pod["status"]["containerStatuses"][0];
+    let state = status["state"].as_object().and_then(|s| s.iter().next());
+    let state = state.map_or_else(String::new, |(name, detail)| match detail["exitCode"].as_i64() {
+        Some(code) => format!("{name} with exit code {code}"),
+        None => name.clone(),
+    });
+    Container {
+        id: status["containerID"].as_str().unwrap_or_default().to_owned(),
+        restarts: status["restartCount"].as_i64().unwrap_or_default(),
+        state,
+    }
+}
+
+fn watch(node: &Node, what: &[&str], events_tx: Sender<Value>) -> Result<Child> {
+    let mut kubectl = node.plane.kubectl_command();
+    kubectl.arg("get").args(what).args(["-o", "json"]);
+    let mut child = kubectl
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let output = child.stdout.take().context("no output")?;
+    thread::spawn(move || {
+        for object in serde_json::Deserializer::from_reader(output)
+            .into_iter::<Value>()
+            .map_while(Result::ok)
+        {
+            if events_tx.send(object).is_err() {
+                break;
+            }
+        }
+    });
+    Ok(child)
+}
+
+fn follow(screen: &mut Screen, events: &Receiver<Value>, start: Instant, before: &Container) -> Result<()> {
+    let mut last = [
+        format!("container {} {}", before.short(), before.state),
+        String::new(),
+    ];
+    while start.elapsed() < BOUND {
+        let Ok(object) = events.recv_timeout(Duration::from_secs(1)) else {
+            continue;
+        };
+        let request = object["kind"] == "ContainerRecreateRequest";
+        let text = if request {
+            request_line(&object)
+        } else {
+            pod_line(&object)
+        };
+        let place = &mut last[usize::from(request)];
+        if *place != text && !text.is_empty() {
+            screen.line(&format!("  {:6.2} s  {text}", start.elapsed().as_secs_f64()))?;
+            *place = text;
+        }
+        match object["status"]["phase"].as_str() {
+            Some("Completed") if request => return screen.line(""),
+            Some("Failed") if request => bail!("the request failed: {}", object["status"]),
+            _ => {}
+        }
+    }
+    bail!("the request did not end within {BOUND:?}")
+}
+
+fn request_line(request: &Value) -> String {
+    let phase = request["status"]["phase"].as_str().unwrap_or("created");
+    let states = request["status"]["containerRecreateStates"].as_array();
+    let states: Vec<String> = states
+        .into_iter()
+        .flatten()
+        .map(|s| {
+            let word = |field: &str| s[field].as_str().unwrap_or_default();
+            let killed = if s["isKilled"] == true { ", stopped" } else { "" };
+            let note = if word("message").is_empty() {
+                String::new()
+            } else {
+                format!(" ({})", word("message"))
+            };
+            format!("{} {}{killed}{note}", word("name"), word("phase"))
+        })
+        .collect();
+    let detail = if states.is_empty() {
+        String::new()
+    } else {
+        format!(": {}", states.join("; "))
+    };
+    format!("request   {phase}{detail}")
+}
+
+fn pod_line(pod: &Value) -> String {
+    let now = container(pod);
+    let ready = pod["status"]["conditions"]
+        .as_array()
+        .is_some_and(|c| c.iter().any(|c| c["type"] == "Ready" && c["status"] == "True"));
+    let ready = if ready && now.state == "running" {
+        ", Pod Ready"
+    } else {
+        ""
+    };
+    format!("container {} {}{ready}", now.short(), now.state)
+}

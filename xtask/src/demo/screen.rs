@@ -1,0 +1,105 @@
+//! What the demo prints: on the terminal, and as plain text into a file.
+
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// The terminal and, where asked for, a recording.
+pub struct Screen {
+    record: Option<File>,
+    colour: bool,
+}
+
+/// A step that runs.
+pub struct Spin {
+    what: String,
+    bar: ProgressBar,
+    start: Instant,
+}
+
+impl Screen {
+    /// Prints to the terminal, and to `record` too.
+    pub fn new(record: Option<&Path>) -> Result<Self> {
+        let record = record.map(File::create).transpose()?;
+        Ok(Self {
+            record,
+            colour: std::io::stdout().is_terminal(),
+        })
+    }
+
+    /// The headline.
+    pub fn title(&mut self, text: &str) -> Result<()> {
+        self.styled("1", text)?;
+        self.line("")
+    }
+
+    /// A command that the user could have typed.
+    pub fn command(&mut self, text: &str) -> Result<()> {
+        self.styled("36", &format!("$ {text}"))
+    }
+
+    /// A line.
+    pub fn line(&mut self, text: &str) -> Result<()> {
+        self.styled("", text)
+    }
+
+    /// Lines of a program's output, set in.
+    pub fn block(&mut self, text: &str) -> Result<()> {
+        for line in text.lines() {
+            self.line(format!("  {line}").trim_end())?;
+        }
+        self.line("")
+    }
+
+    /// Begins a step; a wheel turns on a terminal.
+    pub fn begin(&mut self, what: &str) -> Result<Spin> {
+        let bar = ProgressBar::new_spinner().with_message(what.to_owned());
+        bar.enable_steady_tick(Duration::from_millis(100));
+        if !self.colour {
+            eprintln!("... {what}");
+        }
+        Ok(Spin {
+            what: what.to_owned(),
+            bar,
+            start: Instant::now(),
+        })
+    }
+
+    /// Ends a step: what it was, what came out, how long it took.
+    pub fn done(&mut self, spin: Spin, note: &str) -> Result<()> {
+        spin.bar.finish_and_clear();
+        let Spin { what, start, .. } = spin;
+        self.line(&format!("[{:>5.1} s] {what}", start.elapsed().as_secs_f64()))?;
+        if note.is_empty() {
+            return Ok(());
+        }
+        self.line(&format!("          {note}"))
+    }
+
+    /// A bar for bytes; it is drawn on a terminal alone.
+    pub fn bytes(&self) -> ProgressBar {
+        let bar = ProgressBar::new(0);
+        let style =
+            "  {wide_bar:.green} {decimal_bytes:>9} of {decimal_total_bytes:>9}  {decimal_bytes_per_sec}";
+        if let Ok(style) = ProgressStyle::with_template(style) {
+            bar.set_style(style);
+        }
+        bar
+    }
+
+    fn styled(&mut self, style: &str, text: &str) -> Result<()> {
+        if self.colour && !style.is_empty() {
+            println!("\x1b[{style}m{text}\x1b[0m");
+        } else {
+            println!("{text}");
+        }
+        if let Some(file) = &mut self.record {
+            writeln!(file, "{text}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,114 @@
+//! Our two programs as container images: one static binary each, and nothing else.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::cluster::prepare::{self, Part};
+use crate::cluster::{Cache, Image, Registry};
+use crate::codegen::repository;
+
+/// The programs, each of which is an image of the same name.
+pub const PROGRAMS: [&str; 2] = ["kruise-daemon", "kruise-manager"];
+
+/// Where release builds end up.
+pub struct Binaries {
+    dir: PathBuf,
+}
+
+impl Binaries {
+    /// Builds both programs statically linked, as a release; cargo skips what is done.
+    pub fn build() -> Result<Self> {
+        prepare::ensure(&Cache::open()?, &[Part::Protoc])?;
+        let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+        let root = repository();
+        let mut cargo = Command::new("cargo");
+        cargo
+            .args(["build", "--quiet", "--release", "--bins", "--target", &target])
+            .current_dir(&root);
+        cargo.env("RUSTFLAGS", "-C target-feature=+crt-static");
+        if !cargo.status().context("cannot start cargo")?.success() {
+            bail!("the release build failed");
+        }
+        let out = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+        Ok(Self {
+            dir: out.join(target).join("release"),
+        })
+    }
+
+    /// Path of a program.
+    pub fn path(&self, program: &str) -> PathBuf {
+        self.dir.join(program)
+    }
+
+    /// Pushes each program under the very name that `manifests` (what `kubectl kustomize` prints) gives its image.
+    pub fn push(&self, registry: &Registry, manifests: &str) -> Result<()> {
+        for program in PROGRAMS {
+            let name = image_name(manifests, program)
+                .with_context(|| format!("no image of {program} in the manifests"))?;
+            let file = format!("/{program}");
+            let image = Image::scratch()
+                .file(&file, self.path(program))
+                .entrypoint([file.as_str()]);
+            registry.push(without_host(name), &image)?;
+        }
+        Ok(())
+    }
+
+    /// Size of a program in bytes.
+    pub fn size(&self, program: &str) -> Result<u64> {
+        let path = self.path(program);
+        Ok(path
+            .metadata()
+            .with_context(|| format!("{} is missing", path.display()))?
+            .len())
+    }
+}
+
+fn image_name<'a>(manifests: &'a str, program: &str) -> Option<&'a str> {
+    manifests
+        .lines()
+        .filter_map(|l| l.trim().trim_start_matches("- ").strip_prefix("image: "))
+        .find(|n| {
+            Path::new(n)
+                .file_name()
+                .is_some_and(|f| f.to_string_lossy().split(':').next() == Some(program))
+        })
+}
+
+/// The path of an image name: a first part with a dot, a colon, or `localhost` is a host.
+fn without_host(name: &str) -> &str {
+    match name.split_once('/') {
+        Some((host, path)) if host.contains(['.', ':']) || host == "localhost" => path,
+        _ => name,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn image_names_come_from_the_manifests() {
+        let text =
+            "      - image: example.org/team/kruise-daemon:v1\n        image: team/kruise-manager:v1\n";
+        assert_eq!(
+            image_name(text, "kruise-daemon"),
+            Some("example.org/team/kruise-daemon:v1")
+        );
+        assert_eq!(image_name(text, "kruise-manager"), Some("team/kruise-manager:v1"));
+        assert_eq!(image_name(text, "kruise"), None);
+    }
+
+    #[test]
+    fn the_registry_host_is_no_part_of_the_path() {
+        for (name, path) in [
+            ("example.org/a/b:1", "a/b:1"),
+            ("localhost/a:1", "a:1"),
+            ("team/a:1", "team/a:1"),
+        ] {
+            assert_eq!(without_host(name), path);
+        }
+    }
+}
