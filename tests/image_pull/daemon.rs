@@ -1,0 +1,131 @@
+//! The daemon's process.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::process::{Child, Command};
+
+use crate::world::{Node, PATIENCE};
+
+/// A running daemon. It is killed when dropped.
+pub struct Daemon {
+    child: Child,
+    pub address: String,
+    log: PathBuf,
+}
+
+impl Daemon {
+    /// Starts it for a node, with the runtime's socket.
+    pub fn start(node: &Node, socket: &Path, dir: &Path, more: &[&str]) -> Self {
+        let port = std::net::TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        let address = format!("127.0.0.1:{port}");
+        let log = dir.join("daemon.log");
+        let output = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_kruise-daemon"))
+            .args(["--addr", &address, "--node-name", &node.name])
+            .arg("--kubeconfig")
+            .arg(node.kubeconfig())
+            .arg("--socket-file")
+            .arg(socket)
+            .arg("--control-socket")
+            .arg(dir.join("control.sock"))
+            .args(more)
+            .env("RUST_LOG", "info,kruise=debug")
+            .stdout(Stdio::from(output.try_clone().unwrap()))
+            .stderr(Stdio::from(output))
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        Self { child, address, log }
+    }
+
+    /// Ends it at once, as a crash does.
+    pub async fn kill(mut self) {
+        self.child.kill().await.unwrap();
+    }
+
+    /// Ends it with TERM and says how long that took.
+    pub async fn stop(mut self) -> Duration {
+        let start = Instant::now();
+        kill(
+            Pid::from_raw(i32::try_from(self.child.id().unwrap()).unwrap()),
+            Signal::SIGTERM,
+        )
+        .unwrap();
+        let ended = tokio::time::timeout(PATIENCE, self.child.wait()).await;
+        assert!(
+            ended.is_ok(),
+            "the daemon does not end on TERM; its log:\n{}",
+            self.log()
+        );
+        start.elapsed()
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// What it answers at a path: status and body.
+    pub async fn get(&self, path: &str) -> (u16, String) {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let start = Instant::now();
+        let mut stream = loop {
+            match tokio::net::TcpStream::connect(&self.address).await {
+                Ok(stream) => break stream,
+                Err(e) => assert!(start.elapsed() < PATIENCE, "{e}; its log:\n{}", self.log()),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        };
+        let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
+
+    /// Waits until a path answers as wanted.
+    pub async fn until(&self, path: &str, wanted: impl Fn(u16, &str) -> bool) {
+        let start = Instant::now();
+        loop {
+            let (status, body) = self.get(path).await;
+            if wanted(status, &body) {
+                return;
+            }
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{path} still answers {status}: {body}\nlog:\n{}",
+                self.log()
+            );
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Waits until the daemon has counted `wanted` writes of its NodeImage's status; more are too many.
+    pub async fn until_writes(&self, wanted: u64) {
+        self.until("/metrics", |_, text| {
+            let done = text.lines().find(|l| {
+                l.starts_with("kruise_api_writes_total{")
+                    && l.contains("NodeImage")
+                    && l.contains("result=\"ok\"")
+            });
+            let done: u64 = done
+                .and_then(|l| l.rsplit(' ').next())
+                .map_or(0, |n| n.parse().unwrap());
+            assert!(done <= wanted, "{done} writes where {wanted} suffice");
+            done == wanted
+        })
+        .await;
+    }
+}

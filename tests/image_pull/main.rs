@@ -1,0 +1,11 @@
+//! The daemon's image pulls: the program itself, as its own service account with a token of its node, on a real API
+//! server; against the runtime made of faults where the test decides what the runtime does, and against containerd.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod containerd;
+mod daemon;
+mod faults;
+mod secrets;
+#[path = "../support/mod.rs"]
+mod support;
+mod world;

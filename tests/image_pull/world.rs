@@ -1,0 +1,173 @@
+//! One API server for all tests, and a node of its own for each.
+
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use kruise::api::node_image::{ImageTagStatus, NodeImage};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::runtime::wait::await_condition;
+use kube::{Client, ResourceExt};
+use serde_json::{Value, json};
+use xtask::cluster::{Bound, ControlPlane};
+
+/// How long anything may take to happen before a test gives up; machines can be busy.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| {
+    let plane = ControlPlane::start().unwrap();
+    let deploy = format!("{}/deploy/default", env!("CARGO_MANIFEST_DIR"));
+    plane.kubectl(&["apply", "-k", &deploy]).unwrap();
+    plane
+});
+
+/// A node and its NodeImage.
+pub struct Node {
+    pub name: String,
+    pub client: Client,
+    pub images: Api<NodeImage>,
+}
+
+impl Node {
+    pub async fn make(name: &str) -> Self {
+        let plane = tokio::task::spawn_blocking(|| &*PLANE).await.unwrap();
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
+        plane.apply(&node.to_string()).unwrap();
+        let kubeconfig = kube::config::Kubeconfig::read_from(plane.kubeconfig()).unwrap();
+        let config = kube::Config::from_custom_kubeconfig(kubeconfig, &Default::default())
+            .await
+            .unwrap();
+        let client = Client::try_from(config).unwrap();
+        let images = Api::all(client.clone());
+        Self {
+            name: name.to_owned(),
+            client,
+            images,
+        }
+    }
+
+    /// Access as the daemon of this node has it.
+    pub fn kubeconfig(&self) -> PathBuf {
+        PLANE
+            .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(&self.name))
+            .unwrap()
+    }
+
+    pub fn apply(&self, object: &Value) {
+        PLANE.apply(&object.to_string()).unwrap();
+    }
+
+    /// Makes the NodeImage.
+    pub async fn ask(&self, images: Value) {
+        let object = json!({"apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage",
+            "metadata": {"name": self.name}, "spec": {"images": images}});
+        self.images
+            .create(&PostParams::default(), &serde_json::from_value(object).unwrap())
+            .await
+            .unwrap();
+    }
+
+    /// Changes what is asked; null removes.
+    pub async fn change(&self, images: Value) {
+        let patch = json!({"spec": {"images": images}});
+        self.images
+            .patch(&self.name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .unwrap();
+    }
+
+    pub async fn delete(&self) {
+        self.images
+            .delete(&self.name, &DeleteParams::default())
+            .await
+            .unwrap();
+    }
+
+    /// Waits until a tag's status is as wanted.
+    pub async fn until(
+        &self,
+        image: &str,
+        tag: &str,
+        what: &str,
+        wanted: impl Fn(&ImageTagStatus) -> bool + Send + Sync,
+    ) -> ImageTagStatus {
+        let seen = self
+            .until_node(&format!("{image} {tag} {what}"), |n| {
+                find(n, image, tag).is_some_and(&wanted)
+            })
+            .await;
+        find(&seen, image, tag).unwrap().clone()
+    }
+
+    /// Waits until a tag is over.
+    pub async fn until_over(&self, image: &str, tag: &str) -> ImageTagStatus {
+        self.until(image, tag, "over", |t| t.completion_time.is_some())
+            .await
+    }
+
+    /// Waits until the NodeImage is as wanted.
+    pub async fn until_node(
+        &self,
+        what: &str,
+        wanted: impl Fn(&NodeImage) -> bool + Send + Sync,
+    ) -> NodeImage {
+        let wait = await_condition(self.images.clone(), &self.name, |n: Option<&NodeImage>| {
+            n.is_some_and(&wanted)
+        });
+        match tokio::time::timeout(PATIENCE, wait).await {
+            Ok(found) => found.unwrap().unwrap(),
+            Err(_) => {
+                let now = self.images.get(&self.name).await.unwrap();
+                panic!(
+                    "{}: after {PATIENCE:?} still not: {what}; status: {:#?}",
+                    self.name, now.status
+                );
+            }
+        }
+    }
+
+    /// Waits for an event on an object of that UID, and returns its text.
+    pub async fn until_event(&self, uid: &str, reason: &str) -> String {
+        use k8s_openapi::api::core::v1::Event;
+        let events: Api<Event> = Api::all(self.client.clone());
+        let fields = format!("involvedObject.uid={uid},reason={reason}");
+        let start = std::time::Instant::now();
+        loop {
+            let found = events.list(&ListParams::default().fields(&fields)).await.unwrap();
+            if let Some(event) = found.items.into_iter().next() {
+                assert_eq!(
+                    event.source.unwrap_or_default().host.as_deref(),
+                    Some(self.name.as_str())
+                );
+                return event.message.unwrap_or_default();
+            }
+            assert!(
+                start.elapsed() < PATIENCE,
+                "no event {reason} on {uid} within {PATIENCE:?}"
+            );
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    pub async fn uid(&self) -> String {
+        self.images.get(&self.name).await.unwrap().uid().unwrap()
+    }
+}
+
+pub fn find<'a>(node: &'a NodeImage, image: &str, tag: &str) -> Option<&'a ImageTagStatus> {
+    node.status
+        .as_ref()?
+        .image_statuses
+        .get(image)?
+        .tags
+        .iter()
+        .find(|t| t.tag == tag)
+}
+
+/// One tag that is asked for.
+pub fn tag(tag: &str, more: Value) -> Value {
+    let mut object = json!({"tag": tag, "createdAt": "2026-01-01T00:00:00Z",
+        "pullPolicy": {"ttlSecondsAfterFinished": 3600}});
+    json_patch::merge(&mut object, &more);
+    object
+}
