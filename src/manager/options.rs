@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::admission;
 use crate::api::keys;
 use crate::ops::logs::Format;
 
@@ -27,6 +28,14 @@ pub struct Options {
         value_name = "NAMESPACE"
     )]
     pub daemon_config_namespace: String,
+
+    /// Name or address that the API server reaches the webhooks at directly, instead of through the Service
+    #[arg(long, env = "WEBHOOK_HOST", value_name = "HOST")]
+    pub webhook_host: Option<String>,
+
+    /// Port that webhooks are served on
+    #[arg(long, env = "WEBHOOK_PORT", default_value_t = admission::DEFAULT_PORT, value_name = "PORT")]
+    pub webhook_port: u16,
 
     /// Address of /metrics: HOST:PORT, or :PORT for all interfaces
     #[arg(long, default_value = "127.0.0.1:8080", value_name = "ADDRESS")]

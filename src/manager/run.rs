@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
+use tokio::sync::watch;
+
 use super::{Context, Options, Stores, container_recreate, image_pull_job, node_image, pod_readiness};
+use crate::admission;
 use crate::cluster::lease::{Election, Lost};
 use crate::cluster::{self, Cluster};
 use crate::ops::http::{self, Serve};
@@ -52,7 +55,26 @@ pub async fn run(options: Options) -> Result<(), Error> {
     .await?;
     let options = Arc::new(options);
     let shutdown = supervisor.shutdown.clone();
-    supervisor.spawn("controllers", lead(cluster, options, health, shutdown));
+    let (leading_tx, leading) = watch::channel(false);
+    let webhooks = admission::Options {
+        namespace: options.namespace.clone(),
+        host: options.webhook_host.clone().filter(|host| !host.is_empty()),
+        port: options.webhook_port,
+    };
+    supervisor.spawn(
+        "admission",
+        admission::run(
+            cluster.clone(),
+            webhooks,
+            leading,
+            health.clone(),
+            shutdown.clone(),
+        ),
+    );
+    supervisor.spawn(
+        "controllers",
+        lead(cluster, options, health, leading_tx, shutdown),
+    );
     Ok(supervisor.run().await?)
 }
 
@@ -79,9 +101,11 @@ async fn lead(
     cluster: Cluster,
     options: Arc<Options>,
     health: Health,
+    leading_tx: watch::Sender<bool>,
     shutdown: tokio_util::sync::CancellationToken,
 ) -> Result<(), Error> {
     if !options.enable_leader_election {
+        leading_tx.send_replace(true);
         return controllers(cluster, options, health, shutdown).await;
     }
     let namespace = options
@@ -95,6 +119,7 @@ async fn lead(
     };
     tracing::info!(lease = LEASE, "leading");
     health.ready("leader election", "leading");
+    leading_tx.send_replace(true);
     // The Lease is given up last, so that nobody starts while we still write.
     let done = tokio_util::sync::CancellationToken::new();
     let work = controllers(cluster, options, health, shutdown);

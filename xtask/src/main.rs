@@ -19,7 +19,7 @@ enum Command {
     Demo(demo::Options),
     /// Run every test, those on real components included
     Test(test::Options),
-    /// Write what is generated: deploy/crds
+    /// Write what is generated: deploy/crds and deploy/webhooks
     Codegen,
     /// Get what the tests and the demo need; what is there is skipped
     Prepare,
