@@ -5,3 +5,8 @@ pub mod codegen;
 pub mod demo;
 pub mod image;
 pub mod test;
+
+mod parts;
+mod process;
+mod sandbox;
+pub mod wait;

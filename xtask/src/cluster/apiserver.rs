@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
-use super::cache::Cache;
 use super::certs::Certs;
 use super::component::Component;
 use super::control_plane::Ports;
-use super::sandbox::{Sandbox, finish};
+use crate::parts::Cache;
+use crate::process::finish;
+use crate::sandbox::Sandbox;
 
 /// The first address of the Services' range, where Pods find the API server.
 const SERVICE: &str = "10.96.0.1";

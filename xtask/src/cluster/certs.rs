@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use super::sandbox::run;
+use crate::process::run;
 
 /// A folder with a certificate authority, and what it signed.
 #[derive(Clone, Debug)]

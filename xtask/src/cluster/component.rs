@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::sandbox::Sandbox;
-use super::wait;
+use crate::sandbox::Sandbox;
+use crate::wait;
 
 type Probe = Box<dyn Fn() -> bool + Send + Sync>;
 

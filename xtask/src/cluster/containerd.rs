@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 
-use super::cache::Cache;
 use super::component::Component;
-use super::sandbox::{Network, Sandbox};
+use crate::parts::Cache;
+use crate::sandbox::{Network, Sandbox};
 
 /// Where the runtime listens, seen from inside the bed.
 pub(super) const SOCKET: &str = "/run/containerd/containerd.sock";
@@ -53,7 +53,7 @@ mkdir -p /var/lib/kubelet /var/log/pods
 mount --bind "$dir/kubelet" /var/lib/kubelet; mount --make-rshared /var/lib/kubelet"#;
     let mut command = sandbox.command("bash");
     command.args(["-c", script, "isolate"]).arg(dir);
-    super::sandbox::finish(&mut command)
+    crate::process::finish(&mut command)
         .context("cannot make the node's private folders")
         .map(drop)
 }

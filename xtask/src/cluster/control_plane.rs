@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 
-use super::cache::Cache;
 use super::certs::{Certs, Pair};
 use super::component::Component;
-use super::prepare::{self, Part};
-use super::sandbox::{Network, Sandbox, finish};
 use super::{apiserver, etcd, managers};
+use crate::parts::Cache;
+use crate::parts::prepare::{self, Part};
+use crate::process::finish;
+use crate::sandbox::{Network, Sandbox};
 
 /// What a control plane consists of beyond etcd and the API server.
 #[derive(Clone, Copy, Debug, Default)]

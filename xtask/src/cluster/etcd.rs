@@ -3,10 +3,10 @@
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use super::cache::Cache;
 use super::component::Component;
 use super::control_plane::Ports;
-use super::sandbox::Sandbox;
+use crate::parts::Cache;
+use crate::sandbox::Sandbox;
 
 pub(super) fn component(cache: &Cache, sandbox: &Arc<Sandbox>, ports: &Ports) -> Component {
     let url = format!("http://{}:{}", ports.host, ports.etcd);

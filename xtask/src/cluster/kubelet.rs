@@ -6,11 +6,11 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::json;
 
-use super::cache::Cache;
 use super::component::Component;
 use super::containerd::SOCKET;
 use super::control_plane::ControlPlane;
-use super::sandbox::Network;
+use crate::parts::Cache;
+use crate::sandbox::Network;
 
 /// Name of the one node.
 pub const NODE_NAME: &str = "node-1";

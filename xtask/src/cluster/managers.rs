@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::cache::Cache;
 use super::certs::Certs;
 use super::component::Component;
-use super::sandbox::Sandbox;
+use crate::parts::Cache;
+use crate::sandbox::Sandbox;
 
 pub(super) fn controller_manager(
     cache: &Cache,

@@ -13,28 +13,23 @@
 //! dropped or the process that made it ends, however that ends.
 
 mod apiserver;
-mod cache;
 mod certs;
 mod component;
 mod containerd;
 mod control_plane;
-mod debian;
 mod etcd;
-mod images;
 mod kubelet;
 mod managers;
 mod node;
-pub mod prepare;
-mod registry;
-mod sandbox;
-pub mod wait;
+pub(crate) mod registry;
 
-pub use cache::{Cache, KUBERNETES, KWOK};
+pub use crate::parts::{Cache, Image, KUBERNETES, KWOK, prepare};
+pub use crate::process::{finish, run};
+pub use crate::sandbox::down;
+pub use crate::wait;
 pub use component::Component;
 pub use containerd::CONTAINERDS;
 pub use control_plane::{Bound, ControlPlane, Options};
-pub use images::Image;
 pub use kubelet::NODE_NAME;
 pub use node::{Node, Runtime};
 pub use registry::{REGISTRY_PASSWORD, REGISTRY_USER, Registry};
-pub use sandbox::{down, finish, run};

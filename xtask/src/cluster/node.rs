@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::cache::Cache;
 use super::component::Component;
+use super::containerd;
 use super::control_plane::{ControlPlane, Options, Ports};
 use super::kubelet::{self, NODE_NAME};
-use super::prepare::{self, Part};
 use super::registry::Registry;
-use super::sandbox::{Network, Sandbox};
-use super::{containerd, wait};
+use crate::parts::Cache;
+use crate::parts::prepare::{self, Part};
+use crate::sandbox::{Network, Sandbox};
+use crate::wait;
 
 /// containerd and registries without Kubernetes: for tests of the runtime's side.
 pub struct Runtime {
@@ -90,7 +91,7 @@ impl Runtime {
     /// Runs `ctr` in the namespace of Kubernetes and returns what it prints.
     pub fn ctr(&self, args: &[&str]) -> Result<String> {
         let mut command = self.command(self.program("ctr")?);
-        super::finish(
+        crate::process::finish(
             command
                 .args(["--namespace", "k8s.io", "--address", containerd::SOCKET])
                 .args(args),
@@ -102,12 +103,12 @@ impl Runtime {
         let rate = format!("{mebibits_per_second}mibit");
         let mut command = self.command("tc");
         command.args(["qdisc", "replace", "dev", "lo", "root", "tbf", "rate", &rate]);
-        super::finish(command.args(["burst", "256kb", "latency", "50ms"])).map(drop)
+        crate::process::finish(command.args(["burst", "256kb", "latency", "50ms"])).map(drop)
     }
 
     /// Takes the limit away.
     pub fn unlimit_bandwidth(&self) -> Result<()> {
-        super::finish(self.command("tc").args(["qdisc", "delete", "dev", "lo", "root"])).map(drop)
+        crate::process::finish(self.command("tc").args(["qdisc", "delete", "dev", "lo", "root"])).map(drop)
     }
 
     fn program(&self, name: &str) -> Result<PathBuf> {

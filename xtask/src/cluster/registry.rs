@@ -8,10 +8,11 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
-use super::cache::Cache;
 use super::component::Component;
-use super::images::Image;
-use super::sandbox::{Network, Sandbox, finish};
+use crate::parts::Cache;
+use crate::parts::Image;
+use crate::process::finish;
+use crate::sandbox::{Network, Sandbox};
 
 /// User of the private registry.
 pub const REGISTRY_USER: &str = "puller";
@@ -107,7 +108,7 @@ impl Registry {
     }
 }
 
-pub(super) fn push(layout: &Path, address: &str, name: &str) -> Result<()> {
+pub(crate) fn push(layout: &Path, address: &str, name: &str) -> Result<()> {
     let mut command = Command::new("skopeo");
     command.args(["copy", "--quiet", "--insecure-policy", "--dest-tls-verify=false"]);
     command
@@ -116,7 +117,7 @@ pub(super) fn push(layout: &Path, address: &str, name: &str) -> Result<()> {
     finish(&mut command).map(drop)
 }
 
-pub(super) fn component(
+pub(crate) fn component(
     sandbox: &Arc<Sandbox>,
     name: &'static str,
     store: &Path,

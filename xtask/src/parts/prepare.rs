@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::cache::{Cache, KUBERNETES, KWOK};
 use super::debian;
 use super::images;
-use super::sandbox::finish;
+use crate::process::finish;
 
 /// Packages of the machine's own Debian suite, installed as they are.
 const PACKAGES: [(&str, &str); 11] = [

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 
 use super::cache::Cache;
-use super::registry;
-use super::sandbox::{Sandbox, finish, run};
+use crate::cluster::registry;
+use crate::process::{finish, run};
+use crate::sandbox::Sandbox;
 
 /// The sandbox of every Pod: it waits, and ends at once when told to.
 const PAUSE: &str = "#include <signal.h>\n#include <unistd.h>\nstatic void end(int s) { (void)s; _exit(0); }\n\
@@ -142,12 +143,12 @@ impl Image {
     }
 }
 
-pub(super) fn current(cache: &Cache) -> bool {
+pub(crate) fn current(cache: &Cache) -> bool {
     cache.registry_seed().is_dir()
 }
 
 /// Fills a registry's store with the images that beds begin with.
-pub(super) fn seed(cache: &Cache) -> Result<()> {
+pub(crate) fn seed(cache: &Cache) -> Result<()> {
     let target = cache.registry_seed();
     let dir = target.parent().context("no folder")?.to_owned();
     fs::create_dir_all(&dir)?;

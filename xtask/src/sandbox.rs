@@ -16,8 +16,9 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::cache::Cache;
-use super::wait;
+use crate::parts::Cache;
+use crate::process::run;
+use crate::wait;
 
 /// $1: the bed's folder; $2: its name, which is also the name of its cgroups; then flags of `unshare`.
 const GUARD: &str = r#"
@@ -323,26 +324,4 @@ fn unique_dir(cache: &Cache) -> Result<(PathBuf, String)> {
         }
     }
     bail!("no free folder name in {}", cache.beds().display())
-}
-
-/// Runs a program to its end; its output is in the error when it fails, else returned.
-pub fn run(program: &str, args: &[&str]) -> Result<String> {
-    finish(Command::new(program).args(args))
-}
-
-/// Runs a command to its end; its output is in the error when it fails, else returned.
-pub fn finish(command: &mut Command) -> Result<String> {
-    let out = command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("cannot start {command:?}"))?;
-    let text = String::from_utf8_lossy(&out.stdout).into_owned();
-    if !out.status.success() {
-        bail!(
-            "{command:?} failed ({}): {text}{}",
-            out.status,
-            String::from_utf8_lossy(&out.stderr)
-        );
-    }
-    Ok(text)
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::cache::Cache;
-use super::sandbox::{finish, run};
+use crate::process::{finish, run};
 
 /// Installs packages of the machine's own suite.
 pub fn install(packages: &[&str]) -> Result<()> {

@@ -1,0 +1,9 @@
+//! What a test bed is made of: Debian packages, programs built from Go modules, container images.
+
+mod cache;
+mod debian;
+mod images;
+pub mod prepare;
+
+pub use cache::{Cache, KUBERNETES, KWOK};
+pub use images::Image;
