@@ -5,6 +5,7 @@
 mod admission;
 mod conversion;
 mod fence;
+mod programs;
 mod rbac;
 mod replicas;
 mod rules;

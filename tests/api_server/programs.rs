@@ -1,0 +1,233 @@
+//! `kruise-manager` itself, as the service account that users run it as: its roles are enough for
+//! everything it does, the fence lets the daemon's part through, and nothing is refused on the way.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use kruise::cluster::Cluster;
+use kube::api::{Api, DynamicObject};
+use serde_json::{Value, json};
+use xtask::cluster::{Bound, ControlPlane};
+
+use crate::world::{PATIENCE, connect, create, install, merge_status, running, typed, webhooks_answer};
+
+const BETA: &str = "apps.kruise.io/v1beta1";
+
+struct Manager {
+    process: Child,
+    log: PathBuf,
+}
+
+impl Manager {
+    fn start(plane: &ControlPlane) -> Self {
+        let account = plane
+            .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
+            .unwrap();
+        let held: Vec<_> = (0..3)
+            .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
+            .collect();
+        let port = |at: usize| held[at].local_addr().unwrap().port().to_string();
+        let (webhook, metrics, health) = (port(0), port(1), port(2));
+        drop(held);
+        let log = plane.dir().join("kruise-manager.log");
+        let process = Command::new(env!("CARGO_BIN_EXE_kruise-manager"))
+            .args([
+                "--nodeimage-creation-delay=0s",
+                &format!("--metrics-addr=127.0.0.1:{metrics}"),
+            ])
+            .arg(format!("--health-probe-addr=127.0.0.1:{health}"))
+            .arg("--kubeconfig")
+            .arg(account)
+            .env("WEBHOOK_HOST", "127.0.0.1")
+            .env("WEBHOOK_PORT", webhook)
+            .env("POD_NAMESPACE", "kruise-system")
+            .env("RUST_LOG", "info")
+            .stdout(std::fs::File::create(&log).unwrap())
+            .stderr(std::fs::File::create(plane.dir().join("kruise-manager.err")).unwrap())
+            .spawn()
+            .unwrap();
+        Self { process, log }
+    }
+
+    /// What it said on both streams.
+    fn said(&self) -> String {
+        let read = |path: &Path| std::fs::read_to_string(path).unwrap();
+        read(&self.log) + &read(&self.log.with_extension("err"))
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        // It may have ended by itself; then there is nothing to end.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The object as soon as `is` it.
+async fn once(api: &Api<DynamicObject>, name: &str, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+    let start = std::time::Instant::now();
+    let mut last = Value::Null;
+    while start.elapsed() < PATIENCE {
+        if let Some(object) = api.get_opt(name).await.unwrap() {
+            last = serde_json::to_value(object).unwrap();
+            if is(&last) {
+                return last;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("{what} did not come; {name} is {last}");
+}
+
+async fn gone(api: &Api<DynamicObject>, name: &str) {
+    let start = std::time::Instant::now();
+    while api.get_opt(name).await.unwrap().is_some() {
+        assert!(start.elapsed() < PATIENCE, "{name} does not go");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn ready_node(admin: &Cluster) {
+    let nodes = typed(admin, "v1", "Node", None);
+    create(
+        &nodes,
+        json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n1" } }),
+    )
+    .await
+    .unwrap();
+    let status = json!({ "status": { "conditions": [{ "type": "Ready", "status": "True", "reason": "R", "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z", "lastHeartbeatTime": "2026-01-01T00:00:00Z" }] } });
+    merge_status(&nodes, "n1", status).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_job_with_a_secret_runs_with_the_real_accounts() {
+    let plane = ControlPlane::start().unwrap();
+    install(&plane, "default");
+    let manager = Manager::start(&plane);
+    webhooks_answer(&plane);
+    let admin = connect(plane.kubeconfig()).await;
+    ready_node(&admin).await;
+    let images = typed(&admin, BETA, "NodeImage", None);
+    once(&images, "n1", "the NodeImage", |_| true).await;
+
+    let secrets = typed(&admin, "v1", "Secret", Some("default"));
+    let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "registry" },
+        "type": "kubernetes.io/dockerconfigjson", "stringData": { ".dockerconfigjson": "{\"auths\":{}}" } });
+    create(&secrets, secret).await.unwrap();
+    let jobs = typed(&admin, BETA, "ImagePullJob", Some("default"));
+    let job = json!({ "apiVersion": BETA, "kind": "ImagePullJob", "metadata": { "name": "job" },
+        "spec": { "image": "nginx:1", "pullSecrets": ["registry"], "completionPolicy": {} } });
+    create(&jobs, job).await.unwrap();
+    let asked = once(&images, "n1", "the tag", |image| {
+        image["spec"]["images"]["nginx"]["tags"][0].is_object()
+    })
+    .await;
+    let image = &asked["spec"]["images"]["nginx"];
+    assert_eq!(
+        image["pullSecrets"][0]["namespace"],
+        "kruise-daemon-config",
+        "{}",
+        manager.said()
+    );
+
+    let daemon = connect(
+        &plane
+            .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node("n1"))
+            .unwrap(),
+    )
+    .await;
+    let copies = typed(&daemon, "v1", "Secret", Some("kruise-daemon-config"));
+    let copy = image["pullSecrets"][0]["name"].as_str().unwrap();
+    once(&copies, copy, "the copy", |secret| secret["data"].is_object()).await;
+    let done = json!({ "status": { "desired": 1, "succeeded": 1, "imageStatuses": { "nginx": { "tags": [{
+        "tag": "1", "phase": "Succeeded", "progress": 100, "version": image["tags"][0]["version"],
+        "startTime": "2026-01-01T00:00:00Z", "completionTime": "2026-01-01T00:00:01Z" }] } } } });
+    merge_status(&typed(&daemon, BETA, "NodeImage", None), "n1", done)
+        .await
+        .unwrap();
+    let ended = once(&jobs, "job", "the job's end", |job| {
+        job["status"]["completionTime"].is_string()
+    })
+    .await;
+    assert_eq!(ended["status"]["succeeded"], 1);
+
+    jobs.delete("job", &kube::api::DeleteParams::default())
+        .await
+        .unwrap();
+    gone(&jobs, "job").await;
+    gone(&typed(&admin, "v1", "Secret", Some("kruise-daemon-config")), copy).await;
+    let said = manager.said();
+    assert!(!said.contains("orbidden"), "something was refused: {said}");
+}
+
+#[tokio::test]
+async fn a_request_is_looked_after_with_the_real_accounts() {
+    let plane = ControlPlane::start().unwrap();
+    install(&plane, "default");
+    plane
+        .kubectl(&["create", "serviceaccount", "default", "--namespace=default"])
+        .unwrap();
+    let manager = Manager::start(&plane);
+    webhooks_answer(&plane);
+    let admin = connect(plane.kubeconfig()).await;
+    ready_node(&admin).await;
+    let pods = typed(&admin, "v1", "Pod", Some("default"));
+    let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p" }, "spec": { "nodeName": "n1",
+        "readinessGates": [{ "conditionType": "KruisePodReady" }], "containers": [{ "name": "app", "image": "i" }] } });
+    create(&pods, pod).await.unwrap();
+    let mut status = running();
+    status.as_object_mut().unwrap().remove("initContainerStatuses");
+    merge_status(&pods, "p", json!({ "status": status }))
+        .await
+        .unwrap();
+    let condition = |object: &Value, type_: &str| -> Value {
+        let all = object["status"]["conditions"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        all.into_iter()
+            .find(|one| one["type"] == type_)
+            .unwrap_or_default()
+    };
+    once(&pods, "p", "the Pod's readiness", |pod| {
+        condition(pod, "KruisePodReady")["status"] == "True"
+    })
+    .await;
+
+    let requests = typed(&admin, BETA, "ContainerRecreateRequest", Some("default"));
+    let request = json!({ "apiVersion": BETA, "kind": "ContainerRecreateRequest", "metadata": { "name": "r" },
+        "spec": { "podName": "p", "containers": [{ "name": "app" }], "ttlSecondsAfterFinished": 1,
+            "strategy": { "unreadyGracePeriodSeconds": 1 } } });
+    create(&requests, request).await.unwrap();
+    let daemon = connect(
+        &plane
+            .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node("n1"))
+            .unwrap(),
+    )
+    .await;
+    let own = typed(&daemon, BETA, "ContainerRecreateRequest", Some("default"));
+    merge_status(&own, "r", json!({ "status": { "phase": "Recreating" } }))
+        .await
+        .unwrap();
+    once(&requests, "r", "the grace period", |r| {
+        condition(r, "PreRecreateGrace")["status"] == "True"
+    })
+    .await;
+    once(&pods, "p", "the Pod's unreadiness", |pod| {
+        condition(pod, "KruisePodReady")["status"] == "False"
+    })
+    .await;
+    let done = json!({ "status": { "phase": "Completed", "completionTime": "2026-01-01T00:00:00Z" } });
+    merge_status(&own, "r", done).await.unwrap();
+    once(&pods, "p", "the Pod's readiness", |pod| {
+        condition(pod, "KruisePodReady")["status"] == "True"
+    })
+    .await;
+    gone(&requests, "r").await;
+    let said = manager.said();
+    assert!(!said.contains("orbidden"), "something was refused: {said}");
+}
