@@ -17,7 +17,7 @@ use super::queue::{self, Again};
 use super::view::{NodeImageView, Owner};
 use super::{Context, Stores};
 use crate::api::image_pull_job::{CompletionPolicyType, ImagePullJob};
-use crate::cluster::{Error, Key};
+use crate::cluster::{Change, Error, Key};
 use plan::{Interest, Observed, Plan, Rules, plan};
 
 /// When each node's daemon last said anything.
@@ -53,12 +53,9 @@ async fn wake_up(ctx: Context, heard: Heard, nodes: mpsc::UnboundedSender<String
                 nodes.send(change.key.name).is_ok()
             }
             Some(change) = job_changes.recv() => {
-                // Only a job that has ended or gone lets go of tags.
-                let before = change.old.as_ref().filter(|j| !over(j));
-                let still = change.new.as_ref().is_some_and(|new| !over(new) && before.is_some_and(|b| b.metadata.uid == new.metadata.uid));
-                match (before, still) {
-                    (Some(job), false) => owned_by(stores, job).into_iter().all(|n| nodes.send(n).is_ok()),
-                    _ => true,
+                match let_go(&change) {
+                    Some(job) => owned_by(stores, job).into_iter().all(|n| nodes.send(n).is_ok()),
+                    None => true,
                 }
             }
             else => false,
@@ -66,6 +63,19 @@ async fn wake_up(ctx: Context, heard: Heard, nodes: mpsc::UnboundedSender<String
         if !alive {
             return;
         }
+    }
+}
+
+/// The job that has gone, or has just ended: only then does it let go of its tags.
+fn let_go(change: &Change<ImagePullJob>) -> Option<&ImagePullJob> {
+    let old = change.old.as_deref()?;
+    let same = change
+        .new
+        .as_ref()
+        .filter(|new| new.metadata.uid == old.metadata.uid);
+    match same {
+        Some(new) if over(new) == over(old) => None,
+        _ => Some(old),
     }
 }
 

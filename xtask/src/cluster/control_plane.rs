@@ -143,6 +143,11 @@ impl ControlPlane {
         self.sandbox.dir()
     }
 
+    /// A program of ours that runs in the bed and ends with it.
+    pub fn component(&self, name: &'static str, program: impl Into<PathBuf>) -> Component {
+        Component::new(&self.sandbox, name, program)
+    }
+
     /// Runs kubectl as the administrator and returns what it prints.
     pub fn kubectl(&self, args: &[&str]) -> Result<String> {
         finish(self.kubectl_command().args(args))

@@ -1,0 +1,73 @@
+//! Two replicas: one leads, and the other takes over when it dies, with nothing lost or done twice.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::coordination::v1::Lease;
+use kruise::api::node_image::NodeImage;
+use kube::api::Api;
+use serde_json::json;
+
+use crate::world::{Answer, World, answer, asked, completed, create, job, jobs, nodes, until};
+
+fn holder(lease: &Lease) -> String {
+    let spec = lease.spec.as_ref();
+    spec.and_then(|s| s.holder_identity.clone()).unwrap_or_default()
+}
+
+#[tokio::test]
+async fn a_second_replica_takes_over_within_five_seconds() {
+    let world = World::new();
+    let admin = world.admin().await;
+    let leases = Api::<Lease>::namespaced(admin.client.clone(), "kruise-system");
+    let images = Api::<NodeImage>::all(admin.client.clone());
+    let mut first = world.manager("kruise-manager-1");
+    first.start().unwrap();
+    let led = until(&leases, "kruise-manager", "held", |l: &Lease| {
+        !holder(l).is_empty()
+    })
+    .await;
+    let mut second = world.manager("kruise-manager-2");
+    second.start().unwrap();
+    nodes(&admin, &["elect-1", "elect-2"], json!({})).await;
+    let spec = json!({ "image": "nginx:elect", "parallelism": 1 });
+    create(&jobs(&admin), job("elect", spec)).await;
+    asked(&admin, "elect-1", "nginx", "elect").await;
+
+    let killed = Instant::now();
+    first.kill().unwrap();
+    // While nobody leads the daemon answers; the new leader must see it.
+    answer(&admin, "elect-1", Answer::Succeeded).await;
+    let taken = until(&leases, "kruise-manager", "taken over", move |l: &Lease| {
+        !holder(l).is_empty() && holder(l) != holder(&led)
+    })
+    .await;
+    asked(&admin, "elect-2", "nginx", "elect").await;
+    let took = killed.elapsed();
+    assert!(took <= Duration::from_secs(5), "took over after {took:?}");
+    answer(&admin, "elect-2", Answer::Succeeded).await;
+    let ended = until(&jobs(&admin), "elect", "ended", completed).await;
+    assert_eq!(ended.status.unwrap().succeeded, 2);
+    for node in ["elect-1", "elect-2"] {
+        let image = images.get(node).await.unwrap();
+        let tags = &image.spec.images["nginx"].tags;
+        assert_eq!(
+            (tags.len(), tags[0].version, tags[0].owner_references.len()),
+            (1, 0, 1)
+        );
+    }
+
+    // One that ends in order gives the Lease up, so that the next one need not wait.
+    let mut third = world.manager("kruise-manager-3");
+    third.start().unwrap();
+    let stopped = Instant::now();
+    second.stop().unwrap();
+    until(&leases, "kruise-manager", "handed over", move |l: &Lease| {
+        !holder(l).is_empty() && holder(l) != holder(&taken)
+    })
+    .await;
+    assert!(
+        stopped.elapsed() <= Duration::from_secs(3),
+        "{:?}",
+        stopped.elapsed()
+    );
+}

@@ -1,0 +1,11 @@
+//! The manager's program, as its service account, on a real API server. Daemons are played by the tests.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod election;
+mod jobs;
+mod nodes;
+mod pods;
+mod requests;
+mod scale;
+mod secrets;
+mod world;

@@ -1,0 +1,210 @@
+//! ContainerRecreateRequests whose daemon we play, or who have none.
+
+use k8s_openapi::api::core::v1::Pod;
+use kruise::api::container_recreate_request::ContainerRecreateRequest;
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+use crate::pods::condition;
+use crate::world::{PATIENCE, api, merge_status, pod, runs, until, until_gone, world};
+
+type Requests = Api<ContainerRecreateRequest>;
+
+/// Creates a request; the API server takes none before it knows where our webhooks are.
+async fn create(requests: &Requests, name: &str, pod: &str, more: Value) -> ContainerRecreateRequest {
+    let mut spec = json!({ "podName": pod, "containers": [{ "name": "app" }] });
+    spec.as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
+    let object = json!({ "metadata": { "name": name }, "spec": spec });
+    let object: ContainerRecreateRequest = serde_json::from_value(object).unwrap();
+    let start = std::time::Instant::now();
+    loop {
+        match requests.create(&PostParams::default(), &object).await {
+            Ok(created) => return created,
+            Err(why) => assert!(start.elapsed() < PATIENCE, "{name}: {why}"),
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+}
+
+fn status(request: &ContainerRecreateRequest) -> (String, String) {
+    let status = request.status.clone().unwrap_or_default();
+    (status.phase.to_string(), status.message.unwrap_or_default())
+}
+
+/// What a daemon writes when it stops a container.
+fn recreating(killed: bool) -> Value {
+    json!({ "phase": "Recreating",
+        "containerRecreateStates": [{ "name": "app", "phase": "Recreating", "isKilled": killed }] })
+}
+
+#[tokio::test]
+async fn a_request_is_guarded_while_its_pod_is_held_and_cleared_up_in_the_end() {
+    let admin = world().admin().await;
+    let requests: Requests = api(&admin);
+    let pods: Api<Pod> = api(&admin);
+    pod(&admin, "held", "n-held", json!({}), true).await;
+    until(&pods, "held", "condition made", |p: &Pod| {
+        condition(p, "KruisePodReady").is_some()
+    })
+    .await;
+    let more = json!({ "strategy": { "unreadyGracePeriodSeconds": 1 }, "ttlSecondsAfterFinished": 1 });
+    create(&requests, "held", "held", more).await;
+    merge_status(&requests, "held", json!({ "phase": "Recreating" })).await;
+
+    let held = until(
+        &requests,
+        "held",
+        "grace begun",
+        |r: &ContainerRecreateRequest| {
+            r.status.as_ref().is_some_and(|s| {
+                s.conditions
+                    .iter()
+                    .any(|c| c.type_ == "PreRecreateGrace" && c.status == "True")
+            })
+        },
+    )
+    .await;
+    assert_eq!(held.finalizers(), ["crr.apps.kruise.io/unready-acquired"]);
+    let unready = pods.get("held").await.unwrap();
+    let keys = r#"[{"userAgent":"ContainerRecreateRequest","key":"default/held"}]"#;
+    assert_eq!(
+        condition(&unready, "KruisePodReady"),
+        Some(("False".into(), keys.into()))
+    );
+    assert_eq!(condition(&unready, "Ready").unwrap().0, "False");
+
+    let now = admin.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    merge_status(
+        &requests,
+        "held",
+        json!({ "phase": "Completed", "completionTime": now }),
+    )
+    .await;
+    until(&pods, "held", "let go", |p: &Pod| {
+        condition(p, "KruisePodReady").is_some_and(|c| c == ("True".into(), String::new()))
+    })
+    .await;
+    until_gone(&requests, "held").await;
+}
+
+#[tokio::test]
+async fn deleting_a_request_lets_its_pod_go() {
+    let admin = world().admin().await;
+    let requests: Requests = api(&admin);
+    let pods: Api<Pod> = api(&admin);
+    pod(&admin, "freed", "n-freed", json!({}), true).await;
+    create(
+        &requests,
+        "freed",
+        "freed",
+        json!({ "strategy": { "unreadyGracePeriodSeconds": 1 } }),
+    )
+    .await;
+    merge_status(&requests, "freed", json!({ "phase": "Recreating" })).await;
+    until(&pods, "freed", "held", |p: &Pod| {
+        condition(p, "KruisePodReady").is_some_and(|c| c.0 == "False")
+    })
+    .await;
+    requests.delete("freed", &DeleteParams::default()).await.unwrap();
+    until_gone(&requests, "freed").await;
+    assert_eq!(
+        condition(&pods.get("freed").await.unwrap(), "KruisePodReady")
+            .unwrap()
+            .0,
+        "True"
+    );
+}
+
+#[tokio::test]
+async fn the_snapshot_is_written_for_a_daemon_that_does_not() {
+    let admin = world().admin().await;
+    let requests: Requests = api(&admin);
+    pod(&admin, "snapped", "n-snapped", json!({}), false).await;
+    create(&requests, "snapped", "snapped", json!({})).await;
+    merge_status(&requests, "snapped", recreating(true)).await;
+    runs(&admin, "snapped", "containerd://two", 1).await;
+    let seen = until(
+        &requests,
+        "snapped",
+        "snapshot written",
+        |r: &ContainerRecreateRequest| {
+            r.status
+                .as_ref()
+                .is_some_and(|s| !s.container_status_snapshot.is_empty())
+        },
+    )
+    .await;
+    let snapshot = &seen.status.unwrap().container_status_snapshot[0];
+    assert_eq!(snapshot.container_id.as_deref(), Some("containerd://two"));
+    assert!(snapshot.ready);
+}
+
+#[tokio::test]
+async fn a_request_ends_with_its_pod_and_at_its_deadline() {
+    let admin = world().admin().await;
+    let requests: Requests = api(&admin);
+    let pods: Api<Pod> = api(&admin);
+    pod(&admin, "leaves", "n-leaves", json!({}), false).await;
+    pod(&admin, "slow", "n-slow", json!({}), false).await;
+    create(&requests, "leaves", "leaves", json!({})).await;
+    create(&requests, "slow", "slow", json!({ "activeDeadlineSeconds": 3 })).await;
+    merge_status(&requests, "slow", recreating(true)).await;
+    pods.delete("leaves", &DeleteParams::default().grace_period(0))
+        .await
+        .unwrap();
+    let gone = until(&requests, "leaves", "ended", |r: &ContainerRecreateRequest| {
+        status(r).0 == "Completed"
+    })
+    .await;
+    assert_eq!(status(&gone).1, "pod has gone");
+    let ended = until(&requests, "slow", "ended", |r: &ContainerRecreateRequest| {
+        status(r).0 == "Completed"
+    })
+    .await;
+    assert_eq!(
+        status(&ended).1,
+        "recreating has exceeded the activeDeadlineSeconds"
+    );
+    assert_eq!(
+        ended.status.unwrap().container_recreate_states[0].phase.as_str(),
+        "Failed"
+    );
+    until(&requests, "slow", "inactive", |r: &ContainerRecreateRequest| {
+        !r.labels().contains_key("crr.apps.kruise.io/active")
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn labels_that_admission_did_not_set_are_set() {
+    let admin = world().admin().await;
+    let requests: Requests = api(&admin);
+    let made = pod(&admin, "bare", "n-bare", json!({}), false).await;
+    create(&requests, "bare", "bare", json!({})).await;
+    // What a request looks like that was made while admission was down.
+    let bare = json!({ "metadata": { "labels": { "crr.apps.kruise.io/active": null } } });
+    requests
+        .patch("bare", &PatchParams::default(), &Patch::Merge(&bare))
+        .await
+        .unwrap();
+    let labelled = until(&requests, "bare", "labelled", |r: &ContainerRecreateRequest| {
+        r.labels()
+            .get("crr.apps.kruise.io/active")
+            .is_some_and(|v| v == "true")
+    })
+    .await;
+    assert_eq!(
+        labelled.labels().get("crr.apps.kruise.io/pod-uid"),
+        made.metadata.uid.as_ref()
+    );
+    assert_eq!(
+        labelled
+            .labels()
+            .get("crr.apps.kruise.io/node-name")
+            .map(String::as_str),
+        Some("n-bare")
+    );
+}

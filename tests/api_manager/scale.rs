@@ -1,0 +1,113 @@
+//! A job over a thousand nodes whose daemons answer at once: how many writes it takes, and that it ends.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Node;
+use kruise::api::image_pull_job::ImagePullJob;
+use kruise::api::node_image::NodeImage;
+use kube::ResourceExt;
+use kube::api::{Api, PostParams};
+use kube::runtime::watcher;
+use serde_json::json;
+
+use crate::world::{Answer, World, answer_object, completed, create, job, jobs, set_ready, until};
+
+const NODES: usize = 1000;
+
+fn name(n: usize) -> String {
+    format!("scale-{n:04}")
+}
+
+/// Writes about each node, and about the job, as the watch tells them.
+type Writes = Arc<Mutex<HashMap<String, usize>>>;
+
+#[tokio::test]
+async fn a_job_over_a_thousand_nodes_costs_one_write_of_spec_a_node() {
+    let world = World::new();
+    let mut manager = world.manager("kruise-manager");
+    manager.start().unwrap();
+    let admin = world.admin().await;
+    let nodes = Api::<Node>::all(admin.client.clone());
+    let images = Api::<NodeImage>::all(admin.client.clone());
+    futures::stream::iter(0..NODES)
+        .for_each_concurrent(32, |n| {
+            let (nodes, admin) = (&nodes, &admin);
+            async move {
+                let node = serde_json::from_value(json!({ "metadata": { "name": name(n) } })).unwrap();
+                nodes.create(&PostParams::default(), &node).await.unwrap();
+                set_ready(admin, &name(n), true).await;
+            }
+        })
+        .await;
+    for n in 0..NODES {
+        until(&images, &name(n), "there", |_: &NodeImage| true).await;
+    }
+
+    let writes = Writes::default();
+    let daemons = tokio::spawn(play_daemons(admin.clone(), Arc::clone(&writes)));
+    let job_writes = tokio::spawn(count_job_writes(jobs(&admin)));
+    let start = Instant::now();
+    create(
+        &jobs(&admin),
+        job("scale", json!({ "image": "nginx:scale", "parallelism": NODES })),
+    )
+    .await;
+    let ended = until(&jobs(&admin), "scale", "ended", completed).await;
+    let took = start.elapsed();
+    let status = ended.status.unwrap();
+    assert_eq!(
+        (status.desired, status.succeeded, status.failed, status.active),
+        (1000, 1000, 0, 0)
+    );
+    let job_writes = job_writes.await.unwrap();
+    daemons.abort();
+    let worst = writes.lock().unwrap().values().copied().max().unwrap();
+    println!("1,000 nodes in {took:?}, {job_writes} writes of the job's status");
+    assert_eq!(worst, 1, "spec writes of one node");
+    assert!(job_writes <= 20, "{job_writes} writes of the job's status");
+}
+
+/// Answers every NodeImage that is asked for something, and counts how often its spec was written.
+async fn play_daemons(admin: kruise::cluster::Cluster, writes: Writes) {
+    let images = Api::<NodeImage>::all(admin.client.clone());
+    let events = watcher(images, watcher::Config::default());
+    events
+        .filter_map(async |event| match event {
+            Ok(watcher::Event::Apply(image)) if !image.spec.images.is_empty() => Some(image),
+            _ => None,
+        })
+        .for_each_concurrent(32, |image| {
+            let (admin, writes) = (&admin, &writes);
+            async move {
+                // Each write of the spec raises the generation, which begins at 1.
+                let generation = image.metadata.generation.unwrap_or(1);
+                let written = usize::try_from(generation - 1).unwrap();
+                let known = writes.lock().unwrap().insert(image.name_any(), written);
+                if known.is_none() {
+                    answer_object(admin, &image, Answer::Succeeded).await;
+                }
+            }
+        })
+        .await;
+}
+
+/// How often the job's status is written until it ends.
+async fn count_job_writes(jobs: Api<ImagePullJob>) -> usize {
+    let mut events = std::pin::pin!(watcher(jobs, watcher::Config::default()));
+    let mut seen = 0;
+    while let Some(event) = events.next().await {
+        if let Ok(watcher::Event::Apply(job)) = event
+            && job.name_any() == "scale"
+            && job.status.is_some()
+        {
+            seen += 1;
+            if completed(&job) {
+                return seen;
+            }
+        }
+    }
+    panic!("the watch of the job ended")
+}

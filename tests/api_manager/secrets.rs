@@ -1,0 +1,123 @@
+//! Pull secrets of jobs: copied for the daemons, kept up to date, and gone with the last job.
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kruise::api::image_pull_job::ImagePullJob;
+use kruise::api::node_image::NodeImage;
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use serde_json::{Value, json};
+
+use crate::world::{Answer, answer, asked, completed, create, job, jobs, nodes, until, until_gone, world};
+
+const INTO: &str = "kruise-daemon-config";
+
+fn source(name: &str, password: &str) -> Value {
+    json!({
+        "metadata": { "name": name, "labels": { "team": "a" }, "annotations": { "note": "private" } },
+        "type": "kubernetes.io/dockerconfigjson",
+        "stringData": { ".dockerconfigjson": config(password) },
+    })
+}
+
+fn config(password: &str) -> String {
+    json!({ "auths": { "r": { "username": "u", "password": password } } }).to_string()
+}
+
+fn data(secret: &Secret) -> Option<&ByteString> {
+    secret.data.as_ref()?.get(".dockerconfigjson")
+}
+
+/// The one copy of a source.
+async fn copy_of(copies: &Api<Secret>, source: &str) -> Option<Secret> {
+    let key = format!("default/{source}");
+    let all = copies.list(&ListParams::default()).await.unwrap();
+    let mut mine = all
+        .into_iter()
+        .filter(|s| s.annotations().get("imagepulljobs.kruise.io/source-key") == Some(&key));
+    let copy = mine.next();
+    assert!(mine.next().is_none(), "two copies of {source}");
+    copy
+}
+
+#[tokio::test]
+async fn a_copy_follows_its_source_is_shared_and_goes_with_the_last_job() {
+    let admin = world().admin().await;
+    nodes(&admin, &["secret-1"], json!({ "set": "secret" })).await;
+    let sources = Api::<Secret>::namespaced(admin.client.clone(), "default");
+    let copies = Api::<Secret>::namespaced(admin.client.clone(), INTO);
+    create(&sources, source("pull", "one")).await;
+    for name in ["secret-a", "secret-b"] {
+        let spec = json!({ "image": format!("r/private:{name}"), "pullSecrets": ["pull"],
+            "selector": { "matchLabels": { "set": "secret" } } });
+        create(&jobs(&admin), job(name, spec)).await;
+    }
+    asked(&admin, "secret-1", "r/private", "secret-a").await;
+    let image = asked(&admin, "secret-1", "r/private", "secret-b").await;
+    let copy = copy_of(&copies, "pull").await.expect("a copy");
+    let named = &image.spec.images["r/private"].pull_secrets;
+    assert_eq!(named.len(), 1);
+    assert_eq!(
+        (named[0].namespace.as_str(), named[0].name.as_str()),
+        (INTO, copy.name_any().as_str())
+    );
+    assert_eq!(named[0].mode.as_deref(), Some("batch"));
+    assert_eq!(copy.type_.as_deref(), Some("kubernetes.io/dockerconfigjson"));
+    assert!(
+        copy.labels().is_empty() && !copy.annotations().contains_key("note"),
+        "{copy:?}"
+    );
+    let references = "imagepulljobs.kruise.io/references";
+    let both = "default/secret-a,default/secret-b";
+    until(&copies, &copy.name_any(), "referred to by both", |s: &Secret| {
+        s.annotations().get(references).is_some_and(|r| r == both)
+    })
+    .await;
+
+    let new = json!({ "stringData": { ".dockerconfigjson": config("two") } });
+    sources
+        .patch("pull", &PatchParams::default(), &Patch::Merge(&new))
+        .await
+        .unwrap();
+    until(&copies, &copy.name_any(), "as its source", |s: &Secret| {
+        data(s).is_some_and(|d| d.0 == config("two").into_bytes())
+    })
+    .await;
+
+    jobs(&admin)
+        .delete("secret-a", &DeleteParams::default())
+        .await
+        .unwrap();
+    until_gone(&jobs(&admin), "secret-a").await;
+    until(&copies, &copy.name_any(), "referred to by one", |s: &Secret| {
+        s.annotations()
+            .get(references)
+            .is_some_and(|r| r == "default/secret-b")
+    })
+    .await;
+    answer(&admin, "secret-1", Answer::Succeeded).await;
+    until(&jobs(&admin), "secret-b", "ended", completed).await;
+    until_gone(&copies, &copy.name_any()).await;
+    until(&jobs(&admin), "secret-b", "let go", |j: &ImagePullJob| {
+        j.finalizers().is_empty()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_source_that_comes_late_is_copied_under_the_name_that_nodes_were_told() {
+    let admin = world().admin().await;
+    nodes(&admin, &["latesecret-1"], json!({ "set": "latesecret" })).await;
+    let spec = json!({ "image": "r/late:1", "pullSecrets": ["late"], "selector": { "matchLabels": { "set": "latesecret" } } });
+    create(&jobs(&admin), job("latesecret", spec)).await;
+    let image: NodeImage = asked(&admin, "latesecret-1", "r/late", "1").await;
+    let name = image.spec.images["r/late"].pull_secrets[0].name.clone();
+    let sources = Api::<Secret>::namespaced(admin.client.clone(), "default");
+    let copies = Api::<Secret>::namespaced(admin.client.clone(), INTO);
+    assert!(copies.get_opt(&name).await.unwrap().is_none());
+    create(&sources, source("late", "one")).await;
+    until(&copies, &name, "copied", |s: &Secret| data(s).is_some()).await;
+    // A source that goes takes the credentials with it.
+    sources.delete("late", &DeleteParams::default()).await.unwrap();
+    until_gone(&copies, &name).await;
+}

@@ -1,0 +1,332 @@
+//! An API server with everything from `deploy/default`, the manager's program, and daemons that we play.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use futures::StreamExt;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kruise::api::image_pull_job::ImagePullJob;
+use kruise::api::node_image::NodeImage;
+use kruise::cluster::{Cluster, Options};
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::runtime::watcher;
+use kube::{Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use xtask::cluster::{Bound, Component, ControlPlane};
+
+/// How long anything may take to happen before a test gives up; machines can be busy.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+static WORLD: LazyLock<World> = LazyLock::new(|| {
+    let world = World::new();
+    let mut manager = world.manager("kruise-manager");
+    manager.start().unwrap();
+    World {
+        _manager: Some(manager),
+        ..world
+    }
+});
+
+/// A bed, and its manager where it has one.
+pub struct World {
+    pub plane: ControlPlane,
+    _manager: Option<Component>,
+}
+
+/// The world that most tests share.
+pub fn world() -> &'static World {
+    &WORLD
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+impl World {
+    /// An API server with what users install, and no manager yet.
+    pub fn new() -> Self {
+        let plane = ControlPlane::start().unwrap();
+        let path = format!("{}/deploy/default", env!("CARGO_MANIFEST_DIR"));
+        plane.kubectl(&["apply", "-k", &path]).unwrap();
+        plane
+            .kubectl(&["create", "serviceaccount", "default", "--namespace=default"])
+            .unwrap();
+        Self {
+            plane,
+            _manager: None,
+        }
+    }
+
+    /// A replica of the manager, not started yet; ready when its answer says so.
+    pub fn manager(&self, name: &'static str) -> Component {
+        let kubeconfig = self
+            .plane
+            .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
+            .unwrap();
+        let health = format!("127.0.0.1:{}", free_port());
+        let probe = health.clone();
+        self.plane
+            .component(name, env!("CARGO_BIN_EXE_kruise-manager"))
+            .args([
+                format!("--kubeconfig={}", kubeconfig.display()),
+                format!("--health-probe-addr={health}"),
+                format!("--metrics-addr={health}"),
+                "--nodeimage-creation-delay=0s".to_owned(),
+            ])
+            .env("WEBHOOK_HOST", "127.0.0.1")
+            .env("WEBHOOK_PORT", free_port().to_string())
+            .env("RUST_LOG", "info,kruise=debug")
+            .ready(move || answers_ok(&probe))
+    }
+
+    pub async fn admin(&self) -> Cluster {
+        connect(self.plane.kubeconfig()).await
+    }
+}
+
+/// Whether `/readyz` says 200.
+fn answers_ok(address: &str) -> bool {
+    use std::io::{Read, Write};
+    let Ok(mut stream) = std::net::TcpStream::connect(address) else {
+        return false;
+    };
+    let request = "GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let mut answer = String::new();
+    stream.set_read_timeout(Some(Duration::from_secs(5))).is_ok()
+        && stream.write_all(request.as_bytes()).is_ok()
+        && stream.read_to_string(&mut answer).is_ok()
+        && answer.starts_with("HTTP/1.1 200")
+}
+
+async fn connect(kubeconfig: &Path) -> Cluster {
+    let options = Options {
+        kubeconfig: Some(kubeconfig.to_owned()),
+        component: "test".into(),
+        host: None,
+    };
+    Cluster::connect(&options).await.unwrap()
+}
+
+/// Creates an object given as JSON, again and again where a webhook is not there yet.
+pub async fn create<K>(api: &Api<K>, object: Value) -> K
+where
+    K: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone + std::fmt::Debug,
+{
+    let object: K = serde_json::from_value(object).unwrap();
+    api.create(&PostParams::default(), &object).await.unwrap()
+}
+
+pub async fn merge_status<K>(api: &Api<K>, name: &str, status: Value) -> K
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + std::fmt::Debug,
+{
+    let patch = json!({ "status": status });
+    api.patch_status(name, &PatchParams::default(), &Patch::Merge(&patch))
+        .await
+        .unwrap()
+}
+
+/// Waits until the object of that name is as `wanted`; says what it was like at the end where it never is.
+#[track_caller]
+pub fn until<K>(
+    api: &Api<K>,
+    name: &str,
+    what: &'static str,
+    wanted: impl Fn(&K) -> bool,
+) -> impl Future<Output = K>
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Serialize + Send + 'static,
+{
+    let caller = std::panic::Location::caller();
+    let (api, name) = (api.clone(), name.to_owned());
+    async move {
+        let mut last = None;
+        let seen = async {
+            let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
+            let mut events = std::pin::pin!(watcher(api.clone(), config));
+            while let Some(event) = events.next().await {
+                if let Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) = event {
+                    if wanted(&object) {
+                        return Some(object);
+                    }
+                    last = Some(object);
+                }
+            }
+            None
+        };
+        match tokio::time::timeout(PATIENCE, seen).await {
+            Ok(Some(object)) => object,
+            _ => panic!(
+                "{caller}: {name} never became as wanted ({what}); it is {}",
+                last.map(|o| serde_json::to_string(&o).unwrap())
+                    .unwrap_or_default()
+            ),
+        }
+    }
+}
+
+/// Waits until there is no object of that name.
+#[track_caller]
+pub fn until_gone<K>(api: &Api<K>, name: &str) -> impl Future<Output = ()>
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + 'static,
+{
+    let caller = std::panic::Location::caller();
+    let (api, name) = (api.clone(), name.to_owned());
+    async move {
+        let gone = kube::runtime::wait::await_condition(api, &name, |o: Option<&K>| o.is_none());
+        let done = tokio::time::timeout(PATIENCE, gone).await;
+        assert!(matches!(done, Ok(Ok(_))), "{caller}: {name} is still there");
+    }
+}
+
+/// Makes a Node that is ready, or not, and waits for its NodeImage where it is.
+pub async fn node(cluster: &Cluster, name: &str, labels: Value, ready: bool) -> Node {
+    let nodes = Api::<Node>::all(cluster.client.clone());
+    create(&nodes, json!({ "metadata": { "name": name, "labels": labels } })).await;
+    set_ready(cluster, name, ready).await
+}
+
+pub async fn set_ready(cluster: &Cluster, name: &str, ready: bool) -> Node {
+    let nodes = Api::<Node>::all(cluster.client.clone());
+    let now = cluster.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let status = if ready { "True" } else { "Unknown" };
+    let condition = json!({ "type": "Ready", "status": status, "reason": "Test", "message": "",
+        "lastHeartbeatTime": now, "lastTransitionTime": now });
+    merge_status(&nodes, name, json!({ "conditions": [condition] })).await
+}
+
+/// Nodes with these names and labels, all ready and with their NodeImages.
+pub async fn nodes(cluster: &Cluster, names: &[&str], labels: Value) {
+    for name in names {
+        node(cluster, name, labels.clone(), true).await;
+    }
+    let images = Api::<NodeImage>::all(cluster.client.clone());
+    for name in names {
+        until(&images, name, "there with its labels", |i: &NodeImage| {
+            labels
+                .as_object()
+                .is_none_or(|l| l.keys().all(|k| i.labels().contains_key(k)))
+        })
+        .await;
+    }
+}
+
+/// How a daemon that we play answers: phase and message.
+#[derive(Clone, Copy)]
+pub enum Answer {
+    Succeeded,
+    Failed(&'static str),
+    Pulling,
+}
+
+/// Plays the daemon of a node: writes the outcome of all tags that the node is asked for now.
+pub async fn answer(cluster: &Cluster, node: &str, answer: Answer) {
+    let images = Api::<NodeImage>::all(cluster.client.clone());
+    let object = images.get(node).await.unwrap();
+    answer_object(cluster, &object, answer).await;
+}
+
+pub async fn answer_object(cluster: &Cluster, object: &NodeImage, answer: Answer) {
+    let images = Api::<NodeImage>::all(cluster.client.clone());
+    let now = cluster.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let status = |tag: &kruise::api::node_image::ImageTagSpec| {
+        let (phase, message, done) = match answer {
+            Answer::Succeeded => ("Succeeded", "", true),
+            Answer::Failed(why) => ("Failed", why, true),
+            Answer::Pulling => ("Pulling", "", false),
+        };
+        let ended = done.then_some(&now);
+        json!({ "tag": tag.tag, "version": tag.version, "phase": phase, "message": message,
+            "progress": if done { 100 } else { 0 }, "startTime": now, "completionTime": ended })
+    };
+    let statuses: serde_json::Map<String, Value> = object
+        .spec
+        .images
+        .iter()
+        .map(|(name, spec)| {
+            let tags: Vec<Value> = spec.tags.iter().map(status).collect();
+            (name.clone(), json!({ "tags": tags }))
+        })
+        .collect();
+    let desired = object.spec.images.values().map(|i| i.tags.len()).sum::<usize>();
+    merge_status(
+        &images,
+        &object.name_any(),
+        json!({ "desired": desired, "imageStatuses": statuses }),
+    )
+    .await;
+}
+
+/// Waits until the node is asked for the tag.
+pub async fn asked(cluster: &Cluster, node: &str, image: &'static str, tag: &'static str) -> NodeImage {
+    let images = Api::<NodeImage>::all(cluster.client.clone());
+    until(&images, node, "asked for the tag", move |i: &NodeImage| {
+        let entry = i.spec.images.get(image);
+        entry.is_some_and(|e| e.tags.iter().any(|t| t.tag == tag))
+    })
+    .await
+}
+
+pub fn job(name: &str, spec: Value) -> Value {
+    let mut spec = spec;
+    if spec.get("completionPolicy").is_none() {
+        spec["completionPolicy"] = json!({});
+    }
+    json!({ "metadata": { "name": name, "namespace": "default" }, "spec": spec })
+}
+
+pub fn jobs(cluster: &Cluster) -> Api<ImagePullJob> {
+    Api::namespaced(cluster.client.clone(), "default")
+}
+
+pub fn completed(job: &ImagePullJob) -> bool {
+    job.status.as_ref().is_some_and(|s| s.completion_time.is_some())
+}
+
+/// A Pod on a node, with the gate if asked for, and its containers running and ready.
+pub async fn pod(cluster: &Cluster, name: &str, node: &str, labels: Value, gate: bool) -> Pod {
+    let pods = Api::<Pod>::namespaced(cluster.client.clone(), "default");
+    let gates = if gate {
+        json!([{ "conditionType": "KruisePodReady" }])
+    } else {
+        json!([])
+    };
+    let spec = json!({ "nodeName": node, "readinessGates": gates, "terminationGracePeriodSeconds": 0,
+        "containers": [{ "name": "app", "image": "i" }] });
+    create(
+        &pods,
+        json!({ "metadata": { "name": name, "labels": labels }, "spec": spec }),
+    )
+    .await;
+    runs(cluster, name, "containerd://one", 0).await
+}
+
+/// Plays kubelet: the Pod's container runs under that ID.
+pub async fn runs(cluster: &Cluster, name: &str, id: &str, restarts: i32) -> Pod {
+    let pods = Api::<Pod>::namespaced(cluster.client.clone(), "default");
+    let true_ = |type_: &str| json!({ "type": type_, "status": "True" });
+    let patch = json!({ "status": {
+        "phase": "Running",
+        "conditions": [true_("Ready"), true_("ContainersReady")],
+        "containerStatuses": [{ "name": "app", "containerID": id, "restartCount": restarts, "ready": true,
+            "image": "i", "imageID": "i", "state": { "running": {} } }],
+    }});
+    pods.patch_status(name, &PatchParams::default(), &Patch::Strategic(&patch))
+        .await
+        .unwrap()
+}
+
+/// Names the kinds that live in namespaces, for the helpers of the tests.
+pub trait Namespaced: Resource<DynamicType = (), Scope = NamespaceResourceScope> {}
+impl<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>> Namespaced for K {}
+
+pub fn api<K: Namespaced>(cluster: &Cluster) -> Api<K> {
+    Api::namespaced(cluster.client.clone(), "default")
+}
