@@ -28,6 +28,8 @@ pub struct Image {
     pub repo_digests: Vec<String>,
     /// Bytes on disk.
     pub size: u64,
+    /// `linux/amd64` and the like, where the runtime says it.
+    pub platform: Option<String>,
 }
 
 /// What to pull, and on whose behalf.

@@ -62,13 +62,31 @@ pub(super) fn pull_words(message: &str) -> String {
     }
 }
 
-pub(super) fn image(image: v1::Image) -> Image {
+pub(super) fn image(image: v1::Image, info: &HashMap<String, String>) -> Image {
     Image {
         id: image.id,
         repo_tags: image.repo_tags,
         repo_digests: image.repo_digests,
         size: image.size,
+        platform: info.get("info").and_then(|json| platform(json)),
     }
+}
+
+/// The platform out of a verbose answer, whose form CRI leaves to the runtime: containerd and CRI-O put the image's
+/// own configuration into `imageSpec`.
+fn platform(json: &str) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Info {
+        #[serde(rename = "imageSpec")]
+        spec: Spec,
+    }
+    #[derive(serde::Deserialize)]
+    struct Spec {
+        architecture: String,
+        os: String,
+    }
+    let Spec { architecture, os } = serde_json::from_str::<Info>(json).ok()?.spec;
+    (!architecture.is_empty() && !os.is_empty()).then(|| format!("{os}/{architecture}"))
 }
 
 pub(super) fn container(c: v1::Container) -> Container {
@@ -161,6 +179,14 @@ mod tests {
             "failed to resolve reference: no"
         );
         assert_eq!(pull_words(&"ä".repeat(10_000)).chars().count(), MAX_WORDS + 1);
+    }
+
+    #[test]
+    fn the_platform_is_read_where_it_is_said() {
+        let json = r#"{"chainID":"x","imageSpec":{"architecture":"arm64","os":"linux","config":{}}}"#;
+        assert_eq!(platform(json).as_deref(), Some("linux/arm64"));
+        assert_eq!(platform("{}"), None);
+        assert_eq!(platform("not JSON"), None);
     }
 
     #[test]

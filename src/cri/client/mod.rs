@@ -124,13 +124,12 @@ impl Runtime for Client {
     async fn image_status(&self, image: &str) -> Result<Option<Image>, Error> {
         let call = self.call("ImageStatus", CALL);
         let mut rpc = self.images.clone();
-        let request = call.request(v1::ImageStatusRequest {
+        let message = v1::ImageStatusRequest {
             image: Some(convert::spec(image)),
-            verbose: false,
-        });
-        call.found(rpc.image_status(request))
-            .await
-            .map(|a| a.and_then(|a| a.image).map(convert::image))
+            verbose: true,
+        };
+        let answer = call.found(rpc.image_status(call.request(message))).await?;
+        Ok(answer.and_then(|a| a.image.map(|image| convert::image(image, &a.info))))
     }
 
     async fn pull_image(&self, request: &PullRequest) -> Result<String, Error> {

@@ -11,7 +11,7 @@ use super::plan::keyring::{Credentials, Keyring};
 use super::plan::{Again, Ended, Progress};
 use crate::api::keys::SECRET_REFERENCES;
 use crate::cluster::{self, write};
-use crate::cri::{Auth, Error, PullCause, PullRequest, Reference, Runtime};
+use crate::cri::{Auth, Error, Image, PullCause, PullRequest, Reference, Runtime};
 
 /// How often bytes are asked for: containerd has no event for them.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
@@ -40,6 +40,8 @@ pub struct Pulled {
     pub image_id: Option<String>,
     /// It was there already.
     pub present: bool,
+    /// What its user should know all the same.
+    pub note: Option<String>,
 }
 
 /// Makes the attempt and tells of bytes meanwhile. Dropping the future cancels the pull in the runtime.
@@ -56,18 +58,12 @@ pub async fn attempt(
         if !attempt.always
             && let Some(image) = runtime.image_status(&attempt.image).await?
         {
-            return Ok(Pulled {
-                image_id: image_id(&attempt.image, &image.id),
-                present: true,
-            });
+            return Ok(pulled(&attempt.image, Some(image), true));
         }
         pull(runtime, attempt, deadline, &mut tell).await?;
         // The pull succeeded; that its ID cannot be learnt is no failure.
         let image = runtime.image_status(&attempt.image).await.ok().flatten();
-        Ok(Pulled {
-            image_id: image.and_then(|i| image_id(&attempt.image, &i.id)),
-            present: false,
-        })
+        Ok(pulled(&attempt.image, image, false))
     };
     let ended = timeout_at(deadline, work).await;
     ended.unwrap_or_else(|_| {
@@ -77,6 +73,29 @@ pub async fn attempt(
             after: attempt.timeout,
         })
     })
+}
+
+fn pulled(name: &str, image: Option<Image>, present: bool) -> Pulled {
+    let platform = image.as_ref().and_then(|i| i.platform.clone());
+    Pulled {
+        image_id: image.and_then(|i| image_id(name, &i.id)),
+        present,
+        note: platform.and_then(|p| foreign(&p)),
+    }
+}
+
+/// What to say of an image for another platform. A runtime refuses it only where an index gives it the choice; what
+/// has one platform only is pulled whatever that is, and may even run, through an emulator.
+fn foreign(platform: &str) -> Option<String> {
+    let architecture = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "x86" => "386",
+        "powerpc64" => "ppc64le",
+        other => other,
+    };
+    let ours = format!("{}/{architecture}", std::env::consts::OS);
+    (platform != ours).then(|| format!("the image is for {platform}, this node is {ours}"))
 }
 
 async fn pull(
@@ -162,21 +181,26 @@ fn image_id(image: &str, id: &str) -> Option<String> {
 
 /// What an attempt's result means for the tag. `problems` are those with its Secrets.
 pub fn ended(result: Result<Pulled, Error>, problems: &[String]) -> Ended {
-    let secrets = (!problems.is_empty()).then(|| problems.join("; "));
+    let mut notes = problems.to_vec();
     match result {
-        Ok(pulled) => Ended::Pulled {
-            image_id: pulled.image_id,
-            note: secrets,
-        },
+        Ok(Pulled {
+            image_id,
+            present: _,
+            note,
+        }) => {
+            notes.extend(note);
+            let note = (!notes.is_empty()).then(|| notes.join("; "));
+            Ended::Pulled { image_id, note }
+        }
         Err(error) => {
             let again = match &error {
                 Error::Unreachable { .. } => Again::Uncounted,
                 error if error.retryable() => Again::Counted,
                 _ => Again::Never,
             };
-            let words = words(&error);
+            notes.push(words(&error));
             Ended::Failed {
-                words: secrets.map_or(words.clone(), |s| format!("{s}; {words}")),
+                words: notes.join("; "),
                 again,
             }
         }
@@ -248,4 +272,70 @@ fn meant_for(secret: &Secret, owners: &[ObjectReference]) -> bool {
         );
         references.split(',').any(|reference| reference.trim() == job)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::*;
+
+    #[test]
+    fn an_image_for_another_platform_is_remarked() {
+        let words = foreign("linux/none").unwrap();
+        assert!(
+            words.contains("linux/none") && words.contains("this node is"),
+            "{words}"
+        );
+        let ours = words.rsplit(' ').next().unwrap();
+        assert_eq!(foreign(ours), None);
+    }
+
+    #[test]
+    fn a_copy_serves_the_jobs_that_it_names() {
+        let owner = |name: &str| ObjectReference {
+            namespace: Some("ns".to_owned()),
+            name: Some(name.to_owned()),
+            ..ObjectReference::default()
+        };
+        let mut secret = Secret::default();
+        assert!(meant_for(&secret, &[]), "a secret that names no job serves all");
+        secret
+            .annotations_mut()
+            .insert(SECRET_REFERENCES.to_owned(), "ns/a,ns/b".to_owned());
+        assert!(meant_for(&secret, &[owner("x"), owner("b")]));
+        assert!(!meant_for(&secret, &[owner("x")]) && !meant_for(&secret, &[]));
+    }
+
+    #[test]
+    fn a_runtime_that_went_away_is_no_failed_attempt() {
+        let socket = std::path::PathBuf::from("s");
+        let gone = Error::Unreachable {
+            socket: socket.clone(),
+            method: "PullImage",
+            why: "reset".to_owned(),
+        };
+        assert!(matches!(
+            ended(Err(gone), &[]),
+            Ended::Failed {
+                again: Again::Uncounted,
+                ..
+            }
+        ));
+        let late = Error::Timeout {
+            socket,
+            method: "PullImage",
+            after: Duration::from_secs(5),
+        };
+        let Ended::Failed { words, again } = ended(Err(late), &["secret x is missing".to_owned()]) else {
+            panic!()
+        };
+        assert_eq!(
+            (words.as_str(), again),
+            (
+                "secret x is missing; the pull did not end within its 5 s",
+                Again::Counted
+            )
+        );
+    }
 }

@@ -102,9 +102,12 @@ pub(super) fn line(outcome: &Outcome) -> String {
         seconds,
     } = outcome;
     let id = image_id.as_deref().unwrap_or_default();
+    let note = message
+        .as_deref()
+        .map_or_else(String::new, |m| format!("  ({m})"));
     match (succeeded, present) {
-        (true, true) => format!("{image}: already on the node  {id}"),
-        (true, false) => format!("{image}: pulled in {seconds:.1} s  {id}"),
+        (true, true) => format!("{image}: already on the node  {id}{note}"),
+        (true, false) => format!("{image}: pulled in {seconds:.1} s  {id}{note}"),
         (false, _) => format!(
             "{image}: FAILED: {}",
             message.as_deref().unwrap_or("unknown error")

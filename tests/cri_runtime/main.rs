@@ -1,123 +1,21 @@
 //! The CRI client, byte progress and `kruise-daemon pull` on real containerd of each supported series.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod bed;
+#[path = "../support/mod.rs"]
 mod support;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
-use kruise::cri::client::Client;
-use kruise::cri::{Error, PullCause, PullRequest, Reference, Runtime as _};
-use kruise::node::image_pull::act::{Attempt, attempt};
-use kruise::node::image_pull::plan::keyring::Credentials;
-use support::fake_registry::FakeRegistry;
-use xtask::cluster::{CONTAINERDS, REGISTRY_PASSWORD, REGISTRY_USER, Runtime};
+use kruise::cri::{Error, PullCause, Reference, Runtime as _};
+use kruise::node::image_pull::act::attempt;
+use xtask::cluster::{CONTAINERDS, REGISTRY_PASSWORD};
+
+use bed::{Bed, attempt_of, cause, login};
 
 const TERM: &str = "docker.io/kruise-test/term:1";
 const MIB: usize = 1 << 20;
-
-struct Bed {
-    runtime: Runtime,
-    client: Arc<Client>,
-    registry: FakeRegistry,
-}
-
-impl Bed {
-    async fn start(suite: &'static str) -> Self {
-        let runtime = tokio::task::spawn_blocking(move || Runtime::start(suite))
-            .await
-            .unwrap()
-            .unwrap();
-        let (client, _) = Client::connect(&runtime.socket())
-            .await
-            .expect("containerd answers");
-        let registry = FakeRegistry::start().await;
-        let url = format!("http://{}:{}", runtime.host_address(), registry.port());
-        runtime.registry.serve("fake.test", &url).unwrap();
-        Self {
-            runtime,
-            client: Arc::new(client),
-            registry,
-        }
-    }
-
-    async fn pull(&self, image: &str) -> Result<String, Error> {
-        self.client.pull_image(&request(image)).await
-    }
-
-    fn begin(&self, image: &str) -> tokio::task::JoinHandle<Result<String, Error>> {
-        let (client, request) = (Arc::clone(&self.client), request(image));
-        tokio::spawn(async move { client.pull_image(&request).await })
-    }
-
-    /// Pulls with the client from before a restart, again and again while the runtime says that it is starting.
-    async fn pull_when_it_is_up(&self, image: &str) {
-        let start = Instant::now();
-        while let Err(error) = self.pull(image).await {
-            let starting = matches!(error, Error::Unreachable { .. });
-            assert!(
-                starting && start.elapsed() < Duration::from_secs(60),
-                "after a restart: {error:?}"
-            );
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    }
-
-    /// Waits until so many bytes are there; no event tells of bytes.
-    async fn until_bytes(&self, image: &str, wanted: u64) -> kruise::cri::Bytes {
-        let start = Instant::now();
-        loop {
-            let bytes = self.client.pull_progress(image).await.unwrap();
-            if let Some(bytes) = bytes.filter(|b| b.done >= wanted) {
-                return bytes;
-            }
-            assert!(
-                start.elapsed() < Duration::from_secs(60),
-                "after 60 s only {bytes:?} of {wanted} bytes of {image}"
-            );
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    }
-}
-
-fn request(image: &str) -> PullRequest {
-    PullRequest {
-        image: image.to_owned(),
-        timeout: Duration::from_secs(90),
-        ..Default::default()
-    }
-}
-
-fn attempt_of(image: &str, credentials: Vec<Credentials>) -> Attempt {
-    Attempt {
-        image: image.to_owned(),
-        always: false,
-        timeout: Duration::from_secs(90),
-        credentials,
-        labels: BTreeMap::new(),
-        annotations: BTreeMap::new(),
-    }
-}
-
-fn login(password: &str) -> Credentials {
-    Credentials {
-        username: REGISTRY_USER.to_owned(),
-        password: password.to_owned(),
-        ..Default::default()
-    }
-}
-
-fn cause(result: Result<String, Error>) -> PullCause {
-    match result {
-        Err(Error::Pull { cause, message, .. }) => {
-            println!("{cause:?}: {message}");
-            cause
-        }
-        other => panic!("expected a failed pull, got {other:?}"),
-    }
-}
 
 async fn everything(suite: &'static str) {
     let series = CONTAINERDS.iter().find(|(s, _)| *s == suite).unwrap().1;
@@ -159,7 +57,10 @@ async fn by_tag_and_digest(bed: &Bed) {
     let again = attempt(bed.client.as_ref(), &attempt_of(TERM, vec![]), |_| ())
         .await
         .unwrap();
-    assert!(again.present && again.image_id == first.image_id, "{again:?}");
+    assert!(
+        again.present && again.image_id == first.image_id && again.note.is_none(),
+        "{again:?}"
+    );
     let image = bed.client.image_status(TERM).await.unwrap().unwrap();
     assert!(
         image
@@ -256,8 +157,21 @@ async fn what_cannot_be_pulled(bed: &Bed) {
     let other = bed.registry.image("elsewhere", "only", 1024, "s390x");
     other.allow(usize::MAX);
     bed.registry.index("elsewhere", "1", &other, "s390x");
-    let error = bed.pull("fake.test/elsewhere:1").await;
-    assert_eq!(cause(error), PullCause::Platform);
+    assert_eq!(
+        cause(bed.pull("fake.test/elsewhere:1").await),
+        PullCause::Platform
+    );
+    let only = attempt(
+        bed.client.as_ref(),
+        &attempt_of("fake.test/elsewhere:only", vec![]),
+        |_| (),
+    )
+    .await
+    .unwrap();
+    assert!(
+        only.note.as_ref().is_some_and(|n| n.contains("linux/s390x")),
+        "{only:?}"
+    );
 }
 
 async fn bytes_are_counted(bed: &Bed) {
