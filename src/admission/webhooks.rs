@@ -33,14 +33,27 @@ pub const VALIDATING: &str = "kruise-validating-webhook-configuration";
 /// Who writes NodeImages and jobs without needing our help.
 const MANAGER: &str = "system:serviceaccount:kruise-system:kruise-manager";
 
-/// Kind in lower case, plural, operations, failure policy.
-type Hook = (&'static str, &'static str, &'static [&'static str], &'static str);
+/// Kind in lower case, rest of the webhook's name, plural, operations, failure policy.
+type Hook = (
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static [&'static str],
+    &'static str,
+);
 
 const MUTATE: &[Hook] = &[
-    ("nodeimage", "nodeimages", &["CREATE", "UPDATE"], "Ignore"),
-    ("imagepulljob", "imagepulljobs", &["CREATE", "UPDATE"], "Ignore"),
+    ("nodeimage", "", "nodeimages", &["CREATE", "UPDATE"], "Ignore"),
+    (
+        "imagepulljob",
+        "-v1beta1",
+        "imagepulljobs",
+        &["CREATE", "UPDATE"],
+        "Ignore",
+    ),
     (
         "containerrecreaterequest",
+        "",
         "containerrecreaterequests",
         &["CREATE"],
         "Fail",
@@ -48,8 +61,14 @@ const MUTATE: &[Hook] = &[
 ];
 
 const VALIDATE: &[Hook] = &[
-    ("nodeimage", "nodeimages", &["CREATE", "UPDATE"], "Ignore"),
-    ("imagepulljob", "imagepulljobs", &["CREATE", "UPDATE"], "Ignore"),
+    ("nodeimage", "", "nodeimages", &["CREATE", "UPDATE"], "Ignore"),
+    (
+        "imagepulljob",
+        "-v1beta1",
+        "imagepulljobs",
+        &["CREATE", "UPDATE"],
+        "Ignore",
+    ),
 ];
 
 /// Both configurations as they are installed.
@@ -69,10 +88,10 @@ fn configuration(kind: &str, name: &str, step: &str, hooks: &[Hook]) -> Value {
     })
 }
 
-fn webhook(step: &str, (kind, plural, operations, failure): &Hook) -> Value {
+fn webhook(step: &str, (kind, rest, plural, operations, failure): &Hook) -> Value {
     let initial = step.chars().next().unwrap_or_default();
-    json!({
-        "name": format!("{initial}{kind}.kb.io"),
+    without_nulls(json!({
+        "name": format!("{initial}{kind}{rest}.kb.io"),
         "admissionReviewVersions": ["v1"],
         "sideEffects": "None",
         "failurePolicy": failure,
@@ -91,13 +110,13 @@ fn webhook(step: &str, (kind, plural, operations, failure): &Hook) -> Value {
             "scope": "*",
         }],
         "matchConditions": conditions(kind),
-    })
+    }))
 }
 
 /// What need not come to us: the manager's own writes, updates that leave the spec alone, and goodbyes.
 fn conditions(kind: &str) -> Value {
     if kind == "containerrecreaterequest" {
-        return json!([]);
+        return Value::Null;
     }
     json!([
         { "name": "not-the-manager", "expression": format!("request.userInfo.username != '{MANAGER}'") },
@@ -134,28 +153,21 @@ fn client_config(options: &Options, ca: &str, path: &str) -> Value {
 fn plan_configuration(there: &Value, ours: &Value, options: &Options, ca: &str) -> Option<Value> {
     let there = there.as_array().map(Vec::as_slice).unwrap_or_default();
     let mut wanted = Vec::new();
-    for hook in ours["webhooks"].as_array().into_iter().flatten() {
-        // Who installed ours may have added selectors; these stay.
+    for ours in ours["webhooks"].as_array().into_iter().flatten() {
+        // What is there keeps what ours says nothing of, such as selectors that somebody added.
         let mut hook = there
             .iter()
-            .find(|one| one["name"] == hook["name"])
-            .unwrap_or(hook)
-            .clone();
-        let path = ours_path(ours, &hook["name"]);
-        hook["clientConfig"] = without_nulls(client_config(options, ca, &path));
+            .find(|one| one["name"] == ours["name"])
+            .cloned()
+            .unwrap_or_default();
+        json_patch::merge(&mut hook, ours);
+        let path = ours["clientConfig"]["service"]["path"]
+            .as_str()
+            .unwrap_or_default();
+        hook["clientConfig"] = without_nulls(client_config(options, ca, path));
         wanted.push(hook);
     }
     (there != wanted).then(|| json!({ "webhooks": wanted }))
-}
-
-fn ours_path(ours: &Value, name: &Value) -> String {
-    let hook = ours["webhooks"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .find(|hook| hook["name"] == *name);
-    let path = hook.and_then(|hook| hook["clientConfig"]["service"]["path"].as_str());
-    path.unwrap_or_default().to_owned()
 }
 
 /// The merge patch that makes a CRD's `spec.conversion` come to us, if it does not.
@@ -297,7 +309,7 @@ mod tests {
         for ours in configurations() {
             let foreign = json!({ "webhooks": [
                 { "name": "mpod.kb.io", "failurePolicy": "Fail" },
-                { "name": ours["webhooks"][0]["name"], "namespaceSelector": { "matchLabels": { "a": "b" } },
+                { "name": ours["webhooks"][0]["name"], "failurePolicy": "Fail", "namespaceSelector": { "matchLabels": { "a": "b" } },
                   "clientConfig": { "url": "https://old", "caBundle": "eA==" } },
             ] });
             for there in [json!({ "webhooks": [] }), ours.clone(), foreign] {

@@ -1,5 +1,6 @@
 //! Two replicas of the webhook server, one set of certificates.
 
+use kruise::admission::webhooks;
 use xtask::cluster::{ControlPlane, wait};
 
 use crate::world::{PATIENCE, Replica, install, webhooks_answer};
@@ -50,5 +51,13 @@ fn replicas_take_over_and_certificates_come_back() {
     })
     .unwrap();
     webhooks_answer(&plane);
+    let path = "--output=jsonpath={.metadata.generation}";
+    let written = plane
+        .kubectl(&["get", "mutatingwebhookconfiguration", webhooks::MUTATING, path])
+        .unwrap();
+    assert!(
+        written.parse::<u32>().unwrap() < 10,
+        "written {written} times: what is stored is not what is wanted"
+    );
     second.shutdown.cancel();
 }
