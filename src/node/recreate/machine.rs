@@ -127,7 +127,8 @@ impl Machine {
         self.memory.unready_seen.retain(|uid, _| alive(uid));
         self.failures.retain(|key, _| alive(&key.request));
         let now = self.shared.now();
-        self.seen_at.retain(|uid, _| alive(uid));
+        self.seen_at
+            .retain(|uid, _| alive(uid) || self.writer.busy_with(uid));
         for request in &requests {
             self.seen_at
                 .entry(request.uid.clone())

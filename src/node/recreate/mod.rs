@@ -162,8 +162,9 @@ impl Dispatcher {
         }
         let bell = Arc::new(Notify::new());
         self.bells.insert(key.clone(), Arc::clone(&bell));
-        self.machines
-            .spawn(Machine::new(Arc::clone(&self.shared), key, bell).run());
+        let machine = Machine::new(Arc::clone(&self.shared), key.clone(), bell);
+        let task = self.machines.spawn(machine.run());
+        self.tasks.insert(task.id(), key);
     }
 
     fn ended(&mut self, ended: Result<(Id, Key), JoinError>) {

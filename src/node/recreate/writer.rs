@@ -71,6 +71,11 @@ impl Writer {
         self.in_flight.is_empty() && self.own.is_empty()
     }
 
+    /// Whether a status of that request is being written.
+    pub fn busy_with(&self, uid: &str) -> bool {
+        self.in_flight.contains(uid)
+    }
+
     /// The watched requests, each in its newest version: ours where the watch is behind.
     pub fn newest(&mut self, watched: Vec<Arc<Request>>) -> Vec<Arc<Request>> {
         let now = self.shared.now().mono;

@@ -1,0 +1,161 @@
+//! What is ended, away or wrong while containers are recreated.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::DeleteParams;
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+use super::bed::{Daemon, alone, assert_succeeded, statuses};
+use super::container;
+
+#[tokio::test]
+async fn kill_9_of_the_daemon_loses_nothing_and_stops_nothing_twice() {
+    let mut test = alone().await;
+    let pod = test
+        .pod("web", json!([container("a", 3), container("b", 3)]), json!({}))
+        .await;
+    let spec = json!({"strategy": {"forceRecreate": true}});
+    test.request("robust", &pod, &["a", "b"], spec).await;
+    test.mark("a.term").await;
+    test.bed.daemon.end(Signal::SIGKILL);
+    test.bed.daemon = Daemon::start(&test.bed.node, &[]);
+    let (status, _) = test.completed("robust").await;
+    assert_succeeded(&status);
+    let new = statuses(&test.get_pod("web").await);
+    assert_eq!((new["a"].restarts, new["b"].restarts), (1, 1));
+}
+
+#[tokio::test]
+async fn sigterm_ends_within_two_seconds_and_the_next_daemon_goes_on() {
+    let mut test = alone().await;
+    let pod = test.pod("web", json!([container("main", 4)]), json!({})).await;
+    test.request("handed-over", &pod, &["main"], json!({})).await;
+    test.mark("main.term").await;
+    let took = test.bed.daemon.end(Signal::SIGTERM);
+    assert!(took < Duration::from_secs(2), "it took {took:?}");
+    let said = test
+        .api::<kruise::api::container_recreate_request::ContainerRecreateRequest>()
+        .get("handed-over")
+        .await;
+    let said = said
+        .unwrap()
+        .status
+        .expect("what was begun has been written")
+        .container_recreate_states;
+    assert!(said[0].is_killed, "{said:?}");
+    test.bed.daemon = Daemon::start(&test.bed.node, &[]);
+    let (status, _) = test.completed("handed-over").await;
+    assert_succeeded(&status);
+    assert_eq!(statuses(&test.get_pod("web").await)["main"].restarts, 1);
+}
+
+#[tokio::test]
+async fn the_api_server_may_be_away_for_20_seconds() {
+    let mut test = alone().await;
+    let pod = test.pod("web", json!([container("main", 2)]), json!({})).await;
+    test.request("patient", &pod, &["main"], json!({})).await;
+    test.mark("main.term").await;
+    let away = Instant::now();
+    test.bed.node.plane.apiserver.kill().unwrap();
+    std::fs::remove_file(test.log.join("main.up")).unwrap();
+    test.mark("main.up").await;
+    let back = Duration::from_secs(20).saturating_sub(away.elapsed());
+    tokio::time::sleep(back).await;
+    test.bed.node.plane.apiserver.start().unwrap();
+    let (status, _) = test.completed("patient").await;
+    assert_succeeded(&status);
+    assert_eq!(statuses(&test.get_pod("web").await)["main"].restarts, 1);
+    test.bed.node.wait_ready().unwrap();
+}
+
+#[tokio::test]
+async fn containerd_may_restart_in_mid_stop() {
+    let mut test = alone().await;
+    let pod = test.pod("web", json!([container("main", 3)]), json!({})).await;
+    test.request("robust", &pod, &["main"], json!({})).await;
+    test.mark("main.term").await;
+    test.bed.node.runtime.containerd.kill().unwrap();
+    test.bed.node.runtime.containerd.start().unwrap();
+    let (status, _) = test.completed("robust").await;
+    assert_succeeded(&status);
+    assert_eq!(statuses(&test.get_pod("web").await)["main"].restarts, 1);
+    test.bed.node.wait_ready().unwrap();
+}
+
+#[tokio::test]
+async fn a_clock_that_is_wrong_by_an_hour_changes_nothing() {
+    let mut test = alone().await;
+    let library = wrong_clock(test.bed.node.runtime.dir());
+    let pod = test.pod("web", json!([container("main", 0)]), json!({})).await;
+    test.bed.daemon.end(Signal::SIGKILL);
+    let env = [
+        ("LD_PRELOAD", library.to_str().unwrap()),
+        ("WRONG_BY_SECONDS", "3600"),
+    ];
+    test.bed.daemon = Daemon::start(&test.bed.node, &env);
+    let begun = Instant::now();
+    let spec = json!({"activeDeadlineSeconds": 60, "strategy": {"minStartedSeconds": 3}});
+    test.request("skewed", &pod, &["main"], spec).await;
+    let (status, versions) = test.completed("skewed").await;
+    test.bed.daemon.end(Signal::SIGKILL);
+    assert_succeeded(&status);
+    assert!(
+        begun.elapsed() > Duration::from_secs(3),
+        "minStartedSeconds counted by a wrong clock"
+    );
+    let made = versions[0].metadata.creation_timestamp.as_ref().unwrap().0;
+    let took = status.completion_time.unwrap().0.duration_since(made).as_secs();
+    assert!(
+        (3..60).contains(&took),
+        "completionTime is the API server's time, {took} s after creation"
+    );
+    assert_eq!(statuses(&test.get_pod("web").await)["main"].restarts, 1);
+    let log = std::fs::read_to_string(test.bed.node.runtime.dir().join("kruise-daemon.log")).unwrap();
+    let hour = jiff::Timestamp::now() + jiff::SignedDuration::from_mins(50);
+    let future = hour.to_string()[..13].to_owned();
+    assert!(
+        log.contains(&future),
+        "the daemon's own clock was an hour ahead ({future})"
+    );
+}
+
+/// A library that moves the wall clock of the process that loads it.
+fn wrong_clock(dir: &std::path::Path) -> PathBuf {
+    let source = dir.join("wrong-clock.c");
+    let library = dir.join("wrong-clock.so");
+    std::fs::write(
+        &source,
+        "#define _GNU_SOURCE\n#include <stdlib.h>\n#include <time.h>\n#include <unistd.h>\n#include <sys/syscall.h>\n\
+         int clock_gettime(clockid_t clock, struct timespec *at) {\n\
+           int result = syscall(SYS_clock_gettime, clock, at);\n\
+           const char *by = getenv(\"WRONG_BY_SECONDS\");\n\
+           if (result == 0 && clock == CLOCK_REALTIME && by) at->tv_sec += atol(by);\n\
+           return result;\n}\n",
+    )
+    .unwrap();
+    let status = Command::new("gcc")
+        .args(["-O1", "-shared", "-fPIC", "-o"])
+        .arg(&library)
+        .arg(&source)
+        .status();
+    assert!(status.unwrap().success(), "gcc makes the library");
+    library
+}
+
+#[tokio::test]
+async fn a_pod_that_goes_ends_its_requests() {
+    let test = alone().await;
+    let pod = test.pod("web", json!([container("main", 8)]), json!({})).await;
+    test.request("orphan", &pod, &["main"], json!({})).await;
+    test.mark("main.term").await;
+    test.api::<Pod>()
+        .delete("web", &DeleteParams::default())
+        .await
+        .unwrap();
+    let (status, _) = test.completed("orphan").await;
+    assert_eq!(status.message.as_deref(), Some("pod has gone"));
+}

@@ -1,0 +1,266 @@
+//! preStop hooks, grace periods, deadlines and the unready grace.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kruise::api::container_recreate_request::{
+    ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase,
+};
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use serde_json::json;
+
+use super::bed::{assert_succeeded, shared, statuses};
+use super::container;
+
+#[tokio::test]
+async fn hooks_run_before_term() {
+    let test = shared().await;
+    let hook = |name: &str, hook: serde_json::Value| {
+        let mut one = container(name, 0);
+        one["lifecycle"] = json!({"preStop": hook});
+        one
+    };
+    let mut http = hook("http", json!({"httpGet": {"path": "/bye?now=1", "port": "web"}}));
+    http["ports"] = json!([{"name": "web", "containerPort": 8080}]);
+    http["command"] = json!([
+        "sh",
+        "-c",
+        "trap 'touch /log/http.term; exit 0' TERM; \
+        printf 'HTTP/1.1 200 OK\\r\\ncontent-length: 0\\r\\n\\r\\n' | nc -l -p 8080 >> /log/asked & \
+        while :; do sleep 3600 & wait $!; done"
+    ]);
+    let containers = json!([
+        hook(
+            "exec",
+            json!({"exec": {"command": ["sh", "-c", "sleep 1; touch /log/exec.hook"]}})
+        ),
+        http,
+        hook("nap", json!({"sleep": {"seconds": 2}})),
+        hook("tcp", json!({"tcpSocket": {"port": 1}})),
+    ]);
+    let pod = test.pod("web", containers, json!({})).await;
+    test.request("hooks", &pod, &["exec", "http", "nap", "tcp"], json!({}))
+        .await;
+    let begun = test.mark("tcp.term").await;
+    let (status, _) = test.completed("hooks").await;
+    assert_succeeded(&status);
+    assert!(test.mark("exec.hook").await <= test.mark("exec.term").await);
+    let asked = std::fs::read_to_string(test.log.join("asked")).unwrap();
+    assert!(asked.starts_with("GET /bye?now=1 HTTP/1.1\r\n"), "{asked}");
+    let napped = test.mark("nap.term").await.duration_since(begun).unwrap();
+    assert!(
+        napped > Duration::from_millis(1700) && napped < Duration::from_secs(4),
+        "slept {napped:?}"
+    );
+    let said = test.event("FailedPreStopHook", "tcp").await;
+    assert!(said.contains("tcpSocket is not a hook that can be run"), "{said}");
+}
+
+#[tokio::test]
+async fn a_hook_that_fails_or_hangs_does_not_save_the_container() {
+    let test = shared().await;
+    let mut fails = container("fails", 0);
+    fails["lifecycle"] = json!({"preStop": {"exec": {"command": ["sh", "-c", "echo no luck; exit 3"]}}});
+    let mut hangs = container("hangs", 0);
+    hangs["lifecycle"] = json!({"preStop": {"exec": {"command": ["sleep", "3600"]}}});
+    let pod = test.pod("web", json!([fails, hangs]), json!({})).await;
+    let quick = json!({"strategy": {"terminationGracePeriodSeconds": 3}});
+    test.request("hooks", &pod, &["fails", "hangs"], quick).await;
+    let (status, _) = test.completed("hooks").await;
+    assert_succeeded(&status);
+    let said = test.event("FailedPreStopHook", "fails").await;
+    assert!(said.contains("exit code 3: no luck"), "{said}");
+    let said = test.event("FailedPreStopHook", "hangs").await;
+    assert!(
+        said.contains("3s, the grace period") || said.contains("did not"),
+        "{said}"
+    );
+}
+
+#[tokio::test]
+async fn at_the_deadline_a_stop_is_broken_off_and_nothing_changes_any_more() {
+    let test = shared().await;
+    let deaf = json!({"name": "deaf", "image": "busybox:1.36", "command":
+        ["sh", "-c", "trap 'touch /log/deaf.term' TERM; while :; do sleep 1; done"]});
+    let mut napper = container("napper", 0);
+    napper["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 60}}});
+    let pod = test
+        .pod(
+            "web",
+            json!([deaf, napper]),
+            json!({"terminationGracePeriodSeconds": 60}),
+        )
+        .await;
+    let before = statuses(&pod);
+    test.request(
+        "hurried",
+        &pod,
+        &["deaf", "napper"],
+        json!({"activeDeadlineSeconds": 4}),
+    )
+    .await;
+    let (status, versions) = test.completed("hurried").await;
+    assert_eq!(
+        status.message.as_deref(),
+        Some("recreating has exceeded the activeDeadlineSeconds")
+    );
+    let [deaf, napper] = status.container_recreate_states.as_slice() else {
+        panic!("{status:#?}")
+    };
+    assert_eq!((&deaf.phase, &napper.phase), (&Phase::Failed, &Phase::Failed));
+    assert!(
+        deaf.message
+            .as_deref()
+            .unwrap_or_default()
+            .contains("TERM had been sent"),
+        "{deaf:?}"
+    );
+    assert!(
+        napper
+            .message
+            .as_deref()
+            .unwrap_or_default()
+            .contains("TERM had not been sent"),
+        "{napper:?}"
+    );
+    assert!(test.marked("deaf.term"));
+    let last = versions.last().unwrap();
+    let lived = status
+        .completion_time
+        .unwrap()
+        .0
+        .duration_since(last.metadata.creation_timestamp.as_ref().unwrap().0);
+    assert!((4..=6).contains(&lived.as_secs()), "it ended after {lived}");
+    // KILL would have come 60 s after TERM; what can be shown in less is that the daemon has let go at once.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let now = test
+        .api::<ContainerRecreateRequest>()
+        .get("hurried")
+        .await
+        .unwrap();
+    assert_eq!(
+        now.metadata.resource_version, last.metadata.resource_version,
+        "nothing changes after the end"
+    );
+    assert_eq!(
+        statuses(&test.get_pod("web").await),
+        before,
+        "both containers live on"
+    );
+    assert!(!test.marked("napper.term"));
+}
+
+#[tokio::test]
+async fn min_started_seconds_are_waited_for_and_not_longer() {
+    let test = shared().await;
+    let pod = test.pod("web", json!([container("main", 0)]), json!({})).await;
+    test.request(
+        "patient",
+        &pod,
+        &["main"],
+        json!({"strategy": {"minStartedSeconds": 4}}),
+    )
+    .await;
+    let (status, _) = test.completed("patient").await;
+    assert_succeeded(&status);
+    let pod = test.get_pod("web").await;
+    let state = pod
+        .status
+        .unwrap()
+        .container_statuses
+        .unwrap()
+        .remove(0)
+        .state
+        .unwrap();
+    let started = state.running.unwrap().started_at.unwrap().0;
+    let age = status
+        .completion_time
+        .unwrap()
+        .0
+        .duration_since(started)
+        .as_secs();
+    // Both stamps are cut to seconds.
+    assert!((3..=6).contains(&age), "it counted after {age} s");
+}
+
+#[tokio::test]
+async fn the_endpoint_has_left_before_term() {
+    let test = shared().await;
+    let service =
+        json!({"metadata": {"name": "web"}, "spec": {"selector": {"app": "web"}, "ports": [{"port": 80}]}});
+    let service: Service = serde_json::from_value(service).unwrap();
+    test.api().create(&PostParams::default(), &service).await.unwrap();
+    let gate = json!({"readinessGates": [{"conditionType": "KruisePodReady"}]});
+    let pod = test.pod("web", json!([container("main", 0)]), gate).await;
+    let gate =
+        |status: &str| json!({"status": {"conditions": [{"type": "KruisePodReady", "status": status}]}});
+    test.patch_status::<Pod>("web", gate("True")).await;
+    let ready = || async {
+        let slices = test
+            .api::<EndpointSlice>()
+            .list(&ListParams::default())
+            .await
+            .unwrap();
+        let endpoints = slices.items.into_iter().flat_map(|slice| slice.endpoints);
+        endpoints
+            .map(|endpoint| endpoint.conditions.and_then(|c| c.ready).unwrap_or(true))
+            .next()
+    };
+    test.until("a ready endpoint", || async {
+        ready().await.filter(|ready| *ready)
+    })
+    .await;
+    test.request(
+        "drained",
+        &pod,
+        &["main"],
+        json!({"strategy": {"unreadyGracePeriodSeconds": 3}}),
+    )
+    .await;
+    let (waiting, _) = test
+        .follow(
+            "drained",
+            "it says what it waits for",
+            |request: &ContainerRecreateRequest| {
+                let message = request
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.message.clone())
+                    .unwrap_or_default();
+                message.contains("PreRecreateGrace")
+            },
+        )
+        .await;
+    assert_eq!(waiting.status.unwrap().phase, Phase::Recreating);
+    assert!(
+        !test.marked("main.term"),
+        "nothing is stopped before the manager has spoken"
+    );
+    // What the manager does: the Pod is not ready, then the request is told.
+    test.patch_status::<Pod>("web", gate("False")).await;
+    let condition = json!({"status": {"conditions": [{
+        "type": "PreRecreateGrace", "status": "True", "reason": "PreRecreateGrace", "message": "",
+        "lastTransitionTime": jiff::Timestamp::now(),
+    }]}});
+    let told = std::time::SystemTime::now();
+    test.api::<ContainerRecreateRequest>()
+        .patch_status("drained", &PatchParams::default(), &Patch::Merge(condition))
+        .await
+        .unwrap();
+    test.until("the endpoint's leaving", || async {
+        ready().await.filter(|ready| !*ready)
+    })
+    .await;
+    assert!(
+        !test.marked("main.term"),
+        "the endpoint has left and the container still serves"
+    );
+    let term = test.mark("main.term").await;
+    let grace = term.duration_since(told).unwrap();
+    assert!(
+        grace > Duration::from_millis(2900) && grace < Duration::from_secs(6),
+        "TERM came after {grace:?}"
+    );
+    assert_succeeded(&test.completed("drained").await.0);
+}
