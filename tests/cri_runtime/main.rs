@@ -213,6 +213,8 @@ async fn two_from_one_repository(bed: &Bed) {
     two.allow(2 * MIB);
     let bytes = bed.until_bytes(&pinned, MIB as u64).await;
     assert_eq!(bytes.total, two.total, "a digest says which of them it is");
+    let bytes = bed.until_bytes("fake.test/twins:1", MIB as u64).await;
+    assert_eq!(bytes.total, one.total, "and so the other one is known too");
     one.allow(usize::MAX);
     two.allow(usize::MAX);
     for pull in pulls {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use containerd_client::services::v1::content_client::ContentClient;
 use containerd_client::services::v1::{
-    Info, InfoRequest, ListContentRequest, ListStatusesRequest, ReadContentRequest,
+    Info, InfoRequest, ListContentRequest, ListStatusesRequest, ReadContentRequest, Status,
 };
 use tonic::transport::Channel;
 
@@ -41,8 +41,30 @@ type Pulls = Arc<Mutex<HashMap<String, Pull>>>;
 struct Pull {
     /// How many calls are pulling this image now.
     callers: usize,
-    /// Its parts, once its manifest is there.
-    parts: Option<Vec<Part>>,
+    /// Its manifest, once that is there.
+    manifest: Option<Manifest>,
+}
+
+/// An image manifest, and what it consists of.
+#[derive(Clone)]
+struct Manifest {
+    digest: String,
+    parts: Vec<Part>,
+}
+
+/// Another pull from the same repository: the digest it was asked for, and the manifest that is known to be its own.
+struct Other {
+    digest: Option<String>,
+    manifest: Option<String>,
+}
+
+impl Other {
+    fn owns(&self, digest: &str) -> bool {
+        [&self.digest, &self.manifest]
+            .into_iter()
+            .flatten()
+            .any(|d| d == digest)
+    }
 }
 
 /// A layer, or the image's configuration.
@@ -93,19 +115,20 @@ impl Content {
     /// How far the pull of `image` has come. None while its manifest is not there, where two pulls from one
     /// repository cannot be told apart, and where containerd's own API does not answer.
     pub(super) async fn progress(&self, image: &str) -> Result<Option<Bytes>, Error> {
-        let Some(known) = self.lock().get(image).map(|pull| pull.parts.clone()) else {
+        let Some(known) = self.lock().get(image).map(|pull| pull.manifest.clone()) else {
             return Ok(None);
         };
+        let in_flight = self.in_flight().await?;
         let found = match known {
-            Some(parts) => Some(parts),
-            None => self.find(image).await?,
+            Some(manifest) => Some(manifest),
+            None => self.find(image, &in_flight).await?,
         };
-        let Some(mut parts) = found else {
+        let Some(mut manifest) = found else {
             return Ok(None);
         };
-        let bytes = self.measure(&mut parts).await?;
+        let bytes = self.measure(&mut manifest.parts, &in_flight).await?;
         if let Some(pull) = self.lock().get_mut(image) {
-            pull.parts = Some(parts);
+            pull.manifest = Some(manifest);
         }
         Ok(Some(bytes))
     }
@@ -122,31 +145,60 @@ impl Content {
         }
     }
 
-    /// The parts of the one manifest of the image's repository that is not complete yet.
-    async fn find(&self, image: &str) -> Result<Option<Vec<Part>>, Error> {
+    /// The one manifest of the image's repository that something is being fetched for. A digest may name it; where it
+    /// does not, and another pull from the repository could own it as well, there is none.
+    async fn find(&self, image: &str, in_flight: &[Status]) -> Result<Option<Manifest>, Error> {
         let reference = Reference::parse(image)?;
+        let others = self.others(image, &reference);
         let blobs = self.blobs_of(&reference).await?;
-        let mut candidates = Vec::new();
-        for manifest in blobs
+        let manifests = blobs
             .iter()
-            .filter(|b| b.labels.contains_key(CONFIG_LABEL) && b.size <= MAX_MANIFEST)
-        {
-            let mut parts = parts(&self.read(&manifest.digest).await?);
-            for part in &mut parts {
-                part.complete = blobs.iter().any(|b| b.digest == part.digest);
+            .filter(|b| b.labels.contains_key(CONFIG_LABEL) && b.size <= MAX_MANIFEST);
+        let mut candidates = Vec::new();
+        for Info { digest, .. } in manifests.filter(|m| !others.iter().any(|o| o.owns(&m.digest))) {
+            let parts = parts(&self.read(digest).await?);
+            if !parts
+                .iter()
+                .any(|p| in_flight.iter().any(|s| s.r#ref.ends_with(&p.digest)))
+            {
+                continue;
             }
-            if parts.iter().any(|p| !p.complete) {
-                if reference.digest() == Some(&manifest.digest) {
-                    return Ok(Some(parts));
-                }
-                candidates.push(parts);
+            let manifest = Manifest {
+                digest: digest.clone(),
+                parts,
+            };
+            if reference.digest() == Some(digest) {
+                return Ok(Some(manifest));
             }
+            candidates.push(manifest);
         }
-        Ok(if candidates.len() == 1 {
+        let rival = others
+            .iter()
+            .any(|o| o.manifest.is_none() && !blobs.iter().any(|b| o.owns(&b.digest)));
+        Ok(if candidates.len() == 1 && !rival {
             candidates.pop()
         } else {
             None
         })
+    }
+
+    /// Other pulls in progress from the same repository.
+    fn others(&self, image: &str, reference: &Reference) -> Vec<Other> {
+        let pulls = self.lock();
+        let others = pulls
+            .iter()
+            .filter(|(other, _)| other.as_str() != image)
+            .filter_map(|(other, pull)| {
+                let other = Reference::parse(other)
+                    .ok()
+                    .filter(|o| o.repository() == reference.repository())?;
+                let manifest = pull.manifest.as_ref().map(|m| m.digest.clone());
+                Some(Other {
+                    digest: other.digest().map(str::to_owned),
+                    manifest,
+                })
+            });
+        others.collect()
     }
 
     /// Everything in the store that came from the image's repository.
@@ -185,12 +237,16 @@ impl Content {
         Ok(data)
     }
 
-    /// Adds up what is there: whole parts by their size, parts in flight by their offset.
-    async fn measure(&self, parts: &mut [Part]) -> Result<Bytes, Error> {
+    /// What is being fetched now, for whatever image.
+    async fn in_flight(&self) -> Result<Vec<Status>, Error> {
         let call = self.call("containerd Content.ListStatuses");
         let mut client = self.client.clone();
         let request = in_namespace(call.request(ListStatusesRequest { filters: Vec::new() }));
-        let in_flight = call.run(client.list_statuses(request)).await?.statuses;
+        Ok(call.run(client.list_statuses(request)).await?.statuses)
+    }
+
+    /// Adds up what is there: whole parts by their size, parts in flight by their offset.
+    async fn measure(&self, parts: &mut [Part], in_flight: &[Status]) -> Result<Bytes, Error> {
         let mut bytes = Bytes::default();
         for part in parts {
             bytes.total += part.size;
@@ -228,7 +284,7 @@ fn in_namespace<T>(mut request: tonic::Request<T>) -> tonic::Request<T> {
 /// The layers and the configuration that an image manifest (Docker's or OCI's, same shape) names.
 fn parts(manifest: &[u8]) -> Vec<Part> {
     #[derive(serde::Deserialize)]
-    struct Manifest {
+    struct Document {
         config: Descriptor,
         #[serde(default)]
         layers: Vec<Descriptor>,
@@ -238,7 +294,7 @@ fn parts(manifest: &[u8]) -> Vec<Part> {
         digest: String,
         size: u64,
     }
-    let Ok(Manifest { config, mut layers }) = serde_json::from_slice(manifest) else {
+    let Ok(Document { config, mut layers }) = serde_json::from_slice(manifest) else {
         return Vec::new();
     };
     layers.push(config);

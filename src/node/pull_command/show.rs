@@ -55,6 +55,11 @@ impl View {
             bar.set_length(progress.total);
         }
         bar.set_position(progress.done);
+        bar.set_message(if progress.done < progress.total {
+            ""
+        } else {
+            "unpacking"
+        });
     }
 
     /// An attempt failed, and there will be another.
