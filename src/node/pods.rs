@@ -95,8 +95,19 @@ pub struct StatusView {
     pub running: bool,
     /// Why it does not run, where kubelet holds it back: the reason and the message of state `waiting`.
     pub waiting: Option<(String, String)>,
-    /// How the container before, or this one, ended: exit code, and when by the node's clock.
-    pub ended: Option<(i32, Option<Timestamp>)>,
+    /// How this container ended, or the one before it.
+    pub ended: Option<Ended>,
+}
+
+/// How a container ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// Its exit code.
+    pub code: i32,
+    /// When it was started, by the node's clock.
+    pub started: Option<Timestamp>,
+    /// When it ended, by the node's clock.
+    pub finished: Option<Timestamp>,
 }
 
 /// A mirror of the Pods on `node`, and the task that keeps it up to date.
@@ -196,7 +207,11 @@ impl StatusView {
                 let word = |text: &Option<String>| text.clone().unwrap_or_default();
                 (word(&waiting.reason), word(&waiting.message))
             }),
-            ended: ended.map(|end| (end.exit_code, end.finished_at.as_ref().map(|time| time.0))),
+            ended: ended.map(|end| Ended {
+                code: end.exit_code,
+                started: end.started_at.as_ref().map(|time| time.0),
+                finished: end.finished_at.as_ref().map(|time| time.0),
+            }),
         }
     }
 }
@@ -258,7 +273,7 @@ mod tests {
             (status.container_id.as_str(), status.ready),
             ("containerd://aaa", true)
         );
-        assert_eq!(status.ended.unwrap().0, 3);
+        assert_eq!(status.ended.unwrap().code, 3);
         let b = view.container("b").unwrap();
         assert!(b.pre_stop.as_ref().unwrap().sleep.is_some());
         assert_eq!(

@@ -10,7 +10,7 @@ use super::types::{
 };
 use super::types::{Phase, Wanted};
 use super::words::Step;
-use crate::node::pods::{ContainerView, PodView, RestartPolicy, Role};
+use crate::node::pods::{ContainerView, Ended, PodView, RestartPolicy, Role};
 
 /// The least that a container gets to stop, as kubelet has it.
 const LEAST_GRACE: Duration = Duration::from_secs(2);
@@ -243,7 +243,7 @@ impl Case<'_> {
         };
         match &status.waiting {
             Some((reason, message)) if reason == "CrashLoopBackOff" => {
-                let ended = status.ended.and_then(|(_, at)| at);
+                let ended = status.ended.and_then(|ended| ended.finished);
                 busy(Step::BackOff {
                     until: time::back_off_until(message, ended, self.now),
                     message: message.clone(),
@@ -255,7 +255,16 @@ impl Case<'_> {
                     message: message.clone(),
                 })
             }
-            _ => busy(Step::Stopped),
+            _ => match time::expected_back_off(status, self.now) {
+                Some(hold) => Verdict::Busy {
+                    step: Step::Expected {
+                        until: hold.until,
+                        span: hold.span,
+                    },
+                    again: Some(self.now.mono + hold.left),
+                },
+                None => busy(Step::Stopped),
+            },
         }
     }
 
@@ -274,10 +283,10 @@ impl Case<'_> {
             .and_then(|status| status.ended);
         let never = "kubelet does not start it again";
         match (self.pod.restart, ended) {
-            (RestartPolicy::Never, Some((code, _))) => Some(format!(
+            (RestartPolicy::Never, Some(Ended { code, .. })) => Some(format!(
                 "it ended with exit code {code} and {never}: restartPolicy is Never"
             )),
-            (RestartPolicy::OnFailure, Some((0, _))) => Some(format!(
+            (RestartPolicy::OnFailure, Some(Ended { code: 0, .. })) => Some(format!(
                 "it ended with exit code 0 and {never}: restartPolicy is OnFailure"
             )),
             _ => None,

@@ -5,6 +5,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp, Unit};
 
 use super::types::{Now, Request, Seen};
+use crate::node::pods::StatusView;
 
 /// A point that never comes: half the range, so that sums do not overflow.
 const NEVER: Duration = Duration::from_secs(u64::MAX / 4);
@@ -80,6 +81,39 @@ pub fn back_off_until(message: &str, ended: Option<Timestamp>, now: Now) -> Opti
     now.api.checked_add(left).ok()?.round(Unit::Second).ok()
 }
 
+/// A restart back-off that kubelet is expected to keep.
+pub struct Hold {
+    /// Its length.
+    pub span: Duration,
+    /// Its end, by the API server's clock.
+    pub until: Timestamp,
+    /// What is left of it.
+    pub left: Duration,
+}
+
+/// The restart back-off of a container that has just ended. Kubelet says nothing of it before its next pass
+/// over the Pod, which is about when it is over, so this goes by kubelet's own rule: none at the first
+/// restart, then 10 s, doubling up to 5 min, counted from the end; forgotten after 10 min without a restart.
+pub fn expected_back_off(status: &StatusView, now: Now) -> Option<Hold> {
+    let doublings = u32::try_from(status.restart_count).ok()?.checked_sub(1)?;
+    let ended = status.ended.filter(|_| !status.running)?;
+    let finished = ended.finished?;
+    if between(ended.started?, finished) > FORGOTTEN {
+        return None;
+    }
+    let span = FIRST_HOLD.saturating_mul(1 << doublings.min(5)).min(LONGEST_HOLD);
+    let left = span
+        .checked_sub(between(finished, now.wall))
+        .filter(|left| !left.is_zero())?;
+    let until = now.api.checked_add(left).ok()?.round(Unit::Second).ok()?;
+    Some(Hold { span, until, left })
+}
+
+/// Kubelet's restart back-off: the first, the longest, and the pause after which it begins anew.
+const FIRST_HOLD: Duration = Duration::from_secs(10);
+const LONGEST_HOLD: Duration = Duration::from_secs(300);
+const FORGOTTEN: Duration = Duration::from_secs(600);
+
 /// Reads `1m20s`, `10s`, `2h`, as Go prints durations of whole seconds.
 fn go_duration(text: &str) -> Option<Duration> {
     let mut total = 0_u64;
@@ -109,6 +143,7 @@ fn go_duration(text: &str) -> Option<Duration> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::node::pods::Ended;
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(1_700_000_000 + second).unwrap()
@@ -136,6 +171,36 @@ mod tests {
         assert_eq!(back_off_until("no such image", None, now(0, 0, 0)), None);
         assert_eq!(go_duration("5m0s"), Some(Duration::from_secs(300)));
         assert_eq!(go_duration("5"), None);
+    }
+
+    #[test]
+    fn the_back_off_is_foretold_from_the_second_restart_on() {
+        let status = |restart_count, started, finished| StatusView {
+            restart_count,
+            ended: Some(Ended {
+                code: 0,
+                started: Some(at(started)),
+                finished: Some(at(finished)),
+            }),
+            ..StatusView::default()
+        };
+        // The node's clock is an hour ahead, which must not show.
+        let foretold =
+            |status: &StatusView| expected_back_off(status, now(50, 3650, 0)).map(|hold| hold.until);
+        assert_eq!(
+            foretold(&status(0, 3600, 3649)),
+            None,
+            "the first restart comes at once"
+        );
+        assert_eq!(foretold(&status(1, 3600, 3649)), Some(at(59)));
+        assert_eq!(foretold(&status(3, 3600, 3649)), Some(at(89)));
+        assert_eq!(foretold(&status(60, 3600, 3649)), Some(at(349)));
+        assert_eq!(foretold(&status(1, 3600, 3640)), None, "it is over");
+        assert_eq!(
+            foretold(&status(1, 3000, 3649)),
+            None,
+            "it ran long enough to be forgiven"
+        );
     }
 
     #[test]

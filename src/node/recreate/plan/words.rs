@@ -85,6 +85,13 @@ pub enum Step {
         /// Kubelet's own words.
         message: String,
     },
+    /// Kubelet will probably hold the next back, though it has not said so yet.
+    Expected {
+        /// When it is to start it, by the API server's clock.
+        until: Timestamp,
+        /// How long it holds it back in all.
+        span: Duration,
+    },
     /// Kubelet cannot start the next.
     Held {
         /// Kubelet's reason.
@@ -127,6 +134,11 @@ impl fmt::Display for Step {
                 write!(f, "kubelet holds it back until {until:.0}: {message}")
             }
             Self::BackOff { until: None, message } => write!(f, "kubelet holds it back: {message}"),
+            Self::Expected { until, span } => write!(
+                f,
+                "kubelet is expected to hold it back until {until:.0}, its restart back-off of {} s",
+                span.as_secs()
+            ),
             Self::Held { reason, message } if message.is_empty() => {
                 write!(f, "kubelet cannot start it: {reason}")
             }
@@ -169,7 +181,9 @@ impl Step {
                 .to_owned(),
             Self::Retry(error) => format!("stopping it had failed: {error}"),
             Self::Stopped => "it had been stopped and kubelet had not started it again".to_owned(),
-            Self::BackOff { .. } | Self::Held { .. } => format!("it had been stopped; {self}"),
+            Self::BackOff { .. } | Self::Expected { .. } | Self::Held { .. } => {
+                format!("it had been stopped; {self}")
+            }
             Self::Starting => "it had been stopped and the new container was starting".to_owned(),
             Self::NotReady => "the new container was running but not ready".to_owned(),
             Self::Young { left } => format!(
