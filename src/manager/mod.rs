@@ -6,6 +6,7 @@
 
 pub mod container_recreate;
 mod context;
+mod gates;
 pub mod image_pull_job;
 pub mod node_image;
 mod options;
@@ -16,6 +17,7 @@ mod stores;
 pub mod view;
 
 pub use context::Context;
+pub use gates::{Gate, Gates};
 pub use options::Options;
 pub use run::{Error, run};
 pub use stores::Stores;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::Gates;
 use crate::admission;
 use crate::api::keys;
 use crate::ops::logs::Format;
@@ -90,8 +91,8 @@ pub struct Options {
     pub default_ttlseconds_for_always_nodeimage: i32,
 
     /// Feature gates, as NAME=true|false separated by commas
-    #[arg(long, default_value = "", value_name = "GATES")]
-    pub feature_gates: String,
+    #[arg(long, default_value = "", value_parser = Gates::read, value_name = "GATES")]
+    pub feature_gates: Gates,
 
     /// How log lines look; RUST_LOG chooses which there are
     #[arg(long, value_enum, default_value_t)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::{Context, Options, Stores, container_recreate, image_pull_job, node_image, pod_readiness};
+use super::{Context, Gate, Options, Stores, container_recreate, image_pull_job, node_image, pod_readiness};
 use crate::admission;
 use crate::cluster::lease::{Election, Lost};
 use crate::cluster::{self, Cluster};
@@ -44,6 +44,9 @@ pub enum Error {
 pub async fn run(options: Options) -> Result<(), Error> {
     logs::init(options.log_format);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "kruise-manager starts");
+    for gate in options.feature_gates.unknown() {
+        tracing::warn!(gate, "this feature gate means nothing here");
+    }
     let mut supervisor = Supervisor::default();
     let health = Health::default();
     listen(&mut supervisor, &options, &health).await?;
@@ -157,12 +160,15 @@ async fn controllers(
         shutdown: supervisor.shutdown.clone(),
     };
     supervisor.spawn_endless("readiness", tell(ctx.clone(), health));
-    supervisor.spawn("nodeimage", endless(node_image::run(ctx.clone())));
-    supervisor.spawn("imagepulljob", endless(image_pull_job::run(ctx.clone())));
-    supervisor.spawn(
-        "containerrecreaterequest",
-        endless(container_recreate::run(ctx.clone())),
-    );
+    let gates = ctx.options.feature_gates.clone();
+    if gates.on(Gate::KruiseDaemon) {
+        supervisor.spawn("nodeimage", endless(node_image::run(ctx.clone())));
+        let requests = container_recreate::run(ctx.clone());
+        supervisor.spawn("containerrecreaterequest", endless(requests));
+    }
+    if gates.on(Gate::ImagePullJobGate) {
+        supervisor.spawn("imagepulljob", endless(image_pull_job::run(ctx.clone())));
+    }
     supervisor.spawn("podreadiness", endless(pod_readiness::run(ctx.clone())));
     Ok(supervisor.run().await?)
 }

@@ -1,11 +1,12 @@
 //! Carries a plan for one request out.
 
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::Api;
 use serde_json::{Value, json};
 
-use super::plan::Act;
+use super::plan::{Act, GONE, belongs};
 use crate::api::container_recreate_request::{ContainerRecreateRequest, ContainerRecreateRequestStatus};
 use crate::api::keys;
 use crate::cluster::{Error, Key, write};
@@ -50,6 +51,10 @@ impl Work<'_> {
         match act {
             Act::Label(labels) => self.metadata(json!({ "labels": labels })).await,
             Act::Complete(status) => {
+                let gone = status.message.as_deref() == Some(GONE);
+                if gone && self.pod_is_there().await? {
+                    return Ok(());
+                }
                 let body = json!({ "metadata": self.version(), "status": status });
                 self.status(body).await
             }
@@ -77,6 +82,15 @@ impl Work<'_> {
                 write::delete(&self.api, &self.key.name, uid).await
             }
         }
+    }
+
+    /// Whether the Pod is there after all: the watch of Pods may be behind that of requests.
+    async fn pod_is_there(&self) -> Result<bool, Error> {
+        let namespace = self.key.namespace.as_deref().unwrap_or_default();
+        let pods = Api::<Pod>::namespaced(self.ctx.cluster.client.clone(), namespace);
+        let pod = write::get(&pods, &self.request.spec.pod_name).await?;
+        let pod = pod.map(PodView::from);
+        Ok(pod.is_some_and(|pod| !pod.deleting && belongs(self.request, &pod)))
     }
 
     fn version(&self) -> Value {

@@ -198,7 +198,8 @@ fn grace(request: &ContainerRecreateRequest, pod: &PodView) -> Plan {
 }
 
 /// Whether the Pod is the one that the request was made for.
-fn belongs(request: &ContainerRecreateRequest, pod: &PodView) -> bool {
+#[must_use]
+pub fn belongs(request: &ContainerRecreateRequest, pod: &PodView) -> bool {
     label(request, keys::CRR_POD_UID).is_none_or(|uid| uid == pod.uid)
 }
 
@@ -289,9 +290,13 @@ fn snapshot(request: &ContainerRecreateRequest, status: &Status, pod: &PodView) 
     let force = request.spec.strategy.as_ref().is_some_and(|s| s.force_recreate);
     let is_new = |name: &str, id: &str, restarts: i32| {
         let wanted = request.spec.containers.iter().find(|c| c.name == name)?;
-        let recorded = wanted.status_context.as_ref()?;
-        let changed = recorded.container_id != id || restarts > recorded.restart_count;
         let state = status.container_recreate_states.iter().find(|s| s.name == name);
+        let recorded = wanted.status_context.as_ref();
+        // What the daemon noted is what it set out to replace; else it is what admission noted.
+        let changed = match state.and_then(|s| s.container_id.as_ref()) {
+            Some(target) => target != id,
+            None => recorded.is_some_and(|r| r.container_id != id || restarts > r.restart_count),
+        };
         // Under force the container may have been another one already before it was stopped.
         let stopped = state.is_some_and(|s| s.is_killed);
         (changed && (!force || stopped)).then_some(())

@@ -35,6 +35,8 @@ pub struct Index {
     by_tag: HashMap<(String, String), BTreeSet<Uid>>,
     /// Jobs whose status may differ from what was written.
     dirty: HashSet<Uid>,
+    /// Jobs that were forgotten.
+    dropped: Vec<Uid>,
     /// Jobs that may have something to hand out.
     open: BTreeSet<Uid>,
     assigned: VecDeque<(Timestamp, NodeName, Uid)>,
@@ -78,7 +80,7 @@ impl Index {
             return;
         }
         let secrets = work.secrets.take();
-        self.drop_job(&uid);
+        self.take_out(&uid);
         self.insert_job(uid, Work::new(job, secrets));
     }
 
@@ -102,6 +104,11 @@ impl Index {
 
     /// Forgets a job.
     pub fn drop_job(&mut self, uid: &Uid) {
+        self.take_out(uid);
+        self.dropped.push(Arc::clone(uid));
+    }
+
+    fn take_out(&mut self, uid: &Uid) {
         let Some(work) = self.jobs.remove(uid) else {
             return;
         };
@@ -121,7 +128,18 @@ impl Index {
     pub fn secrets(&mut self, uid: &Uid, copies: Vec<ReferenceObject>) {
         if let Some(work) = self.jobs.get_mut(uid) {
             work.secrets = Some(copies);
+            work.hindrance = None;
             self.open.insert(Arc::clone(uid));
+        }
+    }
+
+    /// The copies of a job's pull secrets cannot be made. Those that are there serve on.
+    pub fn hinder(&mut self, uid: &Uid, why: String) {
+        if let Some(work) = self.jobs.get_mut(uid)
+            && work.secrets.is_none()
+        {
+            work.hindrance = Some(why);
+            self.dirty.insert(Arc::clone(uid));
         }
     }
 
@@ -276,6 +294,11 @@ impl Index {
     /// The jobs whose status may differ from what was written, each told once.
     pub fn take_dirty(&mut self) -> Vec<Uid> {
         self.dirty.drain().collect()
+    }
+
+    /// The jobs that were forgotten, each told once.
+    pub fn take_dropped(&mut self) -> Vec<Uid> {
+        std::mem::take(&mut self.dropped)
     }
 
     /// The job of that UID while it runs.

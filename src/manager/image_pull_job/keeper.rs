@@ -19,8 +19,13 @@ use crate::cluster::{Error, EventType, Key, write};
 use crate::manager::Context;
 use crate::manager::queue::{self, Again};
 
-/// The copies of a job's pull secrets are in place.
-pub type Resolved = (Uid, Vec<ReferenceObject>);
+/// How it stands with the copies of a job's pull secrets.
+pub struct Resolved {
+    /// The job.
+    pub uid: Uid,
+    /// They are in place, or cannot be for this reason.
+    pub copies: Result<Vec<ReferenceObject>, String>,
+}
 
 /// Jobs looked after at once.
 const WORKERS: usize = 8;
@@ -99,25 +104,34 @@ async fn look_after(
     if !secrets.sources(&job).is_empty() && !job.finalizer {
         set_finalizer(&ctx, &object, true).await?;
     }
-    match secrets.provide(&job).await {
-        Ok(references) => {
-            // The receiver ends with the process only.
-            let _ = resolved.send((Arc::from(job.uid.as_str()), references));
-            Ok(None)
-        }
-        Err(error) => {
-            if !error.conflict() && !error.already_exists() {
-                ctx.cluster.events.publish(
-                    super::entry::owner(&job),
-                    EventType::Warning,
-                    "PullSecretsNotCopied",
-                    "CopySecrets",
-                    format!("no node is asked before the pull secrets are copied: {error}"),
-                );
+    let provided = secrets.provide(&job).await;
+    let copies = match &provided {
+        Ok(provided) => {
+            for source in &provided.missing {
+                let note = format!("secret {source} of spec.pullSecrets does not exist");
+                warn(&ctx, &job, "PullSecretNotFound", note);
             }
-            Err(error)
+            Ok(provided.references.clone())
         }
-    }
+        // Somebody else wrote at the same time; the next look knows more.
+        Err(error) if error.conflict() || error.already_exists() => return provided.map(|_| None),
+        Err(error) => {
+            let why = format!("job waits for its pull secrets to be copied to the daemons: {error}");
+            warn(&ctx, &job, "PullSecretsNotCopied", why.clone());
+            Err(why)
+        }
+    };
+    // The receiver ends with the process only.
+    let uid = Arc::from(job.uid.as_str());
+    let _ = resolved.send(Resolved { uid, copies });
+    provided.map(|_| None)
+}
+
+fn warn(ctx: &Context, job: &Job, reason: &str, note: String) {
+    let about = super::entry::owner(job);
+    ctx.cluster
+        .events
+        .publish(about, EventType::Warning, reason, "CopySecrets", note);
 }
 
 /// A job that is over: its copies go, then its finalizer, then, at its time, the job.

@@ -55,12 +55,12 @@ async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<keeper::Resolved
         }
         writer.start(&index, now);
         reporter.flush(&mut index, now);
-        let wake = [index.wake().map(|at| until(at, now)), reporter.wake(now)];
+        let wake = [index.wake().map(|at| until(at, now)), reporter.wake()];
         let pause = wake.into_iter().flatten().min();
         tokio::select! {
             biased;
             Some(done) = writer.done() => writer.settle(&mut index, done),
-            Some(done) = reporter.done() => reporter.settle(done),
+            Some(done) = reporter.done() => reporter.settle(&index, done),
             change = changes.next() => changes.apply(&mut index, change, now),
             () = tokio::time::sleep(pause.unwrap_or(Duration::from_secs(3600))) => {}
         }

@@ -99,7 +99,10 @@ impl Changes {
             Any::NodeImage(change) => index.node_image(&change.key.name, change.new),
             Any::Node(change) => index.ready(&change.key.name, change.new.is_none_or(|n| n.ready)),
             Any::Pod(change) => index.pod(&change.key, change.new),
-            Any::Secrets((uid, copies)) => index.secrets(&uid, copies),
+            Any::Secrets(resolved) => match resolved.copies {
+                Ok(copies) => index.secrets(&resolved.uid, copies),
+                Err(why) => index.hinder(&resolved.uid, why),
+            },
         }
     }
 }

@@ -33,6 +33,8 @@ pub struct Tally {
     pub unfinished: BTreeSet<Arc<str>>,
     /// Names in the selector that no NodeImage has, sorted.
     pub unknown: Vec<String>,
+    /// Why no node is asked, where something is in the way.
+    pub hindrance: Option<String>,
 }
 
 impl Tally {
@@ -165,6 +167,9 @@ fn completed(job: &Job, tally: &Tally) -> (String, Option<Warning>) {
 }
 
 fn running(tally: &Tally) -> String {
+    if let Some(hindrance) = &tally.hindrance {
+        return hindrance.clone();
+    }
     if tally.desired == 0 {
         return "job is running, no progress".to_owned();
     }
@@ -197,3 +202,7 @@ fn status(
             .collect(),
     }
 }
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

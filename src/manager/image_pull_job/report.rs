@@ -1,6 +1,6 @@
 //! Writes the status of jobs: the end of a job at once, its progress some times a second at most.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,15 +25,16 @@ const LONGEST: Duration = Duration::from_secs(1);
 /// What was written of one job.
 struct Told {
     last: Option<ImagePullJobStatus>,
-    /// A change waits to be written, not before that moment.
-    due: Option<Instant>,
+    /// When it is looked at again; the same moment is in [`Reporter::agenda`].
+    at: Option<Instant>,
     /// The pause after the next write; doubles while changes do not stop.
     pause: Duration,
     wrote: Instant,
+    /// A write is under way; what changes meanwhile is looked at after it.
     writing: bool,
+    changed: bool,
     /// A failed write is not repeated before that moment.
     not_before: Instant,
-    deadline: Option<Timestamp>,
 }
 
 /// The end of one write.
@@ -46,6 +47,8 @@ pub struct Done {
 pub struct Reporter {
     cluster: Cluster,
     told: HashMap<Uid, Told>,
+    /// The jobs to look at, in the order of their time: the cost of a change does not grow with their number.
+    agenda: BTreeSet<(Instant, Uid)>,
     running: JoinSet<Done>,
 }
 
@@ -55,6 +58,7 @@ impl Reporter {
         Self {
             cluster: ctx.cluster.clone(),
             told: HashMap::new(),
+            agenda: BTreeSet::new(),
             running: JoinSet::new(),
         }
     }
@@ -62,33 +66,57 @@ impl Reporter {
     /// Starts the writes that are due.
     pub fn flush(&mut self, index: &mut Index, now: Timestamp) {
         let at = Instant::now();
+        for uid in index.take_dropped() {
+            self.forget(&uid);
+        }
         for uid in index.take_dirty() {
-            let told = self.told.entry(uid).or_insert_with(|| Told {
+            let told = self.told.entry(Arc::clone(&uid)).or_insert_with(|| Told {
                 last: None,
-                due: None,
+                at: None,
                 pause: TOGETHER,
                 wrote: at,
                 writing: false,
+                changed: false,
                 not_before: at,
-                deadline: None,
             });
-            told.due
-                .get_or_insert_with(|| (at + TOGETHER).max(told.wrote + told.pause));
+            told.changed = true;
+            let due = if index.over(&uid) {
+                at
+            } else {
+                (at + TOGETHER).max(told.wrote + told.pause)
+            };
+            self.schedule(&uid, due);
         }
-        self.told
-            .retain(|uid, told| told.writing || index.job(uid).is_some());
-        let due: Vec<Uid> = self
-            .told
-            .iter()
-            .filter(|(uid, told)| {
-                let late = told.deadline.is_some_and(|d| now >= d);
-                let changed = told.due.is_some_and(|due| due <= at || index.over(uid));
-                !told.writing && told.not_before <= at && (late || changed)
-            })
-            .map(|(uid, _)| Arc::clone(uid))
-            .collect();
-        for uid in due {
-            self.tell(index, &uid, now);
+        while let Some((due, _)) = self.agenda.first()
+            && *due <= at
+        {
+            if let Some((_, uid)) = self.agenda.pop_first() {
+                if let Some(told) = self.told.get_mut(&uid) {
+                    told.at = None;
+                }
+                self.tell(index, &uid, now);
+            }
+        }
+    }
+
+    /// Looks at a job at that moment, or earlier if that was planned.
+    fn schedule(&mut self, uid: &Uid, due: Instant) {
+        let Some(told) = self.told.get_mut(uid) else {
+            return;
+        };
+        let due = due.max(told.not_before);
+        if told.writing || told.at.is_some_and(|at| at <= due) {
+            return;
+        }
+        if let Some(at) = told.at.replace(due) {
+            self.agenda.remove(&(at, Arc::clone(uid)));
+        }
+        self.agenda.insert((due, Arc::clone(uid)));
+    }
+
+    fn forget(&mut self, uid: &Uid) {
+        if let Some(at) = self.told.remove(uid).and_then(|told| told.at) {
+            self.agenda.remove(&(at, Arc::clone(uid)));
         }
     }
 
@@ -99,10 +127,8 @@ impl Reporter {
         let Some(tally) = index.tally(uid, late(&job, now)) else {
             return;
         };
-        let ended = |s: &ImagePullJobStatus| s.completion_time.is_some();
-        told.due = None;
-        told.deadline = None;
-        if told.last.as_ref().is_some_and(ended) {
+        told.changed = false;
+        if told.last.as_ref().is_some_and(|s| s.completion_time.is_some()) {
             return;
         }
         let Verdict {
@@ -110,8 +136,10 @@ impl Reporter {
             wake,
             warning,
         } = judge(&job, &tally, now);
-        told.deadline = wake;
         if told.last.as_ref().unwrap_or(&job.status) == &status {
+            if let Some(wake) = wake {
+                self.schedule(uid, Instant::now() + super::until(wake, now));
+            }
             return;
         }
         let at = Instant::now();
@@ -144,16 +172,10 @@ impl Reporter {
         });
     }
 
-    /// How long until a write is due.
-    pub fn wake(&self, now: Timestamp) -> Option<Duration> {
-        let at = Instant::now();
-        let waits = self.told.values().filter(|t| !t.writing).filter_map(|told| {
-            let due = told.due.map(|due| due.saturating_duration_since(at));
-            let deadline = told.deadline.map(|d| super::until(d, now));
-            let first = due.into_iter().chain(deadline).min()?;
-            Some(first.max(told.not_before.saturating_duration_since(at)))
-        });
-        waits.min()
+    /// How long until a job is to be looked at.
+    pub fn wake(&self) -> Option<Duration> {
+        let (at, _) = self.agenda.first()?;
+        Some(at.saturating_duration_since(Instant::now()))
     }
 
     /// The next write that has ended; `None` while none runs.
@@ -168,24 +190,31 @@ impl Reporter {
     }
 
     /// Takes note of the end of a write; a failed one is repeated.
-    pub fn settle(&mut self, done: Done) {
+    pub fn settle(&mut self, index: &Index, done: Done) {
         let Some(told) = self.told.get_mut(&done.uid) else {
             return;
         };
         told.writing = false;
-        match done.result {
-            Ok(status) => told.last = Some(status),
+        let at = Instant::now();
+        let next = match done.result {
+            Ok(status) => {
+                told.last = Some(status);
+                // Also without a change, for the deadline's sake.
+                let more = told.changed && !index.over(&done.uid);
+                if more { told.wrote + told.pause } else { at }
+            }
             Err(error) if error.not_found() || error.conflict() => {
                 // The job has gone; the watch will say so.
                 tracing::debug!(uid = %done.uid, %error, "job has gone");
+                at + LONGEST
             }
             Err(error) => {
                 tracing::warn!(uid = %done.uid, %error, "status of a job not written");
-                let pause = error.retry_after().unwrap_or(LONGEST);
-                told.not_before = Instant::now() + pause;
-                told.due = Some(told.not_before);
+                told.not_before = at + error.retry_after().unwrap_or(LONGEST);
+                told.not_before
             }
-        }
+        };
+        self.schedule(&done.uid, next);
     }
 }
 

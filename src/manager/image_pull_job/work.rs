@@ -46,6 +46,8 @@ pub struct Work {
     pub job: Arc<Job>,
     /// Copies of its pull secrets, once they are there.
     pub secrets: Option<Vec<ReferenceObject>>,
+    /// Why there are no copies yet, where something is in the way.
+    pub hindrance: Option<String>,
     nodes: BTreeMap<NodeName, State>,
     /// Pending nodes that are ready, and those that are not.
     pending: [BTreeSet<NodeName>; 2],
@@ -65,6 +67,7 @@ impl Work {
         Self {
             secrets: none_needed.or(secrets),
             job: Arc::new(job),
+            hindrance: None,
             nodes: BTreeMap::new(),
             pending: [BTreeSet::new(), BTreeSet::new()],
             active: 0,
@@ -225,6 +228,7 @@ impl Work {
                 BTreeSet::new()
             },
             unknown: Vec::new(),
+            hindrance: self.hindrance.clone(),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ObjectReference, Secret};
+use k8s_openapi::api::core::v1::{Node, ObjectReference, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Resource};
 use serde_json::{Map, Value, json};
@@ -44,6 +44,12 @@ pub async fn carry_out(
     let done = match act {
         Act::Create { labels } => create(&api, name, labels).await,
         Act::Delete => {
+            // The watch of Nodes may be behind that of NodeImages; what is deleted here is lost.
+            let nodes = Api::<Node>::all(ctx.cluster.client.clone());
+            let node = write::get(&nodes, name).await?;
+            if node.is_some_and(|n| n.metadata.deletion_timestamp.is_none()) {
+                return Ok(());
+            }
             let uid = seen.map(|s| s.uid.as_str());
             write::delete(&api, name, uid).await
         }

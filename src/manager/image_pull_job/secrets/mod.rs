@@ -20,6 +20,15 @@ use crate::api::node_image::ReferenceObject;
 use crate::cluster::{Cluster, Error, Key, Mirror, mirror, write};
 use plan::{CopyView, Step, wanted, without};
 
+/// The copies of one job's pull secrets.
+#[derive(Default)]
+pub struct Provided {
+    /// What to write into NodeImages; also for a source that is missing, so that daemons say so.
+    pub references: Vec<ReferenceObject>,
+    /// The sources that do not exist.
+    pub missing: Vec<Key>,
+}
+
 /// Sources and copies; cheap to clone.
 #[derive(Clone)]
 pub struct Secrets {
@@ -49,27 +58,33 @@ impl Secrets {
     }
 
     /// Brings the copies for a job up to date and returns what to write into NodeImages.
-    pub async fn provide(&self, job: &Job) -> Result<Vec<ReferenceObject>, Error> {
+    pub async fn provide(&self, job: &Job) -> Result<Provided, Error> {
         let namespace = job.key.namespace.as_deref().unwrap_or_default();
         if *namespace == *self.into {
             let names = job.spec.pull_secrets.iter();
-            return Ok(names.map(|name| reference(namespace, name, None)).collect());
+            return Ok(Provided {
+                references: names.map(|name| reference(namespace, name, None)).collect(),
+                missing: Vec::new(),
+            });
         }
         self.copies.synced().await;
-        let mut references = Vec::new();
+        let mut done = Provided::default();
         for name in &job.spec.pull_secrets {
-            let copy = self
-                .copy(&Key::namespaced(namespace, name), &job.key.to_string())
-                .await?;
+            let source = Key::namespaced(namespace, name);
+            let (copy, found) = self.copy(&source, &job.key.to_string()).await?;
             let copied = reference(&self.into, &copy, Some(keys::MODE_BATCH));
-            if !references.contains(&copied) {
-                references.push(copied);
+            if !done.references.contains(&copied) {
+                done.references.push(copied);
+            }
+            if !found {
+                done.missing.push(source);
             }
         }
-        Ok(references)
+        Ok(done)
     }
 
-    async fn copy(&self, source: &Key, job: &str) -> Result<String, Error> {
+    /// The name of the copy, and whether there is a source to copy.
+    async fn copy(&self, source: &Key, job: &str) -> Result<(String, bool), Error> {
         let namespace = source.namespace.as_deref().unwrap_or_default();
         let from = Api::<Secret>::namespaced(self.cluster.client.clone(), namespace);
         let into = Api::<Secret>::namespaced(self.cluster.client.clone(), &self.into);
@@ -87,7 +102,7 @@ impl Secrets {
             }
             Step::Delete => write::delete(&into, &plan.copy, None).await?,
         }
-        Ok(plan.copy)
+        Ok((plan.copy, found.is_some()))
     }
 
     /// A job no longer needs its copies. That the namespace or a copy has gone is fine.

@@ -1,0 +1,93 @@
+//! Feature gates: upstream's names, of which we know those that concern what we do.
+
+use std::collections::BTreeMap;
+
+/// Which features are on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gates {
+    given: BTreeMap<String, bool>,
+}
+
+/// A gate that we know, and whether it is on when nothing is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// Everything that needs a daemon on the nodes. On.
+    KruiseDaemon,
+    /// ImagePullJobs. On; upstream has it off.
+    ImagePullJobGate,
+}
+
+impl Gate {
+    /// All gates that mean anything here.
+    pub const ALL: [Self; 2] = [Self::KruiseDaemon, Self::ImagePullJobGate];
+
+    /// Upstream's name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::KruiseDaemon => "KruiseDaemon",
+            Self::ImagePullJobGate => "ImagePullJobGate",
+        }
+    }
+}
+
+impl Gates {
+    /// Reads `NAME=true,NAME=false,…`.
+    ///
+    /// # Errors
+    /// When a part has no `=`, or a value is neither true nor false.
+    pub fn read(text: &str) -> Result<Self, String> {
+        let parts = text.split(',').map(str::trim).filter(|p| !p.is_empty());
+        let given = parts.map(|part| {
+            let (name, value) = part
+                .split_once('=')
+                .ok_or_else(|| format!("{part:?} has no value; expected NAME=true or NAME=false"))?;
+            let on = value
+                .trim()
+                .to_ascii_lowercase()
+                .parse()
+                .map_err(|_| format!("gate {name:?} cannot be {value:?}; expected true or false"))?;
+            Ok((name.trim().to_owned(), on))
+        });
+        let given = given.collect::<Result<_, String>>()?;
+        Ok(Self { given })
+    }
+
+    /// Whether a feature is on. What needs a daemon is off where there is none.
+    #[must_use]
+    pub fn on(&self, gate: Gate) -> bool {
+        let own = self.given.get(gate.name()).copied().unwrap_or(true);
+        own && (gate == Gate::KruiseDaemon || self.on(Gate::KruiseDaemon))
+    }
+
+    /// The names given that mean nothing here; other programs of the same installation may know them.
+    pub fn unknown(&self) -> impl Iterator<Item = &str> {
+        let known = |name: &&String| Gate::ALL.iter().any(|g| g.name() == name.as_str());
+        self.given
+            .keys()
+            .filter(move |name| !known(name))
+            .map(String::as_str)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn gates_are_on_unless_switched_off() {
+        let gates = Gates::read("").unwrap();
+        assert!(Gate::ALL.iter().all(|g| gates.on(*g)));
+        let gates = Gates::read(" ImagePullJobGate=False , Other=true").unwrap();
+        assert!(!gates.on(Gate::ImagePullJobGate) && gates.on(Gate::KruiseDaemon));
+        assert_eq!(gates.unknown().collect::<Vec<_>>(), ["Other"]);
+        assert!(
+            !Gates::read("KruiseDaemon=false")
+                .unwrap()
+                .on(Gate::ImagePullJobGate)
+        );
+        assert!(Gates::read("ImagePullJobGate").is_err());
+        assert!(Gates::read("ImagePullJobGate=maybe").is_err());
+    }
+}
