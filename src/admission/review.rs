@@ -25,6 +25,8 @@ const LARGEST_CONVERSION: usize = 256 << 20;
 const LARGEST_ADMISSION: usize = 16 << 20;
 /// What we read for an answer must be there by then; the API server waits 10 s for us.
 const READ: Duration = Duration::from_secs(5);
+/// The same where it is only for a warning; such a webhook is waited for 5 s.
+const GLANCE: Duration = Duration::from_secs(2);
 /// Nodes that are looked up for a warning.
 const LOOKED_UP: usize = 16;
 
@@ -216,7 +218,7 @@ async fn unknown_nodes(cluster: &Cluster, asked: &Request) -> Vec<String> {
         let nodes = &nodes;
         async move { matches!(write::get(nodes, name).await, Ok(None)).then(|| name.to_owned()) }
     });
-    let all = tokio::time::timeout(READ, futures::future::join_all(lookups)).await;
+    let all = tokio::time::timeout(GLANCE, futures::future::join_all(lookups)).await;
     all.unwrap_or_default().into_iter().flatten().collect()
 }
 
@@ -241,5 +243,107 @@ fn answer(mut response: AdmissionResponse, asked: &Value, decision: Decision) ->
                 Err(why) => AdmissionResponse::invalid(json!({ "patch": why.to_string() })),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic)]
+
+    use super::*;
+
+    fn conversion(objects: Vec<Value>) -> ConversionResponse {
+        let review = json!({
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "ConversionReview",
+            "request": { "uid": "u", "desiredAPIVersion": "apps.kruise.io/v1alpha1", "objects": objects },
+        });
+        let review: ConversionReview = serde_json::from_value(review).unwrap();
+        answer_conversion(ConversionRequest::from_review(review).unwrap())
+    }
+
+    #[test]
+    fn all_objects_of_a_list_are_converted_or_none() {
+        let good = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage", "metadata": { "name": "n" } });
+        let answer = conversion(vec![good.clone(), good.clone()]);
+        assert!(answer.result.is_success());
+        assert_eq!(answer.converted_objects.len(), 2);
+        assert_eq!(
+            answer.converted_objects[1]["apiVersion"],
+            "apps.kruise.io/v1alpha1"
+        );
+        let answer = conversion(vec![
+            good,
+            json!({ "apiVersion": "v1", "kind": "Pod", "metadata": {} }),
+        ]);
+        assert!(answer.converted_objects.is_empty());
+        assert!(answer.result.message.contains("Pod"), "{:?}", answer.result);
+    }
+
+    #[test]
+    fn only_upstream_s_paths_are_served() {
+        assert_eq!(
+            route("mutate-apps-kruise-io-nodeimage"),
+            Some(("nodeimage", true))
+        );
+        assert_eq!(
+            route("validate-apps-kruise-io-imagepulljob"),
+            Some(("imagepulljob", false))
+        );
+        for other in ["mutate-pod", "mutate-apps-kruise-io-cloneset", "", "nodeimage"] {
+            assert_eq!(route(other), None);
+        }
+    }
+
+    fn answered(decision: Decision) -> Value {
+        let review = json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+            "request": {
+                "uid": "u", "name": "n", "operation": "CREATE", "userInfo": {},
+                "kind": { "group": "g", "version": "v", "kind": "K" },
+                "resource": { "group": "g", "version": "v", "resource": "ks" },
+                "object": { "apiVersion": "g/v", "kind": "K", "metadata": { "name": "n" }, "spec": { "a": 1 } },
+            },
+        });
+        let review: AdmissionReview<DynamicObject> = serde_json::from_value(review).unwrap();
+        let request: AdmissionRequest<DynamicObject> = review.try_into().unwrap();
+        let object = asked(&request).unwrap().object;
+        serde_json::to_value(answer(AdmissionResponse::from(&request), &object, decision)).unwrap()
+    }
+
+    #[test]
+    fn answers_carry_words_and_the_smallest_patch() {
+        let no = answered(Decision::Deny {
+            code: 422,
+            why: "spec.a: Invalid value: 1: too small".into(),
+        });
+        assert_eq!((&no["allowed"], &no["uid"]), (&json!(false), &json!("u")));
+        assert_eq!(no["status"]["message"], "spec.a: Invalid value: 1: too small");
+        assert_eq!(no["status"]["code"], 422);
+
+        let same =
+            json!({ "apiVersion": "g/v", "kind": "K", "metadata": { "name": "n" }, "spec": { "a": 1 } });
+        let yes = answered(Decision::Allow {
+            object: same.clone(),
+            warnings: vec!["look".into()],
+        });
+        assert_eq!((&yes["allowed"], &yes["patch"]), (&json!(true), &Value::Null));
+        assert_eq!(yes["warnings"], json!(["look"]));
+
+        let mut other = same;
+        other["spec"]["b"] = json!(2);
+        let yes = answered(Decision::Allow {
+            object: other,
+            warnings: Vec::new(),
+        });
+        let patch: Vec<u8> = serde_json::from_value(yes["patch"].clone()).unwrap_or_else(|_| {
+            use base64::Engine;
+            base64::prelude::BASE64_STANDARD
+                .decode(yes["patch"].as_str().unwrap())
+                .unwrap()
+        });
+        assert_eq!(
+            serde_json::from_slice::<Value>(&patch).unwrap(),
+            json!([{ "op": "add", "path": "/spec/b", "value": 2 }])
+        );
     }
 }

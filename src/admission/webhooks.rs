@@ -96,7 +96,8 @@ fn webhook(step: &str, (kind, rest, plural, operations, failure): &Hook) -> Valu
         "sideEffects": "None",
         "failurePolicy": failure,
         "matchPolicy": "Equivalent",
-        "timeoutSeconds": 10,
+        // What may be left out is not waited for long, should we be unreachable.
+        "timeoutSeconds": if *failure == "Fail" { 10 } else { 5 },
         "clientConfig": { "service": {
             "namespace": keys::SYSTEM_NAMESPACE,
             "name": keys::WEBHOOK_SERVICE,

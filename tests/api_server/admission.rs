@@ -191,6 +191,30 @@ async fn jobs_are_completed_and_checked() {
     }
 }
 
+/// Nodes may come later, so a name that is unknown now is no mistake; but the user is told.
+#[test]
+fn unknown_nodes_are_worth_a_warning() {
+    let mut kubectl = world().plane.kubectl_command();
+    kubectl.args(["create", "--dry-run=server", "-f", "-"]);
+    let job = json!({ "apiVersion": BETA, "kind": "ImagePullJob", "metadata": { "name": "warned", "namespace": "default" },
+        "spec": { "image": "nginx", "completionPolicy": {}, "selector": { "names": ["ghost"] } } });
+    let pipe = std::process::Stdio::piped;
+    let mut child = kubectl
+        .stdin(pipe())
+        .stdout(pipe())
+        .stderr(pipe())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), job.to_string().as_bytes()).unwrap();
+    let said = child.wait_with_output().unwrap();
+    assert!(said.status.success());
+    let said = String::from_utf8(said.stderr).unwrap();
+    assert!(
+        said.contains("spec.selector.names: there is no node \"ghost\" now"),
+        "{said}"
+    );
+}
+
 #[tokio::test]
 async fn node_images_are_completed_and_checked() {
     let images = typed(&world().admin().await, BETA, "NodeImage", None);

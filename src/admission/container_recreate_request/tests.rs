@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use proptest::prelude::*;
+
 use super::*;
 
 fn pod(change: impl FnOnce(&mut Value)) -> Seen {
@@ -184,4 +186,33 @@ fn containers_that_cannot_be_recreated_are_named() {
         assert!(why.contains(part), "{part} is not in {why}");
     }
     assert!(denied(&request(json!([])), &pod(|_| ())).contains("spec.containers: Required value"));
+}
+
+proptest! {
+    /// Whatever is asked, a request that passes says of each container what ran, once each, and nothing of
+    /// what the user wrote is lost; deciding once more about what was decided is refused, for then the
+    /// read-only fields are there.
+    #[test]
+    fn what_passes_is_complete(names in proptest::collection::vec("app|log|late|proxy|setup|x", 0..4), note in "[a-z]{0,3}") {
+        let containers: Vec<_> = names.iter().map(|name| json!({ "name": name })).collect();
+        let mut asked = request(json!(containers));
+        asked.object["metadata"]["labels"] = json!({ "note": note });
+        let good = !names.is_empty()
+            && names.iter().collect::<BTreeSet<_>>().len() == names.len()
+            && names.iter().all(|name| ["app", "log", "proxy"].contains(&name.as_str()));
+        match decide(&asked, &pod(|_| ())) {
+            Decision::Deny { why, .. } => prop_assert!(!good && why.contains("spec.containers"), "{}", why),
+            Decision::Allow { object, .. } => {
+                prop_assert!(good);
+                prop_assert_eq!(&object["metadata"]["labels"]["note"], &json!(note));
+                for (container, name) in object["spec"]["containers"].as_array().unwrap().iter().zip(&names) {
+                    prop_assert_eq!(&container["name"], name);
+                    prop_assert!(container["statusContext"]["containerID"].is_string());
+                }
+                let again = Request { object, ..asked };
+                let refused = matches!(decide(&again, &pod(|_| ())), Decision::Deny { code: 422, .. });
+                prop_assert!(refused);
+            }
+        }
+    }
 }
