@@ -181,9 +181,9 @@ pub struct ContainerRecreateRequestContainerRecreateState {
     /// Whether the daemon stopped the old container.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_killed: bool,
-    /// ID of the container to replace, as `RUNTIME://ID`, where the request itself does not say it: it is
-    /// forced, or nothing was recorded at its creation. Written before that container is stopped, so that a
-    /// restarted daemon does not stop another one. A field of ours that OpenKruise does not have.
+    /// ID of the container to replace, as `RUNTIME://ID`. Where the request itself does not say it, because it
+    /// is forced or nothing was recorded at its creation, it is written before that container is stopped, so
+    /// that a restarted daemon does not stop another one. A field of ours that OpenKruise does not have.
     #[serde(default, rename = "containerID", skip_serializing_if = "Option::is_none")]
     pub container_id: Option<String>,
 }

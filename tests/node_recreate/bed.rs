@@ -22,7 +22,7 @@ use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use xtask::cluster::{NODE_NAME, Node};
+use xtask::cluster::{Bound, NODE_NAME, Node};
 
 /// Longer than anything here takes on a slow machine.
 pub const LONG: Duration = Duration::from_secs(60);
@@ -40,10 +40,9 @@ async fn bed() -> &'static RwLock<Bed> {
     NODE.get_or_init(|| async {
         let start = || {
             let node = Node::start().expect("the node starts");
-            for file in ["containerrecreaterequests", "nodeimages", "imagepulljobs"] {
-                let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("deploy/crds/{file}.yaml"));
-                let text = std::fs::read_to_string(path).expect("the CRDs are there");
-                node.plane.apply(&text).expect("the CRDs can be applied");
+            install(&node, "default/namespaces.yaml");
+            for folder in ["crds", "rbac", "policies"] {
+                install(&node, folder);
             }
             let daemon = Daemon::start(&node, &[]);
             RwLock::new(Bed { node, daemon })
@@ -51,6 +50,15 @@ async fn bed() -> &'static RwLock<Bed> {
         tokio::task::spawn_blocking(start).await.expect("no panic")
     })
     .await
+}
+
+/// Applies a file or folder of `deploy`.
+pub fn install(node: &Node, what: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(what);
+    let how = if path.is_dir() { "-k" } else { "-f" };
+    node.plane
+        .kubectl(&["apply", how, &path.display().to_string()])
+        .expect("deploy/ can be applied");
 }
 
 /// A namespace of its own on the shared node.
@@ -342,6 +350,20 @@ pub struct Daemon {
     log: PathBuf,
 }
 
+/// Sends a signal to the program that a child made by the bed stands for, and waits for its end.
+pub fn end(child: &mut Child, signal: Signal) {
+    let path = format!("/proc/{0}/task/{0}/children", child.id());
+    let children = std::fs::read_to_string(path).unwrap();
+    let pid: i32 = children
+        .split_whitespace()
+        .next()
+        .expect("the program runs")
+        .parse()
+        .unwrap();
+    kill(Pid::from_raw(pid), signal).unwrap();
+    child.wait().unwrap();
+}
+
 impl Daemon {
     /// Starts it with an environment and waits until it is ready.
     pub fn start(node: &Node, env: &[(&str, &str)]) -> Self {
@@ -358,9 +380,14 @@ impl Daemon {
             "--socket-file",
             "/run/containerd/containerd.sock",
         ]);
+        // As users run it: the roles of its account, and the fence around its node.
+        let account = node
+            .plane
+            .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(NODE_NAME))
+            .unwrap();
         command
             .arg("--kubeconfig")
-            .arg(node.plane.kubeconfig())
+            .arg(account)
             .arg("--control-socket")
             .arg(control);
         command.env("RUST_LOG", "kruise=debug").envs(env.iter().copied());
@@ -395,16 +422,7 @@ impl Daemon {
     /// Sends a signal and waits for the end; returns how long that took.
     pub fn end(&mut self, signal: Signal) -> Duration {
         let start = Instant::now();
-        let path = format!("/proc/{0}/task/{0}/children", self.child.id());
-        let children = std::fs::read_to_string(path).unwrap();
-        let pid: i32 = children
-            .split_whitespace()
-            .next()
-            .expect("the daemon runs")
-            .parse()
-            .unwrap();
-        kill(Pid::from_raw(pid), signal).unwrap();
-        self.child.wait().unwrap();
+        end(&mut self.child, signal);
         start.elapsed()
     }
 

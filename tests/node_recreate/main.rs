@@ -1,10 +1,12 @@
-//! ContainerRecreateRequests on a real node: kubelet, containerd, runc, and the daemon as it is built. No
-//! manager runs, so these also show that the daemon needs none; requests are made as admission leaves them.
+//! ContainerRecreateRequests on a real node: kubelet, containerd, runc, and the daemon as it is built, as its
+//! own service account behind the fence. But for `together` no manager runs, so these also show that the daemon
+//! needs none; requests are made as admission leaves them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod bed;
 mod faults;
 mod hooks;
+mod together;
 
 use std::time::Duration;
 

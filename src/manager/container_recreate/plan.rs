@@ -125,7 +125,12 @@ pub fn plan(
         return grace(request, pod);
     }
     let new = snapshot(request, &status, pod);
-    if new.is_empty() || new == status.container_status_snapshot {
+    // A state that names the container to replace is our daemon's, whose own writes carry the snapshot.
+    let ours = status
+        .container_recreate_states
+        .iter()
+        .any(|state| state.container_id.is_some());
+    if ours || new.is_empty() || new == status.container_status_snapshot {
         return Plan::at(wake);
     }
     let (since, due) = patience(&What::Snapshot(new.clone()), before, now);

@@ -135,6 +135,12 @@ fn the_snapshot_is_written_only_where_the_daemon_does_not() {
     let Some(Act::Snapshot(snapshot)) = plan(&busy, Some(&new), first.waiting.as_ref(), at(6)).act else {
         panic!("no snapshot")
     };
+    let mut ours = busy.clone();
+    ours.status.as_mut().unwrap().container_recreate_states[0].container_id = Some("containerd://old".into());
+    assert_eq!(
+        plan(&ours, Some(&new), first.waiting.as_ref(), at(6)),
+        Plan::default()
+    );
     let mut told = busy.clone();
     told.status.as_mut().unwrap().container_status_snapshot = snapshot;
     assert_eq!(plan(&told, Some(&new), None, at(7)), Plan::default());

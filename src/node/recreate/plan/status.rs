@@ -48,7 +48,12 @@ pub fn running(request: &Request, pod: &PodView, walk: &Walk, wait: Option<&Wait
         snapshot,
         ..request.status.clone()
     };
-    write(request, status)
+    let mut write = write(request, status)?;
+    if !walk.record.is_empty() {
+        // The stop waits for it.
+        write.urgency = Urgency::Now;
+    }
+    Some(write)
 }
 
 /// The status of a request whose containers are done.
@@ -153,11 +158,8 @@ fn urgency(have: &Status, want: &Status) -> Option<Urgency> {
         snapshot: _,
         unready_since: _,
     } = want;
-    let recorded =
-        |states: &[State]| -> Vec<Option<String>> { states.iter().map(|s| s.target.clone()).collect() };
     let unready = *phase == Phase::Recreating && have.phase != Phase::Recreating && !message.is_empty();
-    let recording = states.iter().any(|s| s.target.is_some()) && recorded(&have.states) != recorded(states);
-    if completed.is_some() || unready || recording {
+    if completed.is_some() || unready {
         return Some(Urgency::Now);
     }
     let facts = |states: &[State]| -> Vec<(String, Phase, bool, bool)> {
@@ -221,8 +223,17 @@ fn step_state(request: &Request, name: &str, step: &Step, killed: bool) -> State
         phase,
         message,
         killed: old.killed || killed,
-        target: old.target,
+        target: old
+            .target
+            .or_else(|| known_target(request, name).filter(|_| phase != Phase::Pending)),
     }
+}
+
+/// What the request itself says is to be replaced. It is repeated in the state: people see it there, and the
+/// manager sees that this daemon needs no help with the snapshot.
+fn known_target(request: &Request, name: &str) -> Option<String> {
+    let wanted = request.containers.iter().find(|wanted| wanted.name == name)?;
+    wanted.recorded.clone().filter(|_| !request.force)
 }
 
 fn stored(request: &Request, name: &str) -> Option<State> {

@@ -1,0 +1,172 @@
+//! With the manager: admission, the not-ready key, the end of the active label, TTL.
+
+use std::process::{Child, Stdio};
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kruise::api::container_recreate_request::ContainerRecreateRequest;
+use kube::api::{ListParams, PostParams};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use xtask::cluster::{Bound, Node, wait};
+
+use super::bed::{LONG, alone, assert_succeeded, end, install, statuses};
+use super::container;
+
+/// The manager as a process of the node; ends with its webhooks on drop.
+struct Manager<'a> {
+    node: &'a Node,
+    child: Child,
+}
+
+impl<'a> Manager<'a> {
+    fn start(node: &'a Node) -> Self {
+        install(node, "webhooks");
+        let account = node
+            .plane
+            .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
+            .unwrap();
+        let log = std::fs::File::create(node.runtime.dir().join("kruise-manager.log")).unwrap();
+        let mut command = node.runtime.command(env!("CARGO_BIN_EXE_kruise-manager"));
+        command.args([
+            "--webhook-host=127.0.0.1",
+            "--metrics-addr=127.0.0.1:8081",
+            "--nodeimage-creation-delay=0s",
+        ]);
+        command.arg("--kubeconfig").arg(account);
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
+        let manager = Self {
+            node,
+            child: command.spawn().unwrap(),
+        };
+        let probe = object("probe", "nobody", json!({}));
+        wait::until("admission answers", LONG, || {
+            let refused = node
+                .plane
+                .apply(&probe.to_string())
+                .err()
+                .map(|error| error.to_string());
+            Ok(refused.filter(|words| words.contains("there is no such Pod")))
+        })
+        .unwrap();
+        manager
+    }
+}
+
+impl Drop for Manager<'_> {
+    fn drop(&mut self) {
+        end(&mut self.child, Signal::SIGKILL);
+        for kind in ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"] {
+            let _ = self.node.plane.kubectl(&["delete", kind, "--all"]);
+        }
+    }
+}
+
+/// A request as a user writes it.
+fn object(name: &str, pod: &str, spec: Value) -> Value {
+    let mut object = json!({
+        "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"podName": pod, "containers": [{"name": "main"}]},
+    });
+    json_patch::merge(&mut object["spec"], &spec);
+    object
+}
+
+#[tokio::test]
+async fn a_user_s_request_goes_through_with_four_writes_and_is_cleared_up() {
+    let test = alone().await;
+    let manager = Manager::start(&test.bed.node);
+    let pod = test.pod("web", json!([container("main", 0)]), json!({})).await;
+    let closed = |request: &ContainerRecreateRequest| {
+        let labels = request.metadata.labels.as_ref();
+        let active = labels.is_some_and(|labels| labels.contains_key("crr.apps.kruise.io/active"));
+        request
+            .status
+            .as_ref()
+            .is_some_and(|status| status.completion_time.is_some())
+            && !active
+    };
+    let watched = test.follow::<ContainerRecreateRequest>("plain", "closed by the manager", closed);
+    let made = async {
+        // The watch must be there first, to count every version.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let request = object("plain", "web", json!({"ttlSecondsAfterFinished": 3}));
+        let mut request: ContainerRecreateRequest = serde_json::from_value(request).unwrap();
+        request.metadata.namespace = Some(test.namespace.clone());
+        test.api().create(&PostParams::default(), &request).await.unwrap()
+    };
+    let ((request, versions), made) = tokio::join!(watched, made);
+    assert_eq!(
+        made.metadata.labels.as_ref().unwrap()["crr.apps.kruise.io/pod-uid"],
+        pod.metadata.uid.clone().unwrap()
+    );
+    let status = request.status.unwrap();
+    assert_succeeded(&status);
+    let new = statuses(&test.get_pod("web").await)["main"].clone();
+    assert_eq!(
+        status.container_status_snapshot[0].container_id.as_deref(),
+        Some(new.id.as_str())
+    );
+    assert_eq!(
+        versions.len(),
+        4,
+        "the user's, two of the daemon, one of the manager: {versions:#?}"
+    );
+    test.until("the request's removal after its TTL", || async {
+        let there = test
+            .api::<ContainerRecreateRequest>()
+            .get_opt("plain")
+            .await
+            .unwrap();
+        there.is_none().then_some(())
+    })
+    .await;
+    drop(manager);
+}
+
+#[tokio::test]
+async fn the_manager_takes_the_pod_out_of_its_service_before_term() {
+    let test = alone().await;
+    let manager = Manager::start(&test.bed.node);
+    let service =
+        json!({"metadata": {"name": "web"}, "spec": {"selector": {"app": "web"}, "ports": [{"port": 80}]}});
+    let service: Service = serde_json::from_value(service).unwrap();
+    test.api().create(&PostParams::default(), &service).await.unwrap();
+    let gate = json!({"readinessGates": [{"conditionType": "KruisePodReady"}]});
+    test.pod("web", json!([container("main", 0)]), gate).await;
+    let endpoint_ready = |wanted: bool| {
+        let api = test.api::<EndpointSlice>();
+        async move {
+            let slices = api.list(&ListParams::default()).await.unwrap();
+            let all = slices.items.into_iter().flat_map(|slice| slice.endpoints);
+            let states: Vec<bool> = all
+                .map(|one| one.conditions.and_then(|c| c.ready).unwrap_or(true))
+                .collect();
+            (states == [wanted]).then(SystemTime::now)
+        }
+    };
+    test.until("a ready endpoint", || endpoint_ready(true)).await;
+    let spec = json!({"strategy": {"unreadyGracePeriodSeconds": 3}});
+    let mut request: ContainerRecreateRequest =
+        serde_json::from_value(object("drained", "web", spec)).unwrap();
+    request.metadata.namespace = Some(test.namespace.clone());
+    test.api().create(&PostParams::default(), &request).await.unwrap();
+    let left = test
+        .until("the endpoint's leaving", || endpoint_ready(false))
+        .await;
+    let term = test.mark("main.term").await;
+    assert!(
+        left < term,
+        "the endpoint left at {left:?}, TERM came at {term:?}"
+    );
+    assert_succeeded(&test.completed("drained").await.0);
+    test.until("the endpoint's return", || endpoint_ready(true)).await;
+    let pod: Pod = test.get_pod("web").await;
+    assert_eq!(statuses(&pod)["main"].restarts, 1);
+    drop(manager);
+}
