@@ -82,25 +82,10 @@ async fn wait_refused(api: &kube::Api<kube::core::DynamicObject>, name: &str, pa
     }
 }
 
-#[tokio::test]
-async fn requests_with_mistakes_are_refused_in_words() {
-    let world = world();
-    let requests = typed(
-        &world.admin().await,
-        BETA,
-        "ContainerRecreateRequest",
-        Some("default"),
-    );
-    world.pod("mistakes", Some("n1"), running()).await;
-    world.pod("homeless", None, json!({ "phase": "Pending" })).await;
-    world
-        .pod("over", Some("n1"), json!({ "phase": "Succeeded" }))
-        .await;
-    world
-        .pod("starting", Some("n1"), json!({ "phase": "Pending" }))
-        .await;
+/// Requests that are wrong, and the words for it.
+fn mistakes() -> Vec<(Value, &'static str)> {
     let app = || json!([{ "name": "app" }]);
-    for (object, message) in [
+    vec![
         (
             request("nobody", app()),
             "spec.podName: Invalid value: \"nobody\": there is no such Pod in namespace \"default\"",
@@ -138,7 +123,28 @@ async fn requests_with_mistakes_are_refused_in_words() {
             ),
             "spec.containers[0].ports",
         ),
-    ] {
+    ]
+}
+
+#[tokio::test]
+async fn requests_with_mistakes_are_refused_in_words() {
+    let world = world();
+    let requests = typed(
+        &world.admin().await,
+        BETA,
+        "ContainerRecreateRequest",
+        Some("default"),
+    );
+    world.pod("mistakes", Some("n1"), running()).await;
+    world.pod("homeless", None, json!({ "phase": "Pending" })).await;
+    world
+        .pod("over", Some("n1"), json!({ "phase": "Succeeded" }))
+        .await;
+    world
+        .pod("starting", Some("n1"), json!({ "phase": "Pending" }))
+        .await;
+    let app = || json!([{ "name": "app" }]);
+    for (object, message) in mistakes() {
         refused(create(&requests, object).await, message);
     }
     let mut hurried = request("mistakes", app());

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use kruise::cluster::Cluster;
 use serde_json::{Value, json};
 use xtask::cluster::Bound;
 
@@ -13,50 +14,57 @@ fn node_image(name: &str) -> Value {
     json!({ "apiVersion": BETA, "kind": "NodeImage", "metadata": { "name": name } })
 }
 
+/// Nodes `a` and `b`, and the daemon of `a`.
+async fn daemon_of(a: &str, b: &str) -> Cluster {
+    let nodes = typed(&world().admin().await, "v1", "Node", None);
+    for name in [a, b] {
+        let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name } });
+        create(&nodes, node).await.unwrap();
+    }
+    world().account("kruise-daemon", Bound::Node(a)).await
+}
+
 #[tokio::test]
-async fn a_daemon_writes_about_its_own_node_only() {
-    let world = world();
-    let admin = world.admin().await;
-    let nodes = typed(&admin, "v1", "Node", None);
-    let images = typed(&admin, BETA, "NodeImage", None);
-    for name in ["fence-a", "fence-b"] {
-        create(
-            &nodes,
-            json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name } }),
-        )
-        .await
-        .unwrap();
-        create(&images, node_image(name)).await.unwrap();
-        world.pod(&format!("on-{name}"), Some(name), running()).await;
-        let requests = typed(&admin, BETA, "ContainerRecreateRequest", Some("default"));
+async fn a_daemon_writes_the_status_of_its_own_node_image_only() {
+    let daemon = daemon_of("images-a", "images-b").await;
+    let images = typed(&world().admin().await, BETA, "NodeImage", None);
+    create(&images, node_image("images-a")).await.unwrap();
+    create(&images, node_image("images-b")).await.unwrap();
+    let images = typed(&daemon, BETA, "NodeImage", None);
+    let status = json!({ "status": { "desired": 1 } });
+    let foreign = || merge_status(&images, "images-b", status.clone());
+    heeded(foreign, "may not write NodeImage images-b").await;
+    merge_status(&images, "images-a", status.clone()).await.unwrap();
+    let spec = merge(&images, "images-a", json!({ "spec": { "images": {} } })).await;
+    refused(spec, "cannot patch resource");
+}
+
+#[tokio::test]
+async fn a_daemon_writes_the_status_of_its_own_requests_only() {
+    let daemon = daemon_of("requests-a", "requests-b").await;
+    let requests = typed(
+        &world().admin().await,
+        BETA,
+        "ContainerRecreateRequest",
+        Some("default"),
+    );
+    for node in ["requests-a", "requests-b"] {
+        world().pod(&format!("on-{node}"), Some(node), running()).await;
         let request = json!({
-            "apiVersion": BETA, "kind": "ContainerRecreateRequest", "metadata": { "name": format!("for-{name}") },
-            "spec": { "podName": format!("on-{name}"), "containers": [{ "name": "app" }] },
+            "apiVersion": BETA, "kind": "ContainerRecreateRequest", "metadata": { "name": format!("for-{node}") },
+            "spec": { "podName": format!("on-{node}"), "containers": [{ "name": "app" }] },
         });
         create(&requests, request).await.unwrap();
     }
-    let daemon = world.account("kruise-daemon", Bound::Node("fence-a")).await;
-    let images = typed(&daemon, BETA, "NodeImage", None);
-    let status = json!({ "status": { "desired": 1 } });
-    heeded(
-        || merge_status(&images, "fence-b", status.clone()),
-        "may not write NodeImage fence-b",
-    )
-    .await;
-    merge_status(&images, "fence-a", status).await.unwrap();
-    refused(
-        merge(&images, "fence-a", json!({ "spec": { "images": {} } })).await,
-        "cannot patch resource",
-    );
-
     let requests = typed(&daemon, BETA, "ContainerRecreateRequest", Some("default"));
     let status = json!({ "status": { "phase": "Recreating" } });
+    let foreign = || merge_status(&requests, "for-requests-b", status.clone());
     heeded(
-        || merge_status(&requests, "for-fence-b", status.clone()),
-        "may not write ContainerRecreateRequest for-fence-b, which is for node fence-b",
+        foreign,
+        "ContainerRecreateRequest for-requests-b, which is for node requests-b",
     )
     .await;
-    merge_status(&requests, "for-fence-a", status.clone())
+    merge_status(&requests, "for-requests-a", status.clone())
         .await
         .unwrap();
     // The older version is no way around it.
@@ -66,11 +74,17 @@ async fn a_daemon_writes_about_its_own_node_only() {
         "ContainerRecreateRequest",
         Some("default"),
     );
-    refused(
-        merge_status(&old, "for-fence-b", status).await,
-        "which is for node fence-b",
-    );
+    let foreign = merge_status(&old, "for-requests-b", status).await;
+    refused(foreign, "which is for node requests-b");
 
+    let pods = typed(&daemon, "v1", "Pod", Some("default"));
+    let own = merge_status(&pods, "on-requests-a", json!({ "status": { "message": "x" } })).await;
+    refused(own, "cannot patch resource \"pods/status\"");
+}
+
+#[tokio::test]
+async fn a_daemon_publishes_events_of_its_own_host_only() {
+    let daemon = daemon_of("events-a", "events-b").await;
     let events = typed(&daemon, "v1", "Event", Some("default"));
     let event = |host: &str| {
         json!({
@@ -79,19 +93,9 @@ async fn a_daemon_writes_about_its_own_node_only() {
             "type": "Normal", "reason": "Test", "source": { "component": "kruise-daemon", "host": host },
         })
     };
-    heeded(
-        || create(&events, event("fence-b")),
-        "may not publish events as host \"fence-b\"",
-    )
-    .await;
-    create(&events, event("fence-a")).await.unwrap();
-
-    let pods = typed(&daemon, "v1", "Pod", Some("default"));
-    let status = json!({ "status": { "message": "x" } });
-    refused(
-        merge_status(&pods, "on-fence-a", status).await,
-        "cannot patch resource \"pods/status\"",
-    );
+    let foreign = || create(&events, event("events-b"));
+    heeded(foreign, "may not publish events as host \"events-b\"").await;
+    create(&events, event("events-a")).await.unwrap();
 }
 
 #[tokio::test]

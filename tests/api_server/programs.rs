@@ -103,69 +103,8 @@ async fn ready_node(admin: &Cluster) {
     merge_status(&nodes, "n1", status).await.unwrap();
 }
 
-#[tokio::test]
-async fn a_job_with_a_secret_runs_with_the_real_accounts() {
-    let plane = ControlPlane::start().unwrap();
-    install(&plane, "default");
-    let manager = Manager::start(&plane);
-    webhooks_answer(&plane);
-    let admin = connect(plane.kubeconfig()).await;
-    ready_node(&admin).await;
-    let images = typed(&admin, BETA, "NodeImage", None);
-    once(&images, "n1", "the NodeImage", |_| true).await;
-
-    let secrets = typed(&admin, "v1", "Secret", Some("default"));
-    let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "registry" },
-        "type": "kubernetes.io/dockerconfigjson", "stringData": { ".dockerconfigjson": "{\"auths\":{}}" } });
-    create(&secrets, secret).await.unwrap();
-    let jobs = typed(&admin, BETA, "ImagePullJob", Some("default"));
-    let job = json!({ "apiVersion": BETA, "kind": "ImagePullJob", "metadata": { "name": "job" },
-        "spec": { "image": "nginx:1", "pullSecrets": ["registry"], "completionPolicy": {} } });
-    create(&jobs, job).await.unwrap();
-    let asked = once(&images, "n1", "the tag", |image| {
-        image["spec"]["images"]["nginx"]["tags"][0].is_object()
-    })
-    .await;
-    let image = &asked["spec"]["images"]["nginx"];
-    assert_eq!(
-        image["pullSecrets"][0]["namespace"],
-        "kruise-daemon-config",
-        "{}",
-        manager.said()
-    );
-
-    let daemon = connect(
-        &plane
-            .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node("n1"))
-            .unwrap(),
-    )
-    .await;
-    let copies = typed(&daemon, "v1", "Secret", Some("kruise-daemon-config"));
-    let copy = image["pullSecrets"][0]["name"].as_str().unwrap();
-    once(&copies, copy, "the copy", |secret| secret["data"].is_object()).await;
-    let done = json!({ "status": { "desired": 1, "succeeded": 1, "imageStatuses": { "nginx": { "tags": [{
-        "tag": "1", "phase": "Succeeded", "progress": 100, "version": image["tags"][0]["version"],
-        "startTime": "2026-01-01T00:00:00Z", "completionTime": "2026-01-01T00:00:01Z" }] } } } });
-    merge_status(&typed(&daemon, BETA, "NodeImage", None), "n1", done)
-        .await
-        .unwrap();
-    let ended = once(&jobs, "job", "the job's end", |job| {
-        job["status"]["completionTime"].is_string()
-    })
-    .await;
-    assert_eq!(ended["status"]["succeeded"], 1);
-
-    jobs.delete("job", &kube::api::DeleteParams::default())
-        .await
-        .unwrap();
-    gone(&jobs, "job").await;
-    gone(&typed(&admin, "v1", "Secret", Some("kruise-daemon-config")), copy).await;
-    let said = manager.said();
-    assert!(!said.contains("orbidden"), "something was refused: {said}");
-}
-
-#[tokio::test]
-async fn a_request_is_looked_after_with_the_real_accounts() {
+/// An API server with our manager, which leads, and one node; and its administrator.
+async fn cluster() -> (ControlPlane, Manager, Cluster) {
     let plane = ControlPlane::start().unwrap();
     install(&plane, "default");
     plane
@@ -175,6 +114,94 @@ async fn a_request_is_looked_after_with_the_real_accounts() {
     webhooks_answer(&plane);
     let admin = connect(plane.kubeconfig()).await;
     ready_node(&admin).await;
+    (plane, manager, admin)
+}
+
+/// As the daemon of the node.
+async fn daemon(plane: &ControlPlane) -> Cluster {
+    connect(
+        &plane
+            .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node("n1"))
+            .unwrap(),
+    )
+    .await
+}
+
+fn nothing_was_refused(manager: &Manager) {
+    let said = manager.said();
+    assert!(!said.contains("orbidden"), "something was refused: {said}");
+}
+
+/// A job with a pull secret, and the NodeImage once it is asked for the image.
+async fn ask(admin: &Cluster) -> Value {
+    let images = typed(admin, BETA, "NodeImage", None);
+    once(&images, "n1", "the NodeImage", |_| true).await;
+    let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "registry" },
+        "type": "kubernetes.io/dockerconfigjson", "stringData": { ".dockerconfigjson": "{\"auths\":{}}" } });
+    create(&typed(admin, "v1", "Secret", Some("default")), secret)
+        .await
+        .unwrap();
+    let job = json!({ "apiVersion": BETA, "kind": "ImagePullJob", "metadata": { "name": "job" },
+        "spec": { "image": "nginx:1", "pullSecrets": ["registry"], "completionPolicy": {} } });
+    create(&typed(admin, BETA, "ImagePullJob", Some("default")), job)
+        .await
+        .unwrap();
+    let asked = |image: &Value| image["spec"]["images"]["nginx"]["tags"][0].is_object();
+    once(&images, "n1", "the tag", asked).await["spec"]["images"]["nginx"].clone()
+}
+
+#[tokio::test]
+async fn a_job_with_a_secret_runs_with_the_real_accounts() {
+    let (plane, manager, admin) = cluster().await;
+    let image = ask(&admin).await;
+    let reference = &image["pullSecrets"][0];
+    assert_eq!(
+        reference["namespace"],
+        "kruise-daemon-config",
+        "{}",
+        manager.said()
+    );
+
+    let daemon = daemon(&plane).await;
+    let copies = typed(&daemon, "v1", "Secret", Some("kruise-daemon-config"));
+    let copy = reference["name"].as_str().unwrap();
+    once(&copies, copy, "the copy", |secret| secret["data"].is_object()).await;
+    let done = json!({ "status": { "desired": 1, "succeeded": 1, "imageStatuses": { "nginx": { "tags": [{
+        "tag": "1", "phase": "Succeeded", "progress": 100, "version": image["tags"][0]["version"],
+        "startTime": "2026-01-01T00:00:00Z", "completionTime": "2026-01-01T00:00:01Z" }] } } } });
+    merge_status(&typed(&daemon, BETA, "NodeImage", None), "n1", done)
+        .await
+        .unwrap();
+    let jobs = typed(&admin, BETA, "ImagePullJob", Some("default"));
+    let ended = |job: &Value| job["status"]["completionTime"].is_string();
+    assert_eq!(
+        once(&jobs, "job", "the job's end", ended).await["status"]["succeeded"],
+        1
+    );
+
+    jobs.delete("job", &kube::api::DeleteParams::default())
+        .await
+        .unwrap();
+    gone(&jobs, "job").await;
+    gone(&typed(&admin, "v1", "Secret", Some("kruise-daemon-config")), copy).await;
+    nothing_was_refused(&manager);
+}
+
+/// The object once its condition has that status.
+async fn condition(api: &Api<DynamicObject>, name: &str, type_: &str, status: &str) {
+    let what = format!("{type_} {status}");
+    once(api, name, &what, |object| {
+        let all = object["status"]["conditions"].as_array();
+        all.into_iter()
+            .flatten()
+            .any(|one| one["type"] == type_ && one["status"] == status)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_request_is_looked_after_with_the_real_accounts() {
+    let (plane, manager, admin) = cluster().await;
     let pods = typed(&admin, "v1", "Pod", Some("default"));
     let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p" }, "spec": { "nodeName": "n1",
         "readinessGates": [{ "conditionType": "KruisePodReady" }], "containers": [{ "name": "app", "image": "i" }] } });
@@ -184,50 +211,27 @@ async fn a_request_is_looked_after_with_the_real_accounts() {
     merge_status(&pods, "p", json!({ "status": status }))
         .await
         .unwrap();
-    let condition = |object: &Value, type_: &str| -> Value {
-        let all = object["status"]["conditions"]
-            .as_array()
-            .cloned()
-            .unwrap_or_default();
-        all.into_iter()
-            .find(|one| one["type"] == type_)
-            .unwrap_or_default()
-    };
-    once(&pods, "p", "the Pod's readiness", |pod| {
-        condition(pod, "KruisePodReady")["status"] == "True"
-    })
-    .await;
+    condition(&pods, "p", "KruisePodReady", "True").await;
 
     let requests = typed(&admin, BETA, "ContainerRecreateRequest", Some("default"));
     let request = json!({ "apiVersion": BETA, "kind": "ContainerRecreateRequest", "metadata": { "name": "r" },
         "spec": { "podName": "p", "containers": [{ "name": "app" }], "ttlSecondsAfterFinished": 1,
             "strategy": { "unreadyGracePeriodSeconds": 1 } } });
     create(&requests, request).await.unwrap();
-    let daemon = connect(
-        &plane
-            .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node("n1"))
-            .unwrap(),
-    )
-    .await;
-    let own = typed(&daemon, BETA, "ContainerRecreateRequest", Some("default"));
+    let own = typed(
+        &daemon(&plane).await,
+        BETA,
+        "ContainerRecreateRequest",
+        Some("default"),
+    );
     merge_status(&own, "r", json!({ "status": { "phase": "Recreating" } }))
         .await
         .unwrap();
-    once(&requests, "r", "the grace period", |r| {
-        condition(r, "PreRecreateGrace")["status"] == "True"
-    })
-    .await;
-    once(&pods, "p", "the Pod's unreadiness", |pod| {
-        condition(pod, "KruisePodReady")["status"] == "False"
-    })
-    .await;
+    condition(&requests, "r", "PreRecreateGrace", "True").await;
+    condition(&pods, "p", "KruisePodReady", "False").await;
     let done = json!({ "status": { "phase": "Completed", "completionTime": "2026-01-01T00:00:00Z" } });
     merge_status(&own, "r", done).await.unwrap();
-    once(&pods, "p", "the Pod's readiness", |pod| {
-        condition(pod, "KruisePodReady")["status"] == "True"
-    })
-    .await;
+    condition(&pods, "p", "KruisePodReady", "True").await;
     gone(&requests, "r").await;
-    let said = manager.said();
-    assert!(!said.contains("orbidden"), "something was refused: {said}");
+    nothing_was_refused(&manager);
 }

@@ -16,6 +16,76 @@ fn job(spec: Value) -> Value {
     job
 }
 
+fn mistakes_in_selection() -> Vec<(Value, &'static str)> {
+    vec![
+        (json!({ "image": "" }), "spec.image"),
+        (
+            json!({ "selector": {}, "podSelector": {} }),
+            "spec.selector and spec.podSelector exclude each other",
+        ),
+        (
+            json!({ "selector": { "names": ["a"], "matchLabels": { "a": "b" } } }),
+            "spec.selector.names excludes matchLabels",
+        ),
+        (
+            json!({ "selector": { "names": ["a", "b", "a"] } }),
+            "spec.selector.names[2]: Duplicate value: \"a\"",
+        ),
+        (
+            json!({ "parallelism": -1 }),
+            "spec.parallelism is -1; give a number of nodes, 0 or greater",
+        ),
+        (
+            json!({ "parallelism": "10%" }),
+            "spec.parallelism is 10%; give a number of nodes",
+        ),
+        (
+            json!({ "parallelism": "many" }),
+            "spec.parallelism is many; give a number of nodes",
+        ),
+    ]
+}
+
+fn mistakes_in_limits() -> Vec<(Value, &'static str)> {
+    vec![
+        (
+            json!({ "imagePullPolicy": "Never" }),
+            "spec.imagePullPolicy: Unsupported value: \"Never\"",
+        ),
+        (
+            json!({ "pullPolicy": { "timeoutSeconds": 0 } }),
+            "spec.pullPolicy.timeoutSeconds: Invalid value: 0",
+        ),
+        (
+            json!({ "pullPolicy": { "backoffLimit": -2 } }),
+            "spec.pullPolicy.backoffLimit: Invalid value: -2",
+        ),
+        (
+            json!({ "completionPolicy": { "type": "Maybe" } }),
+            "Unsupported value: \"Maybe\"",
+        ),
+        (
+            json!({ "completionPolicy": { "ttlSecondsAfterFinished": -1 } }),
+            "spec.completionPolicy.ttlSecondsAfterFinished: Invalid value: -1",
+        ),
+        (
+            json!({ "completionPolicy": { "type": "Never", "activeDeadlineSeconds": 9 } }),
+            "spec.completionPolicy.type is Never, so the job never ends",
+        ),
+        (
+            json!({ "completionPolicy": { "activeDeadlineSeconds": 9 }, "pullPolicy": { "timeoutSeconds": 10 } }),
+            "spec.completionPolicy.activeDeadlineSeconds is 9, less than spec.pullPolicy.timeoutSeconds, which is 10",
+        ),
+    ]
+}
+
+/// What is wrong with a job's spec, and the words for it.
+fn mistakes_in_jobs() -> Vec<(Value, &'static str)> {
+    let mut all = mistakes_in_selection();
+    all.extend(mistakes_in_limits());
+    all
+}
+
 #[tokio::test]
 async fn jobs_with_mistakes_are_refused_in_words() {
     let admin = world().admin().await;
@@ -26,61 +96,7 @@ async fn jobs_with_mistakes_are_refused_in_words() {
             "ImagePullJob",
             Some("default"),
         );
-        for (spec, message) in [
-            (json!({ "image": "" }), "spec.image"),
-            (
-                json!({ "selector": {}, "podSelector": {} }),
-                "spec.selector and spec.podSelector exclude each other",
-            ),
-            (
-                json!({ "selector": { "names": ["a"], "matchLabels": { "a": "b" } } }),
-                "spec.selector.names excludes matchLabels",
-            ),
-            (
-                json!({ "selector": { "names": ["a", "b", "a"] } }),
-                "spec.selector.names[2]: Duplicate value: \"a\"",
-            ),
-            (
-                json!({ "parallelism": -1 }),
-                "spec.parallelism is -1; give a number of nodes, 0 or greater",
-            ),
-            (
-                json!({ "parallelism": "10%" }),
-                "spec.parallelism is 10%; give a number of nodes",
-            ),
-            (
-                json!({ "parallelism": "many" }),
-                "spec.parallelism is many; give a number of nodes",
-            ),
-            (
-                json!({ "imagePullPolicy": "Never" }),
-                "spec.imagePullPolicy: Unsupported value: \"Never\"",
-            ),
-            (
-                json!({ "pullPolicy": { "timeoutSeconds": 0 } }),
-                "spec.pullPolicy.timeoutSeconds: Invalid value: 0",
-            ),
-            (
-                json!({ "pullPolicy": { "backoffLimit": -2 } }),
-                "spec.pullPolicy.backoffLimit: Invalid value: -2",
-            ),
-            (
-                json!({ "completionPolicy": { "type": "Maybe" } }),
-                "Unsupported value: \"Maybe\"",
-            ),
-            (
-                json!({ "completionPolicy": { "ttlSecondsAfterFinished": -1 } }),
-                "spec.completionPolicy.ttlSecondsAfterFinished: Invalid value: -1",
-            ),
-            (
-                json!({ "completionPolicy": { "type": "Never", "activeDeadlineSeconds": 9 } }),
-                "spec.completionPolicy.type is Never, so the job never ends",
-            ),
-            (
-                json!({ "completionPolicy": { "activeDeadlineSeconds": 9 }, "pullPolicy": { "timeoutSeconds": 10 } }),
-                "spec.completionPolicy.activeDeadlineSeconds is 9, less than spec.pullPolicy.timeoutSeconds, which is 10",
-            ),
-        ] {
+        for (spec, message) in mistakes_in_jobs() {
             let mut object = job(spec);
             object["apiVersion"] = json!(format!("apps.kruise.io/{version}"));
             refused(create(&jobs, object).await, message);

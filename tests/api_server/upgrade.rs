@@ -6,47 +6,50 @@ use xtask::cluster::{ControlPlane, wait};
 use crate::world::{PATIENCE, Replica, connect, create, get, install, merge, merge_status, refused, typed};
 
 const BETA: &str = "apps.kruise.io/v1beta1";
+const KINDS: [&str; 3] = ["nodeimages", "imagepulljobs", "containerrecreaterequests"];
+
+/// Upstream's CRDs, with `stored` as the version that is stored.
+fn install_upstream(plane: &ControlPlane, stored: &str) {
+    for plural in KINDS {
+        let file = format!(
+            "{}/tests/data/crds/apps.kruise.io_{plural}.yaml",
+            env!("CARGO_MANIFEST_DIR")
+        );
+        let mut crd: Value = serde_yaml::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+        for version in crd["spec"]["versions"].as_array_mut().unwrap() {
+            version["storage"] = json!(version["name"] == stored);
+        }
+        plane.apply(&crd.to_string()).unwrap();
+        let name = format!("crd/{plural}.apps.kruise.io");
+        plane
+            .kubectl(&["wait", "--for=condition=Established", "--timeout=60s", &name])
+            .unwrap();
+    }
+}
+
+fn old(version: &str, kind: &str, spec: Value) -> Value {
+    json!({ "apiVersion": version, "kind": kind, "metadata": { "name": "old" }, "spec": spec })
+}
 
 /// What our rules would refuse today stays updatable, as long as the update leaves it alone.
 #[tokio::test]
-async fn stored_mistakes_do_not_stop_updates() {
+async fn a_job_with_stored_mistakes_can_be_updated() {
     let plane = ControlPlane::start().unwrap();
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/crds");
-    plane.kubectl(&["apply", "-f", folder]).unwrap();
-    plane
-        .kubectl(&[
-            "wait",
-            "--for=condition=Established",
-            "--timeout=60s",
-            "-f",
-            folder,
-        ])
-        .unwrap();
-    let admin = connect(plane.kubeconfig()).await;
-    let jobs = typed(&admin, BETA, "ImagePullJob", Some("default"));
-    let images = typed(&admin, BETA, "NodeImage", None);
-    create(
-        &jobs,
-        json!({ "apiVersion": BETA, "kind": "ImagePullJob", "metadata": { "name": "old" }, "spec": {
-            "image": "nginx", "parallelism": "10%", "selector": { "names": ["a", "a"] }, "podSelector": {},
-            "imagePullPolicy": "Never",
-            "pullPolicy": { "backoffLimit": -1, "timeoutSeconds": 0 }, "pullSecrets": [""],
-            "completionPolicy": { "type": "Never", "ttlSecondsAfterFinished": 3 },
-        } }),
-    )
-    .await
-    .unwrap();
-    create(
-        &images,
-        json!({ "apiVersion": BETA, "kind": "NodeImage", "metadata": { "name": "old" }, "spec": { "images": {
-            "": { "tags": [{ "tag": "", "version": -1, "imagePullPolicy": "Never" }] },
-        } } }),
-    )
-    .await
-    .unwrap();
-
+    install_upstream(&plane, "v1beta1");
+    let jobs = typed(
+        &connect(plane.kubeconfig()).await,
+        BETA,
+        "ImagePullJob",
+        Some("default"),
+    );
+    let spec = json!({
+        "image": "nginx", "parallelism": "10%", "selector": { "names": ["a", "a"] }, "podSelector": {},
+        "imagePullPolicy": "Never", "pullSecrets": [""],
+        "pullPolicy": { "backoffLimit": -1, "timeoutSeconds": 0 },
+        "completionPolicy": { "type": "Never", "ttlSecondsAfterFinished": 3 },
+    });
+    create(&jobs, old(BETA, "ImagePullJob", spec)).await.unwrap();
     install(&plane, "crds");
-    let mark = json!({ "metadata": { "finalizers": ["example.com/mark"] } });
     let settled = std::time::Instant::now();
     // The API server takes a moment to serve the new schema: then a new mistake is refused.
     while merge(&jobs, "old", json!({ "spec": { "parallelism": "20%" } }))
@@ -56,40 +59,45 @@ async fn stored_mistakes_do_not_stop_updates() {
         assert!(settled.elapsed() < PATIENCE, "the new schema is not served");
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
-    merge(&jobs, "old", mark.clone()).await.unwrap();
-    merge(
-        &jobs,
-        "old",
+    for patch in [
+        json!({ "metadata": { "finalizers": ["example.com/mark"] } }),
         json!({ "spec": { "image": "nginx:2", "parallelism": 2 } }),
-    )
-    .await
-    .unwrap();
+        json!({ "metadata": { "finalizers": [] } }),
+    ] {
+        merge(&jobs, "old", patch).await.unwrap();
+    }
     merge_status(&jobs, "old", json!({ "status": { "desired": 1 } }))
         .await
         .unwrap();
-    merge(&jobs, "old", json!({ "metadata": { "finalizers": [] } }))
-        .await
-        .unwrap();
-    refused(
-        merge(&jobs, "old", json!({ "spec": { "parallelism": "10%" } })).await,
-        "spec.parallelism is 10%",
-    );
+    let worse = merge(&jobs, "old", json!({ "spec": { "parallelism": "10%" } })).await;
+    refused(worse, "spec.parallelism is 10%");
+}
 
-    merge(&images, "old", mark).await.unwrap();
+#[tokio::test]
+async fn a_node_image_with_stored_mistakes_can_be_updated() {
+    let plane = ControlPlane::start().unwrap();
+    install_upstream(&plane, "v1beta1");
+    let images = typed(&connect(plane.kubeconfig()).await, BETA, "NodeImage", None);
+    let bad = json!({ "tags": [{ "tag": "", "version": -1, "imagePullPolicy": "Never" }] });
+    let spec = json!({ "images": { "": bad } });
+    create(&images, old(BETA, "NodeImage", spec)).await.unwrap();
+    install(&plane, "crds");
+    let settled = std::time::Instant::now();
+    while merge(&images, "old", json!({ "spec": { "images": { "more": bad } } }))
+        .await
+        .is_ok()
+    {
+        assert!(settled.elapsed() < PATIENCE, "the new schema is not served");
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    let finalizers = json!({ "metadata": { "finalizers": ["example.com/mark"] } });
+    merge(&images, "old", finalizers).await.unwrap();
     merge_status(&images, "old", json!({ "status": { "desired": 1 } }))
         .await
         .unwrap();
-    merge(
-        &images,
-        "old",
-        json!({ "spec": { "images": { "nginx": { "tags": [{ "tag": "1" }] } } } }),
-    )
-    .await
-    .unwrap();
-    assert_eq!(
-        get(&images, "old").await["spec"]["images"][""]["tags"][0]["version"],
-        -1
-    );
+    let good = json!({ "spec": { "images": { "nginx": { "tags": [{ "tag": "1" }] } } } });
+    merge(&images, "old", good).await.unwrap();
+    assert_eq!(get(&images, "old").await["spec"]["images"][""], bad);
 }
 
 /// The manager's authority is in a field that the manifests do not have, so that applying them again
@@ -141,54 +149,40 @@ fn authority(plane: &ControlPlane) -> String {
 #[tokio::test]
 async fn objects_of_the_older_version_are_stored_anew() {
     let plane = ControlPlane::start().unwrap();
-    for plural in ["nodeimages", "imagepulljobs", "containerrecreaterequests"] {
-        let file = format!(
-            "{}/tests/data/crds/apps.kruise.io_{plural}.yaml",
-            env!("CARGO_MANIFEST_DIR")
-        );
-        let mut crd: Value = serde_yaml::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
-        for version in crd["spec"]["versions"].as_array_mut().unwrap() {
-            version["storage"] = json!(version["name"] == "v1alpha1");
-        }
-        plane.apply(&crd.to_string()).unwrap();
-        let name = format!("crd/{plural}.apps.kruise.io");
-        plane
-            .kubectl(&["wait", "--for=condition=Established", "--timeout=60s", &name])
-            .unwrap();
-    }
-    let object = |kind: &str, spec: Value| json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": kind, "metadata": { "name": "old" }, "spec": spec });
-    let old = [
-        object(
-            "NodeImage",
-            json!({ "images": { "nginx": { "tags": [{ "tag": "1" }] } } }),
-        ),
-        object(
+    install_upstream(&plane, "v1alpha1");
+    let alpha = "apps.kruise.io/v1alpha1";
+    let asked = json!({ "images": { "nginx": { "tags": [{ "tag": "1" }] } } });
+    for object in [
+        old(alpha, "NodeImage", asked.clone()),
+        old(
+            alpha,
             "ImagePullJob",
             json!({ "image": "nginx", "completionPolicy": {} }),
         ),
-        object(
+        old(
+            alpha,
             "ContainerRecreateRequest",
             json!({ "podName": "p", "containers": [{ "name": "c" }] }),
         ),
-    ];
-    let revision = |what: &str| {
-        plane.kubectl(&[
-            "get",
-            what,
-            "old",
-            "--output=jsonpath={.metadata.resourceVersion}",
-        ])
-    };
-    for object in &old {
+    ] {
         plane.apply(&object.to_string()).unwrap();
     }
-    let kinds = ["nodeimages", "imagepulljobs", "containerrecreaterequests"];
-    let before = kinds.map(|kind| revision(kind).unwrap());
+    let revision = |kind: &str| {
+        plane
+            .kubectl(&[
+                "get",
+                kind,
+                "old",
+                "--output=jsonpath={.metadata.resourceVersion}",
+            ])
+            .unwrap()
+    };
+    let before = KINDS.map(revision);
 
     install(&plane, "default");
     let replica = Replica::start(&plane);
     replica.leading.send(true).unwrap();
-    for kind in kinds {
+    for kind in KINDS {
         wait::until("only v1beta1 is stored", PATIENCE, || {
             let name = format!("{kind}.apps.kruise.io");
             let stored =
@@ -197,11 +191,10 @@ async fn objects_of_the_older_version_are_stored_anew() {
         })
         .unwrap();
     }
-    for (kind, before) in kinds.iter().zip(before) {
-        assert_ne!(revision(kind).unwrap(), before, "{kind} was not written again");
+    for (kind, before) in KINDS.iter().zip(before) {
+        assert_ne!(revision(kind), before, "{kind} was not written again");
     }
-    let admin = connect(plane.kubeconfig()).await;
-    let image = get(&typed(&admin, BETA, "NodeImage", None), "old").await;
-    assert_eq!(image["spec"], old[0]["spec"]);
+    let images = typed(&connect(plane.kubeconfig()).await, BETA, "NodeImage", None);
+    assert_eq!(get(&images, "old").await["spec"], asked);
     replica.shutdown.cancel();
 }
