@@ -139,6 +139,11 @@ async fn a_dropped_pull_is_cancelled_in_the_runtime() {
         async move { client.pull_image(&pull(LONG)).await }
     });
     bed.server.until("the pull begins", |s| s.pulling == 1).await;
+    let bytes = client.pull_progress(IMAGE).await.unwrap();
+    assert_eq!(
+        bytes, None,
+        "a runtime without containerd's own API tells no bytes"
+    );
     task.abort();
     bed.server
         .until("the pull is given up", |s| s.pulls_dropped == 1)
