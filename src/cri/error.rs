@@ -103,6 +103,81 @@ impl Error {
     }
 }
 
+/// The words, in lower case, that give a cause away; the first that is found counts. Numbers alone are none: they are
+/// in digests and ports too.
+const WORDS: [(PullCause, &[&str]); 7] = [
+    (
+        PullCause::DiskFull,
+        &["no space left on device", "disk quota exceeded"],
+    ),
+    (
+        PullCause::Platform,
+        &[
+            "no match for platform",
+            "no image found in manifest list",
+            "no image found in image index",
+        ],
+    ),
+    (PullCause::Throttled, &["toomanyrequests", "429 too many"]),
+    (
+        PullCause::Unauthorized,
+        &[
+            "unauthorized",
+            "authorization failed",
+            "authentication required",
+            "denied",
+            "forbidden",
+            "no basic auth credentials",
+            "insufficient_scope",
+        ],
+    ),
+    (
+        PullCause::NotFound,
+        &["not found", "manifest unknown", "name unknown"],
+    ),
+    (
+        PullCause::RegistryDown,
+        &[
+            "connection refused",
+            "no such host",
+            "i/o timeout",
+            "connection reset",
+            "no route to host",
+            "network is unreachable",
+            "tls handshake timeout",
+            "503 service unavailable",
+            "502 bad gateway",
+            "504 gateway timeout",
+            "500 internal server error",
+            "server misbehaving",
+            "dial tcp",
+            ": eof",
+            "unexpected eof",
+        ],
+    ),
+    (
+        PullCause::Garbage,
+        &[
+            "media type",
+            "mediatype",
+            "invalid character",
+            "unmarshal",
+            "failed size validation",
+            "unexpected commit digest",
+            "unexpected commit size",
+            "failed commit",
+            "malformed http",
+            "x509",
+            "server gave http response",
+            "invalid checksum",
+            "gzip: invalid",
+            "invalid tar",
+            "failed to extract",
+            "unexpected status",
+        ],
+    ),
+];
+
 /// Why an image could not be pulled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PullCause {
@@ -126,77 +201,17 @@ pub enum PullCause {
 
 impl PullCause {
     /// Reads the cause out of a runtime's status code and words. Runtimes have no codes for most of this, so the
-    /// words of containerd, CRI-O and the registries' own error codes decide.
+    /// words of containerd, CRI-O and the registries' own error codes decide; see [`WORDS`].
     pub fn of(code: tonic::Code, message: &str) -> Self {
         let text = message.to_lowercase();
-        let has = |words: &[&str]| words.iter().any(|w| text.contains(w));
-        if has(&["no space left on device", "disk quota exceeded"]) || code == tonic::Code::ResourceExhausted
-        {
-            Self::DiskFull
-        } else if has(&[
-            "no match for platform",
-            "no image found in manifest list",
-            "no image found in image index",
-        ]) {
-            Self::Platform
-        } else if has(&["toomanyrequests", "429 too many"]) {
-            Self::Throttled
-        } else if has(&[
-            "unauthorized",
-            "authorization failed",
-            "authentication required",
-            "denied",
-            "forbidden",
-            "no basic auth credentials",
-            "401 unauthorized",
-            "insufficient_scope",
-        ]) {
-            Self::Unauthorized
-        } else if has(&["not found", "manifest unknown", "name unknown", "404 not found"])
-            || code == tonic::Code::NotFound
-        {
-            Self::NotFound
-        } else if has(&[
-            "connection refused",
-            "no such host",
-            "i/o timeout",
-            "connection reset",
-            "no route to host",
-            "network is unreachable",
-            "tls handshake timeout",
-            "503 service unavailable",
-            "502 bad gateway",
-            "500 internal server error",
-            "server misbehaving",
-            "dial tcp",
-            ": eof",
-            "unexpected eof",
-        ]) {
-            Self::RegistryDown
-        } else if has(&[
-            "unexpected media type",
-            "mediatype",
-            "media type",
-            "invalid character",
-            "unmarshal",
-            "failed size validation",
-            "unexpected commit digest",
-            "malformed http",
-            "x509",
-            "http: server gave",
-            "invalid checksum",
-            "unexpected commit size",
-            "failed commit",
-            "gzip: invalid",
-            "invalid tar",
-            "failed to unpack",
-            "failed to extract",
-            "unexpected status",
-            "converted",
-        ]) {
-            Self::Garbage
-        } else {
-            Self::Other
+        let told = WORDS
+            .iter()
+            .find(|(_, words)| words.iter().any(|w| text.contains(w)));
+        match (told, code) {
+            (Some((cause, _)), _) => *cause,
+            (None, tonic::Code::ResourceExhausted) => Self::DiskFull,
+            (None, tonic::Code::NotFound) => Self::NotFound,
+            (None, _) => Self::Other,
         }
     }
 
@@ -232,5 +247,22 @@ impl std::fmt::Display for PullCause {
             Self::Throttled => "the registry asks to come back later",
             Self::Other => "the runtime could not pull it",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_in_ports_and_digests_are_no_cause() {
+        let words = "failed commit on ref \"layer-sha256:401404503\" from 10.0.0.1:40401";
+        assert_eq!(PullCause::of(tonic::Code::Unknown, words), PullCause::Garbage);
+    }
+
+    #[test]
+    fn what_words_leave_open_the_code_decides() {
+        assert_eq!(PullCause::of(tonic::Code::NotFound, "gone"), PullCause::NotFound);
+        assert_eq!(PullCause::of(tonic::Code::Unknown, "odd"), PullCause::Other);
     }
 }

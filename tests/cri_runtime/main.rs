@@ -70,6 +70,11 @@ async fn by_tag_and_digest(bed: &Bed) {
         "{image:?}"
     );
 
+    a_digest_by_itself(bed, &image).await;
+}
+
+/// The digest of an image that is present is present; without the image it is pulled, and does not bring the tag.
+async fn a_digest_by_itself(bed: &Bed, image: &kruise::cri::Image) {
     let pinned = image.repo_digests[0].clone();
     let by_digest = attempt(bed.client.as_ref(), &attempt_of(&pinned, vec![]), |_| ())
         .await

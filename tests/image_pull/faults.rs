@@ -67,6 +67,19 @@ async fn tags_and_digests_are_pulled_and_told() {
         (2, 0, 0, 0)
     );
 
+    what_was_asked_of_the_runtime(&bed);
+    let note = bed
+        .node
+        .until_event(&bed.node.uid().await, "PullImageSucceed")
+        .await;
+    assert!(note.starts_with("Image r.test/app"), "{note}");
+    assert!(
+        daemon.stop().await < Duration::from_secs(2),
+        "TERM must end it within 2 s"
+    );
+}
+
+fn what_was_asked_of_the_runtime(bed: &Bed) {
     let pulls = bed.cri.state().pulls.clone();
     let mut names: Vec<_> = pulls.iter().map(|p| p.image.clone().unwrap().image).collect();
     names.sort();
@@ -82,15 +95,6 @@ async fn tags_and_digests_are_pulled_and_told() {
     assert_eq!(
         sandbox.annotations["apps.kruise.io/pulling-image-by"],
         "kruise-daemon"
-    );
-    let note = bed
-        .node
-        .until_event(&bed.node.uid().await, "PullImageSucceed")
-        .await;
-    assert!(note.starts_with("Image r.test/app"), "{note}");
-    assert!(
-        daemon.stop().await < Duration::from_secs(2),
-        "TERM must end it within 2 s"
     );
 }
 

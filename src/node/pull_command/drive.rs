@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use tokio::signal::ctrl_c;
-use tokio::sync::mpsc::{self, UnboundedSender};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -55,22 +55,19 @@ pub(super) async fn drive(
     view: View,
 ) -> Vec<Outcome> {
     let order: Vec<TagKey> = wanted.iter().map(|w| w.key.clone()).collect();
-    let given = wanted.iter().map(|w| (w.key.clone(), w.given.clone())).collect();
-    let (bytes_tx, mut bytes) = mpsc::unbounded_channel();
-    let limits = Limits {
-        max_parallel: parallel,
-        runtime: true,
-    };
-    let (attempts, over) = (JoinSet::new(), HashMap::new());
+    let (bytes_tx, bytes) = mpsc::unbounded_channel();
     let mut driver = Driver {
         runtime,
         keyring,
         board: Board::default(),
-        limits,
-        given,
-        attempts,
+        limits: Limits {
+            max_parallel: parallel,
+            runtime: true,
+        },
+        given: wanted.iter().map(|w| (w.key.clone(), w.given.clone())).collect(),
+        attempts: JoinSet::new(),
         bytes_tx,
-        over,
+        over: HashMap::new(),
         view,
     };
     // One after another, so that images begin in the order they were given.
@@ -79,30 +76,32 @@ pub(super) async fn drive(
         asks.insert(w.key, w.ask);
         driver.board.desire(&asks, &BTreeMap::new());
     }
-    loop {
-        let wake = driver.turn();
-        if driver.over.len() == order.len() {
-            break;
-        }
-        tokio::select! {
-            Some(Ok((key, run, result))) = driver.attempts.join_next() => driver.ended(&key, run, result),
-            Some((key, run, progress)) = bytes.recv() => {
-                driver.board.advance(&key, run, progress);
-                driver.view.bytes(&key, progress);
-            }
-            () = sleep(wake) => {}
-            // Both mean: stop now.
-            _ = ctrl_c() => {
-                driver.interrupt();
-                break;
-            }
-        }
-    }
+    driver.run(order.len(), bytes).await;
     driver.view.end();
     order.iter().filter_map(|key| driver.over.remove(key)).collect()
 }
 
 impl Driver {
+    /// Works until `all` images are over, or the user has had enough.
+    async fn run(&mut self, all: usize, mut bytes: UnboundedReceiver<Bytes>) {
+        loop {
+            let wake = self.turn();
+            if self.over.len() == all {
+                return;
+            }
+            tokio::select! {
+                Some(Ok((key, run, result))) = self.attempts.join_next() => self.ended(&key, run, result),
+                Some((key, run, progress)) = bytes.recv() => {
+                    self.board.advance(&key, run, progress);
+                    self.view.bytes(&key, progress);
+                }
+                () = sleep(wake) => {}
+                // Where the signal cannot be waited for either, stopping is the safer side.
+                _ = ctrl_c() => return self.interrupt(),
+            }
+        }
+    }
+
     /// Plans and acts. Returns how long to sleep if nothing happens.
     fn turn(&mut self) -> Duration {
         let now = Timestamp::now();

@@ -147,14 +147,7 @@ async fn work(method: &str, message: &[u8], shared: &Shared) -> Answer {
         "ContainerStatus" => {
             status(&state, &read::<v1::ContainerStatusRequest>(message)?.container_id)?.encode_to_vec()
         }
-        "StopContainer" => {
-            let request: v1::StopContainerRequest = read(message)?;
-            let found = state.containers.get_mut(&request.container_id);
-            let container = found.ok_or_else(|| Status::not_found("no such container"))?;
-            container.running = false;
-            container.stopped_with = Some(request.timeout);
-            v1::StopContainerResponse {}.encode_to_vec()
-        }
+        "StopContainer" => stop(&mut state, &read(message)?)?.encode_to_vec(),
         "ExecSync" => {
             let request: v1::ExecSyncRequest = read(message)?;
             let stdout = request.cmd.join(" ").into_bytes();
@@ -172,6 +165,14 @@ async fn work(method: &str, message: &[u8], shared: &Shared) -> Answer {
             ));
         }
     })
+}
+
+fn stop(state: &mut State, request: &v1::StopContainerRequest) -> Result<v1::StopContainerResponse, Status> {
+    let found = state.containers.get_mut(&request.container_id);
+    let container = found.ok_or_else(|| Status::not_found("no such container"))?;
+    container.running = false;
+    container.stopped_with = Some(request.timeout);
+    Ok(v1::StopContainerResponse {})
 }
 
 /// Counts a pull while it lives, and notices when the client gives it up.

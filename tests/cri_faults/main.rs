@@ -1,6 +1,8 @@
 //! The CRI client and the search for runtimes against a server that misbehaves on demand, over a real socket.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod discovery;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::path::PathBuf;
@@ -8,9 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kruise::cri::client::Client;
-use kruise::cri::{Error, Options, PullCause, PullRequest, Runtime, Runtimes};
+use kruise::cri::{Error, PullCause, PullRequest, Runtime};
 use support::fault_cri::{FakeContainer, Fault, FaultCri};
-use tokio_util::sync::CancellationToken;
 
 const IMAGE: &str = "registry.test/app:v1";
 
@@ -289,114 +290,4 @@ async fn the_cause_of_a_failed_pull_is_named() {
             "{error}"
         );
     }
-}
-
-fn runtimes(bed_dir: &std::path::Path) -> Runtimes {
-    Runtimes::new(&Options {
-        root: bed_dir.to_owned(),
-        socket_file: None,
-    })
-}
-
-/// Waits for a state of the search, and says what it was when that takes too long.
-async fn until(runtimes: &Runtimes, what: &str, wanted: impl Fn(&Runtimes) -> bool) -> Duration {
-    let start = Instant::now();
-    let mut ticks = runtimes.subscribe();
-    let wait = async {
-        while !wanted(runtimes) {
-            ticks.changed().await.unwrap();
-        }
-    };
-    let ended = tokio::time::timeout(Duration::from_secs(60), wait).await;
-    assert!(
-        ended.is_ok(),
-        "after 60 s still not: {what}; sockets: {:?}",
-        runtimes.health()
-    );
-    start.elapsed()
-}
-
-#[tokio::test]
-async fn a_socket_that_appears_later_is_used_at_once() {
-    let dir = tempfile::tempdir().unwrap();
-    let found = runtimes(dir.path());
-    let shutdown = CancellationToken::new();
-    let search = tokio::spawn({
-        let (found, shutdown) = (found.clone(), shutdown.clone());
-        async move { found.run(shutdown).await }
-    });
-    until(&found, "looked once", |r| {
-        r.health()
-            .iter()
-            .all(|h| h.words.contains("as soon as it appears"))
-    })
-    .await;
-    assert!(found.first().is_none());
-    std::fs::create_dir(dir.path().join("crio")).unwrap();
-    let crio = FaultCri::start(&dir.path().join("crio/crio.sock"));
-    crio.state().runtime_name = "cri-o".to_owned();
-    let took = until(&found, "cri-o found", |r| r.by_name("cri-o").is_some()).await;
-    assert!(
-        took < Duration::from_secs(10),
-        "found by the regular look after {took:?}, not by the event"
-    );
-
-    let _containerd = FaultCri::start(&dir.path().join("containerd.sock"));
-    until(&found, "containerd first", |r| {
-        r.first().is_some_and(|r| r.name() == "containerd")
-    })
-    .await;
-    assert!(found.by_name("cri-o").is_some() && found.by_name("docker").is_none());
-    shutdown.cancel();
-    search.await.unwrap();
-}
-
-#[tokio::test]
-async fn a_socket_that_hangs_is_a_state_in_words_and_others_are_used() {
-    let bed = Bed::start();
-    bed.server.fault("Version", Fault::Hang);
-    let crio = FaultCri::start(&bed.dir.path().join("crio.sock"));
-    crio.state().runtime_name = "cri-o".to_owned();
-    let found = runtimes(bed.dir.path());
-    let shutdown = CancellationToken::new();
-    let search = tokio::spawn({
-        let (found, shutdown) = (found.clone(), shutdown.clone());
-        async move { found.run(shutdown).await }
-    });
-    until(&found, "the one that works", |r| {
-        r.first().is_some_and(|r| r.name() == "cri-o")
-    })
-    .await;
-    let hangs = |r: &Runtimes| r.health()[0].words.contains("did not answer Version within 5s");
-    until(&found, "the one that hangs, in words", hangs).await;
-    bed.server.heal("Version");
-    until(&found, "healed", |r| {
-        r.first().is_some_and(|r| r.name() == "containerd")
-    })
-    .await;
-    shutdown.cancel();
-    search.await.unwrap();
-}
-
-#[tokio::test]
-async fn a_runtime_that_restarts_is_kept_and_its_state_said() {
-    let mut bed = Bed::start();
-    let found = runtimes(bed.dir.path());
-    let shutdown = CancellationToken::new();
-    let search = tokio::spawn({
-        let (found, shutdown) = (found.clone(), shutdown.clone());
-        async move { found.run(shutdown).await }
-    });
-    until(&found, "found", |r| r.health()[0].healthy).await;
-    bed.server.kill().await;
-    until(&found, "gone", |r| !r.health()[0].healthy).await;
-    assert!(
-        found.first().is_some(),
-        "a runtime that restarts is not forgotten"
-    );
-    bed.server.listen();
-    until(&found, "back", |r| r.health()[0].healthy).await;
-    found.first().unwrap().version().await.unwrap();
-    shutdown.cancel();
-    search.await.unwrap();
 }

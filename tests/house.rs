@@ -1,0 +1,127 @@
+//! The rules of the house, held against the sources: who may know whom, what a plan may not touch, how long a file is.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const LONGEST_FILE: usize = 400;
+
+/// Each room of `src/` and the rooms that it may know.
+const ROOMS: [(&str, &[&str]); 7] = [
+    ("api", &[]),
+    ("ops", &[]),
+    ("cri", &["ops"]),
+    ("cluster", &["api", "ops"]),
+    ("node", &["api", "cri", "cluster", "ops"]),
+    ("manager", &["api", "cri", "cluster", "ops", "admission"]),
+    ("admission", &["api", "cri", "cluster", "ops"]),
+];
+
+/// What reaches out of a plan: the cluster, the runtime, the clock, the environment, chance.
+const OUTSIDE: [&str; 13] = [
+    "kube::Client",
+    "kube::Api",
+    "kube::api",
+    "kube::runtime",
+    "tonic::",
+    "tokio::",
+    "std::env",
+    "std::fs",
+    "SystemTime",
+    "Instant::now",
+    "Timestamp::now",
+    "rand::",
+    "crate::ops",
+];
+
+struct Source {
+    /// Path below the repository.
+    name: String,
+    text: String,
+}
+
+fn sources(folder: &str) -> Vec<Source> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut open: Vec<PathBuf> = vec![root.join(folder)];
+    let mut found = Vec::new();
+    while let Some(path) = open.pop() {
+        if path.is_dir() {
+            open.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            let name = path.strip_prefix(root).unwrap().display().to_string();
+            found.push(Source {
+                name,
+                text: fs::read_to_string(&path).unwrap(),
+            });
+        }
+    }
+    assert!(!found.is_empty(), "there are no sources in {folder}");
+    found
+}
+
+/// Lines of code, without comments and without the tests at the end of the file.
+fn code(text: &str) -> impl Iterator<Item = &str> {
+    text.lines()
+        .take_while(|l| l.trim() != "mod tests {")
+        .filter(|l| !l.trim_start().starts_with("//"))
+}
+
+fn report(what: &str, offences: &[String]) {
+    assert!(offences.is_empty(), "{what}:\n{}", offences.join("\n"));
+}
+
+#[test]
+fn rooms_know_only_whom_they_may() {
+    let mut offences = Vec::new();
+    for source in sources("src") {
+        let room = source.name.split('/').nth(1).unwrap();
+        let Some((_, known)) = ROOMS.iter().find(|(name, _)| *name == room) else {
+            assert!(
+                room == "bin" || room == "lib.rs",
+                "{room} is a new room: say here whom it may know"
+            );
+            continue;
+        };
+        for (other, _) in ROOMS
+            .iter()
+            .filter(|(other, _)| *other != room && !known.contains(other))
+        {
+            let mention = format!("crate::{other}::");
+            let lines = code(&source.text).filter(|l| l.contains(&mention));
+            offences.extend(lines.map(|l| format!("{}: {}", source.name, l.trim())));
+        }
+    }
+    report("these arrows are not in the design", &offences);
+}
+
+#[test]
+fn plans_are_pure() {
+    let plan = |name: &str| {
+        name.split('/').any(|part| part == "plan" || part == "plan.rs") && !name.contains("tests")
+    };
+    let plans: Vec<Source> = sources("src").into_iter().filter(|s| plan(&s.name)).collect();
+    assert!(plans.len() >= 5, "the duties' plans were not found");
+    let mut offences = Vec::new();
+    for source in &plans {
+        for line in code(&source.text) {
+            // Of the outer rooms, only what names things.
+            let room = line.contains("crate::cluster") && !line.contains("crate::cluster::Key;");
+            let runtime = line.contains("crate::cri") && !line.contains("crate::cri::Reference");
+            if room || runtime || OUTSIDE.iter().any(|word| line.contains(word)) {
+                offences.push(format!("{}: {}", source.name, line.trim()));
+            }
+        }
+    }
+    report("a plan is given everything it knows", &offences);
+}
+
+#[test]
+fn files_are_short_enough_to_be_read() {
+    let all = ["src", "xtask/src"].into_iter().flat_map(sources);
+    let long: Vec<String> = all
+        .map(|s| (s.text.lines().count(), s.name))
+        .filter(|(lines, _)| *lines > LONGEST_FILE)
+        .map(|(lines, name)| format!("{name}: {lines} lines"))
+        .collect();
+    report("longer than 400 lines", &long);
+}
