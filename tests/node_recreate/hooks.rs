@@ -30,7 +30,8 @@ async fn hooks_run_before_term() {
         printf 'HTTP/1.1 200 OK\\r\\ncontent-length: 0\\r\\n\\r\\n' | nc -l -p 8080 >> /log/asked & \
         while :; do sleep 3600 & wait $!; done"
     ]);
-    let listens = json!({"exec": {"command": ["sh", "-c", "netstat -ltn | grep -q :8080"]}, "periodSeconds": 1});
+    let listens =
+        json!({"exec": {"command": ["sh", "-c", "netstat -ltn | grep -q :8080"]}, "periodSeconds": 1});
     http["readinessProbe"] = listens;
     let containers = json!([
         hook(
