@@ -188,17 +188,25 @@ fn without_nulls(mut value: Value) -> Value {
     value
 }
 
-/// Keeps configurations and CRDs pointing at us from when we lead. Never ends.
+/// Keeps configurations and CRDs pointing at us while we lead. Ends with the process only.
 pub(super) async fn keep(
     cluster: &Cluster,
     options: &Options,
     bundle: watch::Receiver<Bundle>,
     mut leading: watch::Receiver<bool>,
 ) {
-    if leading.wait_for(|leading| *leading).await.is_err() {
-        // Who would tell us is gone; the process is ending.
-        return;
+    // When who would tell us is gone, the process is ending.
+    while leading.wait_for(|leading| *leading).await.is_ok() {
+        let lost = async { leading.wait_for(|leading| !*leading).await.is_ok() };
+        tokio::select! {
+            () = keep_all(cluster, options, &bundle) => {}
+            _ = lost => {}
+        }
     }
+}
+
+/// Keeps configurations and CRDs pointing at us. Never ends.
+async fn keep_all(cluster: &Cluster, options: &Options, bundle: &watch::Receiver<Bundle>) {
     let [mutating, validating] = configurations();
     let hooks = |ours: Value| move |there: &Value, ca: &str| plan_configuration(there, &ours, options, ca);
     let conversion = |there: &Value, ca: &str| plan_conversion(there, options, ca);

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::api::coordination::v1::Lease;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::{Context, Gate, Options, Stores, container_recreate, image_pull_job, node_image, pod_readiness};
 use crate::admission;
@@ -29,9 +31,6 @@ pub enum Error {
         /// Why.
         source: http::Error,
     },
-    /// The Lease was lost.
-    #[error(transparent)]
-    Lost(#[from] Lost),
     /// A task ended that should not.
     #[error(transparent)]
     Ended(#[from] supervise::Error),
@@ -40,7 +39,7 @@ pub enum Error {
 /// Runs the manager until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// When it cannot start, the Lease is lost, or a task of it ends by itself.
+/// When it cannot start, or a task of it ends by itself.
 pub async fn run(options: Options) -> Result<(), Error> {
     logs::init(options.log_format);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "kruise-manager starts");
@@ -99,13 +98,13 @@ async fn listen(supervisor: &mut Supervisor, options: &Options, health: &Health)
     Ok(())
 }
 
-/// Waits for the Lease, then runs the controllers for as long as it is held.
+/// Runs the controllers whenever the Lease is held, until shutdown.
 async fn lead(
     cluster: Cluster,
     options: Arc<Options>,
     health: Health,
     leading_tx: watch::Sender<bool>,
-    shutdown: tokio_util::sync::CancellationToken,
+    shutdown: CancellationToken,
 ) -> Result<(), Error> {
     if !options.enable_leader_election {
         leading_tx.send_replace(true);
@@ -116,28 +115,47 @@ async fn lead(
         .clone()
         .unwrap_or_else(|| options.namespace.clone());
     let election = Election::new(&cluster, &namespace, LEASE, identity());
-    health.ready("leader election", "standing by");
-    let Some(lease) = shutdown.run_until_cancelled(election.acquire()).await else {
-        return Ok(());
-    };
-    tracing::info!(lease = LEASE, "leading");
-    health.ready("leader election", "leading");
-    leading_tx.send_replace(true);
+    loop {
+        health.ready("leader election", "standing by");
+        let Some(lease) = shutdown.run_until_cancelled(election.acquire()).await else {
+            return Ok(());
+        };
+        tracing::info!(lease = LEASE, "leading");
+        health.ready("leader election", "leading");
+        leading_tx.send_replace(true);
+        let work = controllers(
+            cluster.clone(),
+            Arc::clone(&options),
+            health.clone(),
+            shutdown.clone(),
+        );
+        match under(&election, lease, work).await {
+            Ok(worked) => return worked,
+            Err(lost) => tracing::error!(%lost, "controllers stopped; standing by"),
+        }
+        leading_tx.send_replace(false);
+    }
+}
+
+/// Runs `work` for as long as the Lease is held. Where it is lost, `work` is dropped on the spot, with every task
+/// of it: nothing of ours writes while another one leads.
+async fn under<T>(election: &Election, lease: Lease, work: impl Future<Output = T>) -> Result<T, Lost> {
     // The Lease is given up last, so that nobody starts while we still write.
-    let done = tokio_util::sync::CancellationToken::new();
-    let work = controllers(cluster, options, health, shutdown);
+    let done = CancellationToken::new();
     let held = election.hold(lease, done.clone());
-    let worked = async {
-        let result = work.await;
-        done.cancel();
-        result
-    };
     tokio::pin!(held);
     tokio::select! {
-        lost = &mut held => Ok(lost?),
-        result = worked => {
-            held.await?;
-            result
+        biased;
+        lost = &mut held => match lost {
+            Err(lost) => Err(lost),
+            Ok(()) => Err(Lost::NotRenewed { name: LEASE.to_owned(), last: "it was given up".to_owned() }),
+        },
+        result = work => {
+            done.cancel();
+            if let Err(lost) = held.await {
+                tracing::warn!(%lost, "at the end");
+            }
+            Ok(result)
         }
     }
 }
@@ -147,7 +165,7 @@ async fn controllers(
     cluster: Cluster,
     options: Arc<Options>,
     health: Health,
-    shutdown: tokio_util::sync::CancellationToken,
+    shutdown: CancellationToken,
 ) -> Result<(), Error> {
     let mut supervisor = Supervisor::default();
     // A child: a controller that fails must not look like an orderly end of the process.

@@ -71,3 +71,27 @@ async fn a_second_replica_takes_over_within_five_seconds() {
         stopped.elapsed()
     );
 }
+
+#[tokio::test]
+async fn a_leader_without_api_server_stops_its_controllers_and_comes_back() {
+    let mut world = World::new();
+    let admin = world.admin().await;
+    let mut manager = world.manager("kruise-manager");
+    manager.start().unwrap();
+    nodes(&admin, &["away-1", "away-2"], json!({})).await;
+    let spec = json!({ "image": "nginx:away", "parallelism": 1 });
+    create(&jobs(&admin), job("away", spec)).await;
+    asked(&admin, "away-1", "nginx", "away").await;
+    manager.until_it_says("leading");
+    world.plane.apiserver.kill().unwrap();
+    manager.until_it_says("standing by");
+    world.plane.apiserver.start().unwrap();
+    manager.until_it_says("leading");
+    assert!(manager.running(), "{}", manager.tail());
+    // A connection of the test itself may have died with the API server.
+    let admin = world.admin().await;
+    answer(&admin, "away-1", Answer::Succeeded).await;
+    asked(&admin, "away-2", "nginx", "away").await;
+    answer(&admin, "away-2", Answer::Succeeded).await;
+    until(&jobs(&admin), "away", "ended", completed).await;
+}

@@ -239,3 +239,28 @@ async fn a_node_that_goes_does_not_hold_its_job_back() {
     let ended = until(&jobs(&admin), "leaves", "ended", completed).await;
     assert_eq!(counts(&ended), (1, 0, 1, 0));
 }
+
+#[tokio::test]
+async fn a_node_that_can_hold_no_more_images_fails_and_says_so() {
+    let admin = world().admin().await;
+    nodes(&admin, &["full-1", "full-2"], json!({ "set": "full" })).await;
+    let images = Api::<NodeImage>::all(admin.client.clone());
+    let tag = json!([{ "tag": "1", "createdAt": "2020-01-01T00:00:00Z", "pullPolicy": { "ttlSecondsAfterFinished": 1 } }]);
+    let entries: serde_json::Map<String, Value> = (0..256)
+        .map(|n| (format!("image-{n}"), json!({ "tags": tag })))
+        .collect();
+    let full = json!({ "spec": { "images": entries } });
+    images
+        .patch("full-1", &PatchParams::default(), &Patch::Merge(&full))
+        .await
+        .unwrap();
+    let spec = json!({ "image": "nginx:full", "selector": on("full"), "parallelism": 2 });
+    create(&jobs(&admin), job("full", spec)).await;
+    asked(&admin, "full-2", "nginx", "full").await;
+    answer(&admin, "full-2", Answer::Succeeded).await;
+    let ended = until(&jobs(&admin), "full", "ended", completed).await;
+    assert_eq!(counts(&ended), (2, 0, 1, 1));
+    assert_eq!(ended.status.unwrap().failed_nodes, ["full-1"]);
+    let events = Api::<Event>::namespaced(admin.client.clone(), "default");
+    until_event(&events, "full", "PullImageFailed").await;
+}

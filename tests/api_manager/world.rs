@@ -1,6 +1,8 @@
 //! An API server with everything from `deploy/default`, the manager's program, and daemons that we play.
 
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -17,7 +19,7 @@ use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use xtask::cluster::{Bound, Component, ControlPlane};
+use xtask::cluster::{Bound, Component, ControlPlane, wait};
 
 /// How long anything may take to happen before a test gives up; machines can be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -35,7 +37,7 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
 /// A bed, and its manager where it has one.
 pub struct World {
     pub plane: ControlPlane,
-    _manager: Option<Component>,
+    _manager: Option<Replica>,
 }
 
 /// The world that most tests share.
@@ -64,14 +66,15 @@ impl World {
     }
 
     /// A replica of the manager, not started yet; ready when its answer says so.
-    pub fn manager(&self, name: &'static str) -> Component {
+    pub fn manager(&self, name: &'static str) -> Replica {
         let kubeconfig = self
             .plane
             .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
             .unwrap();
         let health = format!("127.0.0.1:{}", free_port());
         let probe = health.clone();
-        self.plane
+        let program = self
+            .plane
             .component(name, env!("CARGO_BIN_EXE_kruise-manager"))
             .args([
                 format!("--kubeconfig={}", kubeconfig.display()),
@@ -82,7 +85,8 @@ impl World {
             .env("WEBHOOK_HOST", "127.0.0.1")
             .env("WEBHOOK_PORT", free_port().to_string())
             .env("RUST_LOG", "info,kruise=debug")
-            .ready(move || answers_ok(&probe))
+            .ready(move || readiness(&probe).starts_with("HTTP/1.1 200"));
+        Replica { program, health }
     }
 
     pub async fn admin(&self) -> Cluster {
@@ -90,18 +94,49 @@ impl World {
     }
 }
 
-/// Whether `/readyz` says 200.
-fn answers_ok(address: &str) -> bool {
-    use std::io::{Read, Write};
-    let Ok(mut stream) = std::net::TcpStream::connect(address) else {
-        return false;
-    };
-    let request = "GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+/// A replica of the manager.
+pub struct Replica {
+    program: Component,
+    health: String,
+}
+
+impl Replica {
+    /// Waits until its readiness answer has these words, whatever its code.
+    pub fn until_it_says(&self, words: &str) {
+        wait::until(words, PATIENCE, || {
+            Ok(readiness(&self.health).contains(words).then_some(()))
+        })
+        .unwrap_or_else(|why| panic!("{why}; it says {:?}", readiness(&self.health)));
+    }
+}
+
+impl Deref for Replica {
+    type Target = Component;
+    fn deref(&self) -> &Component {
+        &self.program
+    }
+}
+
+impl DerefMut for Replica {
+    fn deref_mut(&mut self) -> &mut Component {
+        &mut self.program
+    }
+}
+
+/// What `/readyz` answers; nothing when nobody does.
+fn readiness(address: &str) -> String {
     let mut answer = String::new();
-    stream.set_read_timeout(Some(Duration::from_secs(5))).is_ok()
-        && stream.write_all(request.as_bytes()).is_ok()
-        && stream.read_to_string(&mut answer).is_ok()
-        && answer.starts_with("HTTP/1.1 200")
+    if let Ok(mut stream) = TcpStream::connect(address) {
+        let request = "GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        let asked = stream
+            .set_read_timeout(Some(Duration::from_secs(5)))
+            .and_then(|()| stream.write_all(request.as_bytes()));
+        if asked.is_ok() {
+            // A connection that breaks is an answer that lacks its end.
+            let _ = stream.read_to_string(&mut answer);
+        }
+    }
+    answer
 }
 
 async fn connect(kubeconfig: &Path) -> Cluster {

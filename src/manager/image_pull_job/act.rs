@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use super::entry::{Ask, Setting, add};
 use super::index::{Index, NodeName, Uid};
 use super::job::Job;
-use crate::api::node_image::{ImageSpec, ImageTagStatus, NodeImage, ReferenceObject};
+use crate::api::node_image::{ImageSpec, NodeImage, ReferenceObject};
 use crate::cluster::{Error, EventType, Events, write};
 use crate::manager::Context;
 use crate::manager::view::NodeImageView;
@@ -89,9 +89,14 @@ impl Writer {
             let Some(node) = self.order.pop_front() else {
                 return;
             };
-            let Some(wishes) = self.waiting.remove(&node) else {
+            let Some(mut wishes) = self.waiting.remove(&node) else {
                 continue;
             };
+            // Jobs that have ended or gone meanwhile want nothing any more.
+            wishes.retain(|wish| index.job(&wish.uid).is_some());
+            if wishes.is_empty() {
+                continue;
+            }
             let Some(view) = index.node(&node) else { continue };
             let mut seed = DefaultHasher::new();
             node.hash(&mut seed);
@@ -209,8 +214,9 @@ async fn patch(
             job: &wish.job,
             secrets: &wish.secrets,
         };
-        let status = status_of(object, name, tag);
-        if let Some(entry) = add(known, status, tag, &[ask], setting) {
+        let statuses = object.status.as_ref().and_then(|s| s.image_statuses.get(name));
+        let statuses = statuses.map_or(&[][..], |s| &s.tags);
+        if let Some(entry) = add(known, statuses, tag, &[ask], setting) {
             images.insert(name, entry);
         }
     }
@@ -219,16 +225,18 @@ async fn patch(
     }
     let entries: serde_json::Map<String, Value> = images
         .into_iter()
-        .map(|(name, entry)| (name.to_owned(), json!(entry)))
+        .map(|(name, spec)| {
+            let mut entry = json!(spec);
+            if spec.pull_secrets.is_empty() {
+                // A merge patch keeps what it does not name.
+                entry["pullSecrets"] = Value::Null;
+            }
+            (name.to_owned(), entry)
+        })
         .collect();
     let body = json!({
         "metadata": { "resourceVersion": object.metadata.resource_version },
         "spec": { "images": entries },
     });
     write::patch_merge(api, node, &body).await.map(|_| ())
-}
-
-fn status_of<'a>(object: &'a NodeImage, image: &str, tag: &str) -> Option<&'a ImageTagStatus> {
-    let statuses = &object.status.as_ref()?.image_statuses;
-    statuses.get(image)?.tags.iter().find(|t| t.tag == tag)
 }

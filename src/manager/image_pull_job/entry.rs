@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::job::Job;
 use crate::api::image_pull_job::ImagePullPolicy;
+use crate::api::keys;
 use crate::api::node_image::{ImageSpec, ImageTagPullPolicy, ImageTagSpec, ImageTagStatus, ReferenceObject};
 
 /// The longest lifetime of a tag after its end, in seconds: 31 days.
@@ -41,47 +42,70 @@ pub struct Setting {
 
 /// The entry with what the jobs ask for added to `current`; `None` when it is all there already.
 ///
-/// `status` is the state of the tag, whatever its version.
+/// `statuses` are the states of the image's tags, whatever their versions.
 #[must_use]
 pub fn add(
     current: Option<&ImageSpec>,
-    status: Option<&ImageTagStatus>,
+    statuses: &[ImageTagStatus],
     tag: &str,
     asks: &[Ask<'_>],
     setting: Setting,
 ) -> Option<ImageSpec> {
     let mut spec = current.cloned().unwrap_or_default();
     for ask in asks {
-        add_one(&mut spec, status, tag, *ask, setting);
+        add_one(&mut spec, statuses, tag, *ask, setting);
     }
     (current != Some(&spec)).then_some(spec)
 }
 
-fn add_one(spec: &mut ImageSpec, status: Option<&ImageTagStatus>, tag: &str, ask: Ask<'_>, setting: Setting) {
-    let mut more = false;
-    for secret in ask.secrets {
+fn add_one(spec: &mut ImageSpec, statuses: &[ImageTagStatus], tag: &str, ask: Ask<'_>, setting: Setting) {
+    let status = statuses.iter().find(|s| s.tag == tag);
+    let at = spec.tags.iter().position(|t| t.tag == tag);
+    let mine = at
+        .and_then(|at| spec.tags.get(at))
+        .is_some_and(|t| owned(t, &ask.job.uid));
+    if !mine && spec.tags.iter().all(|t| over(t, statuses)) {
+        // Nothing needs the credentials of earlier jobs any more; their copies may have gone.
+        spec.pull_secrets
+            .retain(|s| s.mode.as_deref() != Some(keys::MODE_BATCH));
+    }
+    let more = add_secrets(spec, ask.secrets);
+    if mine {
+        return;
+    }
+    match at.and_then(|at| spec.tags.get_mut(at)) {
+        None => {
+            let version = status.map_or(0, |s| s.version.saturating_add(1));
+            spec.tags.push(new_entry(tag, version, ask.job, setting));
+            spec.tags.sort_by(|a, b| a.tag.cmp(&b.tag));
+        }
+        Some(entry) => {
+            if more || !serves(entry, status, ask.job) {
+                again(entry, ask.job, setting);
+            }
+            entry.owner_references.push(owner(ask.job));
+        }
+    }
+    sandbox(spec, ask.job);
+}
+
+/// Adds what is missing; true when anything was.
+fn add_secrets(spec: &mut ImageSpec, secrets: &[ReferenceObject]) -> bool {
+    let before = spec.pull_secrets.len();
+    for secret in secrets {
         let same = |s: &ReferenceObject| s.namespace == secret.namespace && s.name == secret.name;
         if !spec.pull_secrets.iter().any(same) {
             spec.pull_secrets.push(secret.clone());
-            more = true;
         }
     }
-    let Some(entry) = spec.tags.iter_mut().find(|t| t.tag == tag) else {
-        let version = status.map_or(0, |s| s.version.saturating_add(1));
-        let entry = new_entry(tag, version, ask.job, setting);
-        sandbox(spec, ask.job);
-        spec.tags.push(entry);
-        spec.tags.sort_by(|a, b| a.tag.cmp(&b.tag));
-        return;
-    };
-    if owned(entry, &ask.job.uid) {
-        return;
-    }
-    if more || !serves(entry, status, ask.job) {
-        again(entry, ask.job, setting);
-    }
-    entry.owner_references.push(owner(ask.job));
-    sandbox(spec, ask.job);
+    spec.pull_secrets.len() > before
+}
+
+/// Whether the pull of a tag has ended.
+fn over(entry: &ImageTagSpec, statuses: &[ImageTagStatus]) -> bool {
+    let ended =
+        |s: &ImageTagStatus| s.tag == entry.tag && s.version == entry.version && s.completion_time.is_some();
+    statuses.iter().any(ended)
 }
 
 /// Whether a pull that is asked for, and not over, does for this job too. Upstream starts such a pull anew.

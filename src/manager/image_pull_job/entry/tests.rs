@@ -51,7 +51,7 @@ fn ask(job: &Job) -> Ask<'_> {
 #[test]
 fn two_jobs_meet_in_one_entry_of_one_version() {
     let (a, b) = (job(0, None, false), job(1, None, false));
-    let spec = add(None, None, "1", &[ask(&a), ask(&b)], setting(0)).unwrap();
+    let spec = add(None, &[], "1", &[ask(&a), ask(&b)], setting(0)).unwrap();
     assert_eq!((spec.tags.len(), spec.tags[0].version), (1, 0));
     assert!(owned(&spec.tags[0], "uid0") && owned(&spec.tags[0], "uid1"));
 }
@@ -59,22 +59,15 @@ fn two_jobs_meet_in_one_entry_of_one_version() {
 #[test]
 fn a_version_is_new_where_an_old_answer_would_be_taken_for_ours() {
     let (a, b) = (job(0, None, false), job(1, None, false));
-    let spec = add(None, Some(&status(4, true)), "1", &[ask(&a)], setting(0)).unwrap();
+    let spec = add(None, &[status(4, true)], "1", &[ask(&a)], setting(0)).unwrap();
     assert_eq!(spec.tags[0].version, 5);
     // A pull that goes on serves the second job too; one that is over does not.
-    let joined = add(Some(&spec), Some(&status(5, false)), "1", &[ask(&b)], setting(0)).unwrap();
+    let joined = add(Some(&spec), &[status(5, false)], "1", &[ask(&b)], setting(0)).unwrap();
     assert_eq!(joined.tags[0].version, 5);
-    let anew = add(Some(&spec), Some(&status(5, true)), "1", &[ask(&b)], setting(0)).unwrap();
+    let anew = add(Some(&spec), &[status(5, true)], "1", &[ask(&b)], setting(0)).unwrap();
     assert_eq!(anew.tags[0].version, 6);
     let always = job(2, Some(ImagePullPolicy::Always), false);
-    let anew = add(
-        Some(&spec),
-        Some(&status(5, false)),
-        "1",
-        &[ask(&always)],
-        setting(0),
-    )
-    .unwrap();
+    let anew = add(Some(&spec), &[status(5, false)], "1", &[ask(&always)], setting(0)).unwrap();
     assert_eq!(anew.tags[0].version, 6);
     assert_eq!(anew.tags[0].image_pull_policy, Some(ImagePullPolicy::Always));
 }
@@ -98,6 +91,30 @@ fn limits_are_upstreams() {
     );
 }
 
+#[test]
+fn credentials_of_jobs_that_are_done_do_not_stay() {
+    let copy = |name: &str| ReferenceObject {
+        namespace: "d".into(),
+        name: name.into(),
+        mode: Some(keys::MODE_BATCH.into()),
+    };
+    let (a, b) = (job(0, None, false), job(1, None, false));
+    let (for_a, for_b) = ([copy("a")], [copy("b")]);
+    let with = |job, secrets| Ask { job, secrets };
+    let first = add(None, &[], "1", &[with(&a, &for_a)], setting(0)).unwrap();
+    let joined = add(Some(&first), &[], "1", &[with(&b, &for_b)], setting(0)).unwrap();
+    assert_eq!(joined.pull_secrets, [copy("a"), copy("b")]);
+    let later = add(
+        Some(&first),
+        &[status(0, true)],
+        "1",
+        &[with(&b, &for_b)],
+        setting(0),
+    )
+    .unwrap();
+    assert_eq!(later.pull_secrets, [copy("b")]);
+}
+
 proptest! {
     /// Whatever was there: all that asked own the tag, nobody is lost, versions never fall, and asking again
     /// changes nothing.
@@ -112,13 +129,13 @@ proptest! {
         for job in &jobs {
             let ask = Ask { job, secrets: std::slice::from_ref(&secret) };
             let before = spec.as_ref().map_or(-1, |s| s.tags[0].version);
-            if let Some(new) = add(spec.as_ref(), status.as_ref(), "1", &[ask], setting(seed)) {
+            if let Some(new) = add(spec.as_ref(), status.as_slice(), "1", &[ask], setting(seed)) {
                 spec = Some(new);
             }
             let entry = &spec.as_ref().unwrap().tags[0];
             prop_assert!(entry.version >= before);
             prop_assert!(entry.pull_policy.as_ref().unwrap().ttl_seconds_after_finished.unwrap() > 0);
-            prop_assert_eq!(add(spec.as_ref(), status.as_ref(), "1", &[ask], setting(seed)), None);
+            prop_assert_eq!(add(spec.as_ref(), status.as_slice(), "1", &[ask], setting(seed)), None);
         }
         let spec = spec.unwrap();
         prop_assert_eq!(spec.pull_secrets.len(), 1);
