@@ -36,6 +36,8 @@ pub struct Options {
     pub host: Option<String>,
     /// Port to listen on (`WEBHOOK_PORT`), 1 to 65535.
     pub port: u16,
+    /// Kinds that are switched off, in lower case, and the feature gate that does it.
+    pub off: Vec<(&'static str, &'static str)>,
 }
 
 /// Port that is listened on when nothing else is said.
@@ -102,7 +104,12 @@ pub async fn run(
         tokio::join!(
             certificates::keep(&cluster, &options, &bundle_tx),
             webhooks::keep(&cluster, &options, bundle_rx.clone(), leading),
-            server::serve(listener, &cluster, bundle_rx.clone(), &shutdown),
+            server::serve(
+                listener,
+                review::router(&cluster, &options),
+                bundle_rx.clone(),
+                &shutdown
+            ),
         )
     };
     shutdown.run_until_cancelled(work).await;

@@ -1,5 +1,6 @@
 //! Reviews: what the API server asks, and how our answers look. One route per kind and step.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Path, State};
@@ -15,7 +16,7 @@ use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview
 use kube::core::conversion::{ConversionRequest, ConversionResponse, ConversionReview};
 use serde_json::{Value, json};
 
-use super::{container_recreate_request, image_pull_job, node_image};
+use super::{Options, container_recreate_request, image_pull_job, node_image};
 use crate::api::{convert, keys};
 use crate::cluster::{Cluster, write};
 
@@ -85,12 +86,23 @@ pub(super) struct Request {
     pub namespace: String,
 }
 
+/// What every answer may need.
+#[derive(Clone)]
+struct Served {
+    cluster: Cluster,
+    off: Arc<[(&'static str, &'static str)]>,
+}
+
 /// Paths as upstream's, which existing configurations may point at.
-pub(super) fn router(cluster: Cluster) -> Router {
+pub(super) fn router(cluster: &Cluster, options: &Options) -> Router {
+    let served = Served {
+        cluster: cluster.clone(),
+        off: options.off.clone().into(),
+    };
     let admission = Router::new()
         .route("/{step}", post(admit))
         .layer(DefaultBodyLimit::max(LARGEST_ADMISSION))
-        .with_state(cluster);
+        .with_state(served);
     let conversion = Router::new()
         .route(keys::CONVERT_PATH, post(converted))
         .layer(DefaultBodyLimit::max(LARGEST_CONVERSION));
@@ -119,7 +131,7 @@ fn answer_conversion(mut request: ConversionRequest) -> ConversionResponse {
 }
 
 async fn admit(
-    State(cluster): State<Cluster>,
+    State(served): State<Served>,
     Path(step): Path<String>,
     Json(review): Json<AdmissionReview<DynamicObject>>,
 ) -> Response {
@@ -134,7 +146,13 @@ async fn admit(
     let Some(asked) = asked(&request) else {
         return Json(response.into_review()).into_response();
     };
-    let decision = decide(&cluster, kind, mutate, &asked).await;
+    let decision = match served.off.iter().find(|(off, _)| *off == kind) {
+        Some((_, gate)) => Decision::Deny {
+            code: 403,
+            why: format!("feature gate {gate} of kruise-manager is off"),
+        },
+        None => decide(&served.cluster, kind, mutate, &asked).await,
+    };
     Json(answer(response, &asked.object, decision).into_review()).into_response()
 }
 
@@ -226,7 +244,11 @@ fn answer(mut response: AdmissionResponse, asked: &Value, decision: Decision) ->
     match decision {
         Decision::Deny { code, why } => {
             response.allowed = false;
-            let reason = if code == 422 { "Invalid" } else { "InternalError" };
+            let reason = match code {
+                403 => "Forbidden",
+                422 => "Invalid",
+                _ => "InternalError",
+            };
             response.result = Status::failure(&why, reason).with_code(code);
             response
         }

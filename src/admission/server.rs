@@ -17,9 +17,8 @@ use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
+use super::Error;
 use super::bundle::Bundle;
-use super::{Error, review};
-use crate::cluster::Cluster;
 
 /// A client that has not shaken hands by then is let go.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -41,12 +40,12 @@ pub(super) async fn listen(port: u16) -> Result<TcpListener, Error> {
 /// Answers until dropped. Connections in use may finish their request when `shutdown` begins.
 pub(super) async fn serve(
     listener: TcpListener,
-    cluster: &Cluster,
+    router: axum::Router,
     bundle: watch::Receiver<Bundle>,
     shutdown: &CancellationToken,
 ) {
     let acceptor = TlsAcceptor::from(Arc::new(configuration(bundle)));
-    let service = TowerToHyperService::new(review::router(cluster.clone()));
+    let service = TowerToHyperService::new(router);
     let slots = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let Ok(slot) = Arc::clone(&slots).acquire_owned().await else {

@@ -304,6 +304,7 @@ mod tests {
             namespace: "ns".into(),
             host: host.map(str::to_owned),
             port: 9443,
+            off: Vec::new(),
         }
     }
 

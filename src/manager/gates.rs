@@ -60,6 +60,18 @@ impl Gates {
         own && (gate == Gate::KruiseDaemon || self.on(Gate::KruiseDaemon))
     }
 
+    /// The kinds that are switched off, in lower case, and the gate that does it.
+    #[must_use]
+    pub fn off(&self) -> Vec<(&'static str, &'static str)> {
+        let needs = [
+            ("nodeimage", Gate::KruiseDaemon),
+            ("containerrecreaterequest", Gate::KruiseDaemon),
+            ("imagepulljob", Gate::ImagePullJobGate),
+        ];
+        let off = needs.into_iter().filter(|(_, gate)| !self.on(*gate));
+        off.map(|(kind, gate)| (kind, gate.name())).collect()
+    }
+
     /// The names given that mean nothing here; other programs of the same installation may know them.
     pub fn unknown(&self) -> impl Iterator<Item = &str> {
         let known = |name: &&String| Gate::ALL.iter().any(|g| g.name() == name.as_str());
@@ -87,6 +99,8 @@ mod tests {
                 .unwrap()
                 .on(Gate::ImagePullJobGate)
         );
+        assert_eq!(Gates::read("").unwrap().off(), []);
+        assert_eq!(gates.off(), [("imagepulljob", "ImagePullJobGate")]);
         assert!(Gates::read("ImagePullJobGate").is_err());
         assert!(Gates::read("ImagePullJobGate=maybe").is_err());
     }

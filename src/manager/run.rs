@@ -62,6 +62,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
         namespace: options.namespace.clone(),
         host: options.webhook_host.clone().filter(|host| !host.is_empty()),
         port: options.webhook_port,
+        off: options.feature_gates.off(),
     };
     supervisor.spawn(
         "admission",

@@ -15,17 +15,23 @@ fn read(plane: &ControlPlane, path: &str) -> String {
 const URL: &str = "{.spec.conversion.webhook.clientConfig.url}";
 const AUTHORITY: &str = "{.spec.conversion.webhook.clientConfig.caBundle}";
 
-/// Only the leader is pointed at; when it goes the next takes over with the same authority; and when the
+/// Only the leader is pointed at, and its feature gates count; when it goes the next takes over with the same authority; and when the
 /// certificates are lost there are new ones, without anyone's help.
 #[test]
 fn replicas_take_over_and_certificates_come_back() {
     let plane = ControlPlane::start().unwrap();
     install(&plane, "default");
-    let (first, second) = (Replica::start(&plane), Replica::start(&plane));
+    let (first, second) = (
+        Replica::start(&plane),
+        Replica::start_without(&plane, vec![("imagepulljob", "ImagePullJobGate")]),
+    );
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/examples/imagepulljob.yaml");
+    let job = ["create", "--dry-run=server", "-f", example];
     first.leading.send(true).unwrap();
     webhooks_answer(&plane);
     assert!(read(&plane, URL).contains(&format!(":{}/", first.port)));
     let authority = read(&plane, AUTHORITY);
+    plane.kubectl(&job).unwrap();
 
     first.shutdown.cancel();
     second.leading.send(true).unwrap();
@@ -37,6 +43,11 @@ fn replicas_take_over_and_certificates_come_back() {
     .unwrap();
     webhooks_answer(&plane);
     assert_eq!(read(&plane, AUTHORITY), authority);
+    let refused = plane.kubectl(&job).unwrap_err().to_string();
+    assert!(
+        refused.contains("feature gate ImagePullJobGate of kruise-manager is off"),
+        "{refused}"
+    );
 
     let secret = [
         "--namespace=kruise-system",

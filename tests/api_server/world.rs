@@ -54,6 +54,11 @@ pub struct Replica {
 impl Replica {
     /// One that does not lead yet.
     pub fn start(plane: &ControlPlane) -> Self {
+        Self::start_without(plane, Vec::new())
+    }
+
+    /// The same with kinds that a feature gate switched off.
+    pub fn start_without(plane: &ControlPlane, off: Vec<(&'static str, &'static str)>) -> Self {
         let kubeconfig = plane
             .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
             .unwrap();
@@ -66,6 +71,7 @@ impl Replica {
             namespace: "kruise-system".into(),
             host: Some("127.0.0.1".into()),
             port,
+            off,
         };
         let (leading, leading_rx) = watch::channel(false);
         let shutdown = CancellationToken::new();
