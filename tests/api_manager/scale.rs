@@ -8,6 +8,7 @@ use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
 use kruise::api::image_pull_job::ImagePullJob;
 use kruise::api::node_image::NodeImage;
+use kruise::cluster::Cluster;
 use kube::ResourceExt;
 use kube::api::{Api, PostParams};
 use kube::runtime::watcher;
@@ -22,6 +23,25 @@ fn name(n: usize) -> String {
     format!("scale-{n:04}")
 }
 
+/// Makes that many ready Nodes and waits for their NodeImages.
+async fn make_nodes(admin: &Cluster, count: usize) {
+    let nodes = Api::<Node>::all(admin.client.clone());
+    let images = Api::<NodeImage>::all(admin.client.clone());
+    futures::stream::iter(0..count)
+        .for_each_concurrent(32, |n| {
+            let nodes = &nodes;
+            async move {
+                let node = serde_json::from_value(json!({ "metadata": { "name": name(n) } })).unwrap();
+                nodes.create(&PostParams::default(), &node).await.unwrap();
+                set_ready(admin, &name(n), true).await;
+            }
+        })
+        .await;
+    for n in 0..count {
+        until(&images, &name(n), "there", |_: &NodeImage| true).await;
+    }
+}
+
 /// Writes about each node, and about the job, as the watch tells them.
 type Writes = Arc<Mutex<HashMap<String, usize>>>;
 
@@ -31,22 +51,7 @@ async fn a_job_over_a_thousand_nodes_costs_one_write_of_spec_a_node() {
     let mut manager = world.manager("kruise-manager");
     manager.start().unwrap();
     let admin = world.admin().await;
-    let nodes = Api::<Node>::all(admin.client.clone());
-    let images = Api::<NodeImage>::all(admin.client.clone());
-    futures::stream::iter(0..NODES)
-        .for_each_concurrent(32, |n| {
-            let (nodes, admin) = (&nodes, &admin);
-            async move {
-                let node = serde_json::from_value(json!({ "metadata": { "name": name(n) } })).unwrap();
-                nodes.create(&PostParams::default(), &node).await.unwrap();
-                set_ready(admin, &name(n), true).await;
-            }
-        })
-        .await;
-    for n in 0..NODES {
-        until(&images, &name(n), "there", |_: &NodeImage| true).await;
-    }
-
+    make_nodes(&admin, NODES).await;
     let writes = Writes::default();
     let daemons = tokio::spawn(play_daemons(admin.clone(), Arc::clone(&writes)));
     let job_writes = tokio::spawn(count_job_writes(jobs(&admin)));
@@ -72,6 +77,35 @@ async fn a_job_over_a_thousand_nodes_costs_one_write_of_spec_a_node() {
     assert!(job_writes <= 20, "{job_writes} writes of the job's status");
 }
 
+#[tokio::test]
+async fn a_leader_that_dies_in_the_middle_leaves_nothing_undone_or_done_twice() {
+    const SOME: usize = 200;
+    let world = World::new();
+    let admin = world.admin().await;
+    let mut first = world.manager("kruise-manager-1");
+    first.start().unwrap();
+    first.until_it_says("leading");
+    let mut second = world.manager("kruise-manager-2");
+    second.start().unwrap();
+    make_nodes(&admin, SOME).await;
+    let writes = Writes::default();
+    let daemons = tokio::spawn(play_daemons(admin.clone(), Arc::clone(&writes)));
+    let spec = json!({ "image": "nginx:scale", "parallelism": 4 });
+    create(&jobs(&admin), job("scale", spec)).await;
+    until(&jobs(&admin), "scale", "begun", |j: &ImagePullJob| {
+        j.status.as_ref().is_some_and(|s| s.succeeded >= 8)
+    })
+    .await;
+    first.kill().unwrap();
+    let ended = until(&jobs(&admin), "scale", "ended", completed).await;
+    daemons.abort();
+    let status = ended.status.unwrap();
+    assert_eq!((status.desired, status.succeeded, status.failed), (200, 200, 0));
+    let writes = writes.lock().unwrap();
+    assert_eq!(writes.len(), SOME);
+    assert!(writes.values().all(|n| *n == 1), "{writes:?}");
+}
+
 /// The CPU time that the manager has used.
 fn cpu_seconds(manager: &Component) -> f64 {
     /// Ticks a second of `/proc`, on every Linux.
@@ -88,7 +122,7 @@ fn cpu_seconds(manager: &Component) -> f64 {
 }
 
 /// Answers every NodeImage that is asked for something, and counts how often its spec was written.
-async fn play_daemons(admin: kruise::cluster::Cluster, writes: Writes) {
+async fn play_daemons(admin: Cluster, writes: Writes) {
     let images = Api::<NodeImage>::all(admin.client.clone());
     let events = watcher(images, watcher::Config::default());
     events

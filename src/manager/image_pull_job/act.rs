@@ -21,6 +21,8 @@ use crate::manager::view::NodeImageView;
 /// Pause after a failed write; doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// How often a write that is forbidden is repeated: about 13 s in all.
+const DENIALS: u32 = 7;
 
 /// A job's wish, with all that is needed to write it.
 #[derive(Clone)]
@@ -38,6 +40,36 @@ pub struct Done {
     refused: Option<Error>,
 }
 
+/// Nodes that wait, by the job that first wanted them; jobs take turns, so that a small one need not wait for a
+/// large one.
+#[derive(Default)]
+struct Turns {
+    jobs: VecDeque<Uid>,
+    nodes: HashMap<Uid, VecDeque<NodeName>>,
+}
+
+impl Turns {
+    fn push(&mut self, uid: &Uid, node: NodeName) {
+        let nodes = self.nodes.entry(Arc::clone(uid)).or_default();
+        if nodes.is_empty() {
+            self.jobs.push_back(Arc::clone(uid));
+        }
+        nodes.push_back(node);
+    }
+
+    fn pop(&mut self) -> Option<NodeName> {
+        let uid = self.jobs.pop_front()?;
+        let nodes = self.nodes.get_mut(&uid)?;
+        let node = nodes.pop_front();
+        if nodes.is_empty() {
+            self.nodes.remove(&uid);
+        } else {
+            self.jobs.push_back(uid);
+        }
+        node
+    }
+}
+
 /// Writes that wait and that run.
 pub struct Writer {
     api: Api<NodeImage>,
@@ -45,7 +77,7 @@ pub struct Writer {
     workers: usize,
     default_ttl: i64,
     waiting: HashMap<NodeName, Vec<Wish>>,
-    order: VecDeque<NodeName>,
+    order: Turns,
     busy: HashSet<NodeName>,
     running: JoinSet<Done>,
 }
@@ -59,7 +91,7 @@ impl Writer {
             workers: ctx.options.imagepulljob_workers.max(1),
             default_ttl: i64::from(ctx.options.default_ttlseconds_for_always_nodeimage),
             waiting: HashMap::new(),
-            order: VecDeque::new(),
+            order: Turns::default(),
             busy: HashSet::new(),
             running: JoinSet::new(),
         }
@@ -79,14 +111,14 @@ impl Writer {
         }
         wishes.push(wish);
         if wishes.len() == 1 && !self.busy.contains(&node) {
-            self.order.push_back(node);
+            self.order.push(uid, node);
         }
     }
 
     /// Starts as many writes as may run at once.
     pub fn start(&mut self, index: &Index, now: Timestamp) {
         while self.running.len() < self.workers {
-            let Some(node) = self.order.pop_front() else {
+            let Some(node) = self.order.pop() else {
                 return;
             };
             let Some(mut wishes) = self.waiting.remove(&node) else {
@@ -138,8 +170,8 @@ impl Writer {
             refused,
         } = done;
         self.busy.remove(&node);
-        if self.waiting.contains_key(&node) {
-            self.order.push_back(Arc::clone(&node));
+        if let Some(first) = self.waiting.get(&node).and_then(|wishes| wishes.first()) {
+            self.order.push(&first.uid, Arc::clone(&node));
         }
         let Some(error) = refused else { return };
         tracing::warn!(%node, %error, "NodeImage refused");
@@ -174,6 +206,7 @@ async fn carry_out(
         object
     });
     let mut pause = FIRST_PAUSE;
+    let mut tries = DENIALS;
     loop {
         let result = match blank.take() {
             Some(object) => patch(api, node, &object, wishes, setting).await,
@@ -189,6 +222,12 @@ async fn carry_out(
             Err(error) if error.conflict() => {}
             Err(error) if error.retryable() => {
                 tokio::time::sleep(error.retry_after().unwrap_or(pause)).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            // Permissions may be being set up or changed; only after some tries is that the answer.
+            Err(error) if matches!(error.category(), "forbidden" | "unauthorized") && tries > 0 => {
+                tries -= 1;
+                tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
             Err(error) => return Err(error),
@@ -239,4 +278,22 @@ async fn patch(
         "spec": { "images": entries },
     });
     write::patch_merge(api, node, &body).await.map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_job_does_not_wait_for_a_large_one() {
+        let mut turns = Turns::default();
+        for n in 0..100 {
+            turns.push(&"large".into(), format!("n{n}").into());
+        }
+        turns.push(&"small".into(), "s".into());
+        let first: Vec<_> = (0..3).filter_map(|_| turns.pop()).collect();
+        assert_eq!(first, ["n0".into(), "s".into(), "n1".into()] as [NodeName; 3]);
+        assert_eq!(std::iter::from_fn(|| turns.pop()).count(), 98);
+        assert!(turns.nodes.is_empty() && turns.jobs.is_empty());
+    }
 }
