@@ -117,3 +117,21 @@ async fn a_runtime_that_restarts_is_kept_and_its_state_said() {
     shutdown.cancel();
     search.await.unwrap();
 }
+
+#[tokio::test]
+async fn a_socket_that_takes_connections_and_says_nothing_is_a_state_in_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let _silent = tokio::net::UnixListener::bind(dir.path().join("silent.sock")).unwrap();
+    let found = Runtimes::new(&Options {
+        root: dir.path().to_owned(),
+        socket_file: Some("silent.sock".into()),
+    });
+    tokio::time::timeout(Duration::from_secs(60), found.look())
+        .await
+        .expect("a look has an end");
+    let health = found.health().remove(0);
+    assert!(
+        !health.healthy && health.words.contains("did not answer Version within 5s"),
+        "{health:?}"
+    );
+}

@@ -35,7 +35,7 @@ impl Daemon {
         let child = Command::new(env!("CARGO_BIN_EXE_kruise-daemon"))
             .args(["--addr", &address, "--node-name", &node.name])
             .arg("--kubeconfig")
-            .arg(node.kubeconfig())
+            .arg(&node.kubeconfig)
             .arg("--socket-file")
             .arg(socket)
             .arg("--control-socket")

@@ -14,23 +14,34 @@ use xtask::cluster::{Bound, ControlPlane};
 /// How long anything may take to happen before a test gives up; machines can be busy.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
-static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| {
+static PLANE: LazyLock<ControlPlane> = LazyLock::new(install);
+
+/// An API server with what users install.
+pub fn install() -> ControlPlane {
     let plane = ControlPlane::start().unwrap();
     let deploy = format!("{}/deploy/default", env!("CARGO_MANIFEST_DIR"));
     plane.kubectl(&["apply", "-k", &deploy]).unwrap();
     plane
-});
+}
 
 /// A node and its NodeImage.
 pub struct Node {
     pub name: String,
+    /// Access as the daemon of this node has it.
+    pub kubeconfig: PathBuf,
     pub client: Client,
     pub images: Api<NodeImage>,
 }
 
 impl Node {
+    /// On the API server that the tests share.
     pub async fn make(name: &str) -> Self {
         let plane = tokio::task::spawn_blocking(|| &*PLANE).await.unwrap();
+        Self::on(plane, name).await
+    }
+
+    /// On an API server of the test's own.
+    pub async fn on(plane: &ControlPlane, name: &str) -> Self {
         let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
         plane.apply(&node.to_string()).unwrap();
         let kubeconfig = kube::config::Kubeconfig::read_from(plane.kubeconfig()).unwrap();
@@ -41,18 +52,15 @@ impl Node {
         let images = Api::all(client.clone());
         Self {
             name: name.to_owned(),
+            kubeconfig: plane
+                .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(name))
+                .unwrap(),
             client,
             images,
         }
     }
 
-    /// Access as the daemon of this node has it.
-    pub fn kubeconfig(&self) -> PathBuf {
-        PLANE
-            .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(&self.name))
-            .unwrap()
-    }
-
+    /// Applies an object to the API server that the tests share.
     pub fn apply(&self, object: &Value) {
         PLANE.apply(&object.to_string()).unwrap();
     }

@@ -77,10 +77,7 @@ impl Duty {
                     Ok((_, (key, run, ended))) => self.ended(&key, run, ended),
                     Err(error) => self.broke(&error),
                 },
-                Some((key, run, progress)) = self.bytes.recv() => {
-                    self.speeds.sample(&key, progress.done, Instant::now());
-                    self.board.advance(&key, run, progress);
-                }
+                Some((key, run, progress)) = self.bytes.recv() => self.advanced(&key, run, progress),
                 Some(written) = self.writes.join_next() => self.wrote(written.ok()),
                 Ok(()) = runtimes.changed() => {}
                 () = nap(wake) => {}
@@ -212,6 +209,14 @@ impl Duty {
         let now = self.ctx.cluster.clock.now();
         if self.board.ended(key, run, ended, now) == Outcome::Over {
             self.tell_end(key, now);
+        }
+    }
+
+    /// Bytes have come; those of an attempt that was stopped meanwhile do not count.
+    fn advanced(&mut self, key: &TagKey, run: u64, progress: Progress) {
+        if self.running.get(key).is_some_and(|(current, _)| *current == run) {
+            self.speeds.sample(key, progress.done, Instant::now());
+            self.board.advance(key, run, progress);
         }
     }
 
