@@ -6,9 +6,13 @@ use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use http::{HeaderValue, Request, Response};
-use kube::client::{Body, ClientBuilder};
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use kube::client::retry::RetryPolicy;
+use kube::client::{Body, ConfigExt};
 use kube::config::{Config, KubeConfigOptions, Kubeconfig};
-use tower::{Layer, Service};
+use tower::retry::RetryLayer;
+use tower::{BoxError, Layer, Service, ServiceBuilder};
 
 use super::{Clock, Error};
 
@@ -34,9 +38,35 @@ pub(super) async fn connect(options: &Options, clock: Clock) -> Result<kube::Cli
         ))
     })?;
     config.headers.push((http::header::USER_AGENT, agent));
-    let builder = ClientBuilder::try_from(config).map_err(|e| Error::Config(e.to_string()))?;
-    Ok(builder.with_layer(&LearnTime { clock }).build())
+    stack(&config, clock).map_err(|e| Error::Config(e.to_string()))
 }
+
+/// The client as kube itself puts it together, but for the connection: without `TCP_NODELAY` every write
+/// waits some 40 ms for the acknowledgement of its own headers, and without keep-alive a watch does not
+/// notice that its server has vanished.
+fn stack(config: &Config, clock: Clock) -> Result<kube::Client, kube::Error> {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(config.connect_timeout);
+    tcp.set_keepalive(Some(KEEPALIVE));
+    tcp.set_keepalive_interval(Some(KEEPALIVE / 3));
+    tcp.set_keepalive_retries(Some(3));
+    let tls = config.rustls_https_connector_with_connector(tcp)?;
+    let http = hyper_util::client::legacy::Builder::new(TokioExecutor::new()).build::<_, Body>(tls);
+    let service = ServiceBuilder::new()
+        .layer(LearnTime { clock })
+        .layer(config.base_uri_layer())
+        .layer(RetryLayer::new(RetryPolicy::server_retry()))
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(http);
+    Ok(kube::Client::new(service, config.default_namespace.clone()))
+}
+
+/// How long a connection may be silent before its other end is asked whether it is there.
+const KEEPALIVE: Duration = Duration::from_secs(30);
 
 async fn load(options: &Options) -> Result<Config, Error> {
     let Some(path) = &options.kubeconfig else {
