@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{Container, ContainerStatus, LifecycleHandler, Node, Pod};
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, LifecycleHandler, Pod};
 use serde_json::{Value, json};
 
 use super::node_image::default;
@@ -17,8 +17,8 @@ use crate::api::keys;
 pub(super) struct Seen {
     /// The Pod it names, if there is one.
     pub pod: Option<Pod>,
-    /// The Pod's node, if there is one.
-    pub node: Option<Node>,
+    /// Whether it is on a virtual node, where there is no daemon.
+    pub virtual_node: bool,
 }
 
 /// Whether the request may be created, and how it is completed.
@@ -38,7 +38,7 @@ pub(super) fn decide(asked: &Request, seen: &Seen) -> Decision {
     };
     check_containers(spec, pod, &mut problems);
     fill_in(&mut object, pod);
-    label(&mut object, pod, node, seen.node.as_ref());
+    label(&mut object, pod, node, seen.virtual_node);
     problems.decide(object, Vec::new())
 }
 
@@ -193,7 +193,7 @@ fn recorded(hook: &LifecycleHandler) -> Value {
     all
 }
 
-fn label(object: &mut Value, pod: &Pod, node_name: &str, node: Option<&Node>) {
+fn label(object: &mut Value, pod: &Pod, node_name: &str, virtual_node: bool) {
     let mut labels = object["metadata"]["labels"]
         .as_object()
         .cloned()
@@ -201,8 +201,7 @@ fn label(object: &mut Value, pod: &Pod, node_name: &str, node: Option<&Node>) {
     labels.insert(keys::CRR_ACTIVE.into(), json!(keys::TRUE));
     labels.insert(keys::CRR_NODE_NAME.into(), json!(keys::node_label(node_name)));
     labels.insert(keys::CRR_POD_UID.into(), json!(pod.metadata.uid));
-    let of_node = node.and_then(|node| node.metadata.labels.as_ref()?.get(keys::TYPE));
-    if of_node.is_some_and(|value| value == keys::TYPE_VIRTUAL_KUBELET) {
+    if virtual_node {
         labels.insert(keys::TYPE.into(), json!(keys::TYPE_VIRTUAL_KUBELET));
     }
     object["metadata"]["labels"] = Value::Object(labels);

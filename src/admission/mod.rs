@@ -8,6 +8,7 @@ mod bundle;
 mod certificates;
 mod container_recreate_request;
 mod image_pull_job;
+mod look;
 mod node_image;
 mod review;
 mod selector;
@@ -100,16 +101,14 @@ pub async fn run(
     };
     let (bundle_tx, bundle_rx) = watch::channel(first);
     health.ready(CHECK, format!("serves on port {}", options.port));
+    let (look, looking) = look::Look::new(&cluster);
     let work = async {
+        let router = review::router(look, &options);
         tokio::join!(
             certificates::keep(&cluster, &options, &bundle_tx),
             webhooks::keep(&cluster, &options, bundle_rx.clone(), leading),
-            server::serve(
-                listener,
-                review::router(&cluster, &options),
-                bundle_rx.clone(),
-                &shutdown
-            ),
+            server::serve(listener, router, bundle_rx.clone(), &shutdown),
+            looking,
         )
     };
     shutdown.run_until_cancelled(work).await;

@@ -1,36 +1,26 @@
 //! Reviews: what the API server asks, and how our answers look. One route per kind and step.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
-use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::Api;
 use kube::core::DynamicObject;
 use kube::core::Status;
 use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
 use kube::core::conversion::{ConversionRequest, ConversionResponse, ConversionReview};
 use serde_json::{Value, json};
 
+use super::look::Look;
 use super::{Options, container_recreate_request, image_pull_job, node_image};
 use crate::api::{convert, keys};
-use crate::cluster::{Cluster, write};
 
 /// A list of thousands of objects is converted in one request.
 const LARGEST_CONVERSION: usize = 256 << 20;
 /// New and old object of at most 3 MiB each, and what surrounds them.
 const LARGEST_ADMISSION: usize = 16 << 20;
-/// What we read for an answer must be there by then; the API server waits 10 s for us.
-const READ: Duration = Duration::from_secs(5);
-/// The same where it is only for a warning; such a webhook is waited for 5 s.
-const GLANCE: Duration = Duration::from_secs(2);
-/// Nodes that are looked up for a warning.
-const LOOKED_UP: usize = 16;
-
 /// An answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Decision {
@@ -89,14 +79,14 @@ pub(super) struct Request {
 /// What every answer may need.
 #[derive(Clone)]
 struct Served {
-    cluster: Cluster,
+    look: Look,
     off: Arc<[(&'static str, &'static str)]>,
 }
 
 /// Paths as upstream's, which existing configurations may point at.
-pub(super) fn router(cluster: &Cluster, options: &Options) -> Router {
+pub(super) fn router(look: Look, options: &Options) -> Router {
     let served = Served {
-        cluster: cluster.clone(),
+        look,
         off: options.off.clone().into(),
     };
     let admission = Router::new()
@@ -151,7 +141,7 @@ async fn admit(
             code: 403,
             why: format!("feature gate {gate} of kruise-manager is off"),
         },
-        None => decide(&served.cluster, kind, mutate, &asked).await,
+        None => decide(&served.look, kind, mutate, &asked).await,
     };
     Json(answer(response, &asked.object, decision).into_review()).into_response()
 }
@@ -180,13 +170,13 @@ fn asked(request: &AdmissionRequest<DynamicObject>) -> Option<Request> {
     })
 }
 
-async fn decide(cluster: &Cluster, kind: &str, mutate: bool, asked: &Request) -> Decision {
+async fn decide(look: &Look, kind: &str, mutate: bool, asked: &Request) -> Decision {
     match (kind, mutate) {
-        ("nodeimage", true) => node_image::fill_in(asked, cluster.clock.now()),
+        ("nodeimage", true) => node_image::fill_in(asked, look.cluster.clock.now()),
         ("nodeimage", false) => node_image::check(asked),
         ("imagepulljob", true) => image_pull_job::fill_in(asked),
-        ("imagepulljob", false) => image_pull_job::check(asked, &unknown_nodes(cluster, asked).await),
-        (_, true) if asked.old.is_none() => match look_at_pod(cluster, asked).await {
+        ("imagepulljob", false) => image_pull_job::check(asked, &look.unknown_nodes(asked).await),
+        (_, true) if asked.old.is_none() => match look.at_pod(asked).await {
             Ok(seen) => container_recreate_request::decide(asked, &seen),
             Err(why) => Decision::Deny {
                 code: 500,
@@ -198,46 +188,6 @@ async fn decide(cluster: &Cluster, kind: &str, mutate: bool, asked: &Request) ->
             warnings: Vec::new(),
         },
     }
-}
-
-/// Pod and Node of a request to be created.
-async fn look_at_pod(cluster: &Cluster, asked: &Request) -> Result<container_recreate_request::Seen, String> {
-    let name = asked.object["spec"]["podName"].as_str().unwrap_or_default();
-    if name.is_empty() {
-        return Ok(container_recreate_request::Seen::default());
-    }
-    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &asked.namespace);
-    let nodes: Api<Node> = Api::all(cluster.client.clone());
-    let looking = async {
-        let pod = write::get(&pods, name).await?;
-        let node = pod.as_ref().and_then(|pod| pod.spec.as_ref()?.node_name.clone());
-        let node = match node {
-            Some(node) => write::get(&nodes, &node).await?,
-            None => None,
-        };
-        Ok::<_, crate::cluster::Error>(container_recreate_request::Seen { pod, node })
-    };
-    match tokio::time::timeout(READ, looking).await {
-        Ok(seen) => seen.map_err(|why| why.to_string()),
-        Err(_) => Err(format!("no answer within {READ:?}")),
-    }
-}
-
-/// Those of a job's nodes that do not exist, if that can be said in time; it is only for a warning.
-async fn unknown_nodes(cluster: &Cluster, asked: &Request) -> Vec<String> {
-    let named = asked.object["spec"]["selector"]["names"].as_array();
-    let names = named
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
-        .take(LOOKED_UP);
-    let nodes: Api<Node> = Api::all(cluster.client.clone());
-    let lookups = names.map(|name| {
-        let nodes = &nodes;
-        async move { matches!(write::get(nodes, name).await, Ok(None)).then(|| name.to_owned()) }
-    });
-    let all = tokio::time::timeout(GLANCE, futures::future::join_all(lookups)).await;
-    all.unwrap_or_default().into_iter().flatten().collect()
 }
 
 fn answer(mut response: AdmissionResponse, asked: &Value, decision: Decision) -> AdmissionResponse {

@@ -1,8 +1,6 @@
 //! What our webhook server fills in and refuses, and how the API server is kept pointed at it.
 
-use kruise::admission::webhooks;
 use serde_json::{Value, json};
-use xtask::cluster::wait;
 
 use crate::world::{PATIENCE, create, merge, refused, running, typed, world};
 
@@ -64,6 +62,27 @@ async fn requests_are_completed_from_the_pod() {
     .await;
     let goodbye = json!({ "metadata": { "labels": { "crr.apps.kruise.io/active": null } } });
     merge(&requests, name, goodbye).await.unwrap();
+}
+
+#[tokio::test]
+async fn requests_on_virtual_nodes_are_marked() {
+    let admin = world().admin().await;
+    let node = json!({ "apiVersion": "v1", "kind": "Node",
+        "metadata": { "name": "virtual", "labels": { "type": "virtual-kubelet" } } });
+    create(&typed(&admin, "v1", "Node", None), node).await.unwrap();
+    world().pod("on-virtual", Some("virtual"), running()).await;
+    let requests = typed(&admin, BETA, "ContainerRecreateRequest", Some("default"));
+    let start = std::time::Instant::now();
+    // The watch of virtual nodes may be a moment behind.
+    loop {
+        let made = create(&requests, request("on-virtual", json!([{ "name": "app" }])))
+            .await
+            .unwrap();
+        if made["metadata"]["labels"]["type"] == "virtual-kubelet" {
+            break;
+        }
+        assert!(start.elapsed() < PATIENCE, "the label does not come: {made}");
+    }
 }
 
 /// A policy takes a moment after its creation until the API server heeds it.
@@ -244,50 +263,4 @@ async fn node_images_are_completed_and_checked() {
         create(&images, image("forever", json!([{ "tag": "1" }]))).await,
         "spec.images[nginx].tags[0].pullPolicy.ttlSecondsAfterFinished: Required value",
     );
-}
-
-/// Where the authority is lost it comes back, and a webhook that another installation left under our name goes.
-#[tokio::test]
-async fn the_api_server_is_kept_pointed_at_us() {
-    let plane = &world().plane;
-    let crd = "nodeimages.apps.kruise.io";
-    let authority = |kind: &str, name: &str, path: &str| {
-        plane.kubectl(&["get", kind, name, &format!("--output=jsonpath={path}")])
-    };
-    let of_crd = "{.spec.conversion.webhook.clientConfig.caBundle}";
-    let of_hook = "{.webhooks[0].clientConfig.caBundle}";
-    let known = authority("crd", crd, of_crd).unwrap();
-    assert!(!known.is_empty());
-    assert_eq!(
-        authority("mutatingwebhookconfiguration", webhooks::MUTATING, of_hook).unwrap(),
-        known
-    );
-
-    let clear = r#"[{"op":"remove","path":"/spec/conversion/webhook/clientConfig/caBundle"}]"#;
-    plane
-        .kubectl(&["patch", "crd", crd, "--type=json", "--patch", clear])
-        .unwrap();
-    let foreign = r#"[{"op":"add","path":"/webhooks/-","value":{"name":"mpod.kb.io","sideEffects":"None",
-        "admissionReviewVersions":["v1"],"failurePolicy":"Ignore","clientConfig":{"url":"https://127.0.0.1:1/x"}}}]"#;
-    let hook = webhooks::MUTATING;
-    plane
-        .kubectl(&[
-            "patch",
-            "mutatingwebhookconfiguration",
-            hook,
-            "--type=json",
-            "--patch",
-            foreign,
-        ])
-        .unwrap();
-    wait::until(
-        "the authority comes back and the foreign webhook goes",
-        PATIENCE,
-        || {
-            let names = authority("mutatingwebhookconfiguration", hook, "{.webhooks[*].name}")?;
-            let back = authority("crd", crd, of_crd)? == known;
-            Ok((back && !names.contains("mpod")).then_some(()))
-        },
-    )
-    .unwrap();
 }

@@ -72,3 +72,54 @@ fn replicas_take_over_and_certificates_come_back() {
     );
     second.shutdown.cancel();
 }
+
+/// Where the authority is lost it comes back, and a webhook that another installation left under our name goes.
+#[test]
+fn the_api_server_is_kept_pointed_at_us() {
+    let plane = ControlPlane::start().unwrap();
+    install(&plane, "default");
+    let replica = Replica::start(&plane);
+    replica.leading.send(true).unwrap();
+    webhooks_answer(&plane);
+    let crd = "nodeimages.apps.kruise.io";
+    let authority = |kind: &str, name: &str, path: &str| {
+        plane.kubectl(&["get", kind, name, &format!("--output=jsonpath={path}")])
+    };
+    let of_crd = "{.spec.conversion.webhook.clientConfig.caBundle}";
+    let of_hook = "{.webhooks[0].clientConfig.caBundle}";
+    let known = authority("crd", crd, of_crd).unwrap();
+    assert!(!known.is_empty());
+    assert_eq!(
+        authority("mutatingwebhookconfiguration", webhooks::MUTATING, of_hook).unwrap(),
+        known
+    );
+
+    let clear = r#"[{"op":"remove","path":"/spec/conversion/webhook/clientConfig/caBundle"}]"#;
+    plane
+        .kubectl(&["patch", "crd", crd, "--type=json", "--patch", clear])
+        .unwrap();
+    let foreign = r#"[{"op":"add","path":"/webhooks/-","value":{"name":"mpod.kb.io","sideEffects":"None",
+        "admissionReviewVersions":["v1"],"failurePolicy":"Ignore","clientConfig":{"url":"https://127.0.0.1:1/x"}}}]"#;
+    let hook = webhooks::MUTATING;
+    plane
+        .kubectl(&[
+            "patch",
+            "mutatingwebhookconfiguration",
+            hook,
+            "--type=json",
+            "--patch",
+            foreign,
+        ])
+        .unwrap();
+    wait::until(
+        "the authority comes back and the foreign webhook goes",
+        PATIENCE,
+        || {
+            let names = authority("mutatingwebhookconfiguration", hook, "{.webhooks[*].name}")?;
+            let back = authority("crd", crd, of_crd)? == known;
+            Ok((back && !names.contains("mpod")).then_some(()))
+        },
+    )
+    .unwrap();
+    replica.shutdown.cancel();
+}
