@@ -5,6 +5,7 @@
 mod containerd;
 mod daemon;
 mod faults;
+mod job;
 mod outage;
 mod secrets;
 #[path = "../support/mod.rs"]
