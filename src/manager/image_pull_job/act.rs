@@ -10,9 +10,9 @@ use kube::Api;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::entry::{Ask, Setting, add};
-use super::index::{Index, NodeName, Uid};
-use super::job::Job;
+use super::plan::entry::{Ask, Setting, add};
+use super::plan::index::{Index, NodeName, Uid};
+use super::plan::job::Job;
 use crate::api::node_image::{ImageSpec, NodeImage, ReferenceObject};
 use crate::cluster::{Error, EventType, Events, write};
 use crate::manager::Context;
@@ -178,7 +178,7 @@ impl Writer {
         for wish in wishes {
             index.refused(&wish.uid, &node);
             self.events.publish(
-                super::entry::owner(&wish.job),
+                super::plan::entry::owner(&wish.job),
                 EventType::Warning,
                 crate::api::keys::EVENT_PULL_FAILED,
                 "Assign",

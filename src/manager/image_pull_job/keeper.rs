@@ -9,8 +9,8 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::index::Uid;
-use super::job::Job;
+use super::plan::index::Uid;
+use super::plan::job::Job;
 use super::secrets::{Secrets, Sources};
 use crate::api::image_pull_job::ImagePullJob;
 use crate::api::keys;
@@ -128,7 +128,7 @@ async fn look_after(
 }
 
 fn warn(ctx: &Context, job: &Job, reason: &str, note: String) {
-    let about = super::entry::owner(job);
+    let about = super::plan::entry::owner(job);
     ctx.cluster
         .events
         .publish(about, EventType::Warning, reason, "CopySecrets", note);

@@ -3,19 +3,15 @@
 //! In:  ImagePullJobs, NodeImages, Nodes and Pods (watches), pull secrets (by name).
 //! Out: entries in NodeImages, status of jobs, copies of pull secrets, events.
 //!
-//! [`index`] knows which job waits for what on which node; `act` writes to nodes, `report` writes statuses,
+//! [`plan::index`] knows which job waits for what on which node; `act` writes to nodes, `report` writes statuses,
 //! and `keeper` does what a job needs before and after: finalizer, pull secrets, deletion.
 
 mod act;
-pub mod entry;
-pub mod index;
-pub mod job;
 mod keeper;
 mod observe;
 pub mod plan;
 mod report;
 mod secrets;
-pub mod work;
 
 use std::time::Duration;
 
@@ -23,8 +19,8 @@ use jiff::Timestamp;
 use tokio::sync::mpsc;
 
 use act::Writer;
-use index::Index;
 use observe::Changes;
+use plan::index::Index;
 use report::Reporter;
 
 use super::Context;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::index::{Index, Uid};
-use super::job::Job;
 use super::keeper::Resolved;
+use super::plan::index::{Index, Uid};
+use super::plan::job::Job;
 use crate::api::image_pull_job::ImagePullJob;
 use crate::cluster::Change;
 use crate::manager::Stores;

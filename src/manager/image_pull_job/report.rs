@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::index::{Index, Uid};
-use super::job::Job;
-use super::plan::{Verdict, judge, late};
+use super::plan::index::{Index, Uid};
+use super::plan::job::Job;
+use super::plan::status::{Verdict, judge, late};
 use crate::api::image_pull_job::{ImagePullJob, ImagePullJobStatus};
 use crate::cluster::{Cluster, Error, EventType, write};
 use crate::manager::Context;
@@ -153,7 +153,7 @@ impl Reporter {
         told.writing = true;
         if let Some(warning) = warning {
             self.cluster.events.publish(
-                super::entry::owner(&job),
+                super::plan::entry::owner(&job),
                 EventType::Warning,
                 warning.reason,
                 "Report",

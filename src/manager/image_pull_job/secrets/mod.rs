@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::job::Job;
+use super::plan::job::Job;
 use crate::api::keys;
 use crate::api::node_image::ReferenceObject;
 use crate::cluster::{Cluster, Error, Key, Mirror, mirror, write};

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::index::NodeName;
 use super::job::{Job, Targets};
-use super::plan::Tally;
+use super::status::Tally;
 use crate::api::node_image::ReferenceObject;
 use crate::cluster::Key;
 use crate::manager::view::{PodView, matches};

@@ -11,7 +11,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::job::{Job, Targets};
-use super::plan::Tally;
+use super::status::Tally;
 use super::work::{Seen, State, Work};
 use crate::api::node_image::{ImagePullPhase, ReferenceObject};
 use crate::cluster::Key;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::super::plan::judge;
+use super::super::status::judge;
 use super::*;
 use crate::api::image_pull_job::{
     CompletionPolicyType, ImagePullJob, ImagePullJobNodeSelector, ImagePullJobSpec,

@@ -204,5 +204,5 @@ fn status(
 }
 
 #[cfg(test)]
-#[path = "plan_tests.rs"]
+#[path = "status_tests.rs"]
 mod tests;
