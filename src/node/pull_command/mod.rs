@@ -20,7 +20,8 @@ use super::image_pull::plan::keyring::{self, Keyring};
 use crate::cri::{Options, Runtime, Runtimes};
 use plan::{Defaults, Wanted};
 
-const DOCKER_CONFIG: &str = "Docker configuration file";
+/// What errors call the content of the file that they name.
+const DOCKER_CONFIG: &str = "content";
 
 /// Options of `kruise-daemon pull`.
 #[derive(clap::Args, Clone, Debug)]
@@ -208,7 +209,9 @@ async fn runtime(socket_file: Option<PathBuf>) -> Result<Arc<dyn Runtime>, Error
     let runtimes = Runtimes::new(&Options::new(socket_file));
     runtimes.look().await;
     runtimes.first().ok_or_else(|| {
-        let words: Vec<String> = runtimes.health().into_iter().map(|h| h.words).collect();
+        // What follows the first part is for those who stay and wait.
+        let first = |words: &str| words.split("; ").next().unwrap_or_default().to_owned();
+        let words: Vec<String> = runtimes.health().iter().map(|h| first(&h.words)).collect();
         Error::NoRuntime(words.join("; "))
     })
 }
