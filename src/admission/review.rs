@@ -16,11 +16,15 @@ use serde_json::{Value, json};
 use super::look::Look;
 use super::{Options, container_recreate_request, image_pull_job, node_image};
 use crate::api::{convert, keys};
+use crate::ops::metrics::metrics;
 
 /// A list of thousands of objects is converted in one request.
 const LARGEST_CONVERSION: usize = 256 << 20;
 /// New and old object of at most 3 MiB each, and what surrounds them.
 const LARGEST_ADMISSION: usize = 16 << 20;
+/// The kinds that are answered for, in lower case.
+const KINDS: [&str; 3] = ["nodeimage", "imagepulljob", "containerrecreaterequest"];
+
 /// An answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Decision {
@@ -109,14 +113,30 @@ async fn converted(Json(review): Json<ConversionReview>) -> Response {
 fn answer_conversion(mut request: ConversionRequest) -> ConversionResponse {
     let to = request.desired_api_version.clone();
     let objects = std::mem::take(&mut request.objects);
+    let kind = objects
+        .first()
+        .and_then(|object| object["kind"].as_str())
+        .unwrap_or_default();
+    // What was sent by somebody is no label unless it is one of ours.
+    let kind = KINDS
+        .into_iter()
+        .find(|known| kind.eq_ignore_ascii_case(known))
+        .unwrap_or("other");
     let all: Result<Vec<_>, _> = objects
         .into_iter()
         .map(|object| convert::convert(object, &to))
         .collect();
     let response = ConversionResponse::for_request(request);
     match all {
-        Ok(objects) => response.success(objects),
-        Err(why) => response.failure(Status::failure(&why.to_string(), why.category()).with_code(422)),
+        Ok(objects) => {
+            count(kind, "convert", "allowed");
+            response.success(objects)
+        }
+        Err(why) => {
+            tracing::warn!(kind, %why, "cannot convert");
+            count(kind, "convert", "failed");
+            response.failure(Status::failure(&why.to_string(), why.category()).with_code(422))
+        }
     }
 }
 
@@ -143,7 +163,24 @@ async fn admit(
         },
         None => decide(&served.look, kind, mutate, &asked).await,
     };
+    let step = if mutate { "mutate" } else { "validate" };
+    match &decision {
+        Decision::Allow { .. } => count(kind, step, "allowed"),
+        Decision::Deny { code, why } => {
+            tracing::info!(kind, namespace = asked.namespace, why, "refused");
+            count(kind, step, if *code == 500 { "failed" } else { "refused" });
+        }
+    }
     Json(answer(response, &asked.object, decision).into_review()).into_response()
+}
+
+fn count(kind: &str, step: &str, result: &str) {
+    let labels = [
+        ("kind", kind.to_owned()),
+        ("step", step.to_owned()),
+        ("result", result.to_owned()),
+    ];
+    metrics().reviews.get_or_create(&labels).inc();
 }
 
 fn route(step: &str) -> Option<(&str, bool)> {
@@ -154,9 +191,7 @@ fn route(step: &str) -> Option<(&str, bool)> {
         step.strip_prefix("validate-apps-kruise-io-")
             .map(|kind| (kind, false))
     })?;
-    ["nodeimage", "imagepulljob", "containerrecreaterequest"]
-        .contains(&kind)
-        .then_some((kind, mutate))
+    KINDS.contains(&kind).then_some((kind, mutate))
 }
 
 fn asked(request: &AdmissionRequest<DynamicObject>) -> Option<Request> {

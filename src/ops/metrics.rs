@@ -23,6 +23,9 @@ pub struct Metrics {
     registry: Registry,
     /// Writes to the API server by `kind`, `verb` and `result` (`ok` or an error category).
     pub api_writes: Family<Labels<3>, Counter>,
+    /// Answers to admission and conversion reviews by `kind`, `step` (mutate, validate, convert) and `result`
+    /// (allowed, refused, failed).
+    pub reviews: Family<Labels<3>, Counter>,
     /// Broken watches by `kind`.
     pub watch_errors: Family<Labels<1>, Counter>,
     /// Events that were not written because the queue was full or the API server refused.
@@ -62,6 +65,7 @@ impl Metrics {
         let mut metrics = Self {
             registry: Registry::with_prefix("kruise"),
             api_writes: Family::default(),
+            reviews: Family::default(),
             watch_errors: Family::default(),
             events_dropped: Counter::default(),
             cri_calls: Family::new_with_constructor(call_seconds),
@@ -80,6 +84,11 @@ impl Metrics {
         let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
         r.register("build", "The version of this program", build);
         r.register("api_writes", "Writes to the API server", self.api_writes.clone());
+        r.register(
+            "reviews",
+            "Answers to admission and conversion reviews",
+            self.reviews.clone(),
+        );
         r.register("watch_errors", "Watches that broke", self.watch_errors.clone());
         r.register(
             "events_dropped",
