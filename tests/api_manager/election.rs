@@ -43,6 +43,7 @@ async fn a_second_replica_takes_over_within_five_seconds() {
     .await;
     asked(&admin, "elect-2", "nginx", "elect").await;
     let took = killed.elapsed();
+    println!("took over after {took:?}");
     assert!(took <= Duration::from_secs(5), "took over after {took:?}");
     answer(&admin, "elect-2", Answer::Succeeded).await;
     let ended = until(&jobs(&admin), "elect", "ended", completed).await;
