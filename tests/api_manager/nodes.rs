@@ -70,3 +70,35 @@ async fn a_virtual_node_has_none_and_a_nodeimage_for_tests_needs_no_node() {
             .is_none()
     );
 }
+
+#[tokio::test]
+async fn a_tag_that_no_daemon_answers_fails_and_then_goes_after_its_time() {
+    let admin = world().admin().await;
+    let images = Api::<NodeImage>::all(admin.client.clone());
+    let tag = |ttl: i32| {
+        json!([{ "tag": "1", "createdAt": "2020-01-01T00:00:00Z", "version": 3,
+            "pullPolicy": { "ttlSecondsAfterFinished": ttl } }])
+    };
+    let silent = json!({
+        "metadata": { "name": "silent", "labels": { "apps.kruise.io/fake-nodeimage": "true" } },
+        "spec": { "images": { "stays": { "tags": tag(86400) }, "goes": { "tags": tag(1) } } },
+    });
+    crate::world::create(&images, silent).await;
+    let failed = until(&images, "silent", "given up", |i: &NodeImage| {
+        let statuses = i.status.as_ref().map(|s| &s.image_statuses);
+        statuses.is_some_and(|s| s.contains_key("stays"))
+    })
+    .await;
+    let status = failed.status.unwrap();
+    let state = &status.image_statuses["stays"].tags[0];
+    assert_eq!((state.phase.as_str(), state.version), ("Failed", 3));
+    assert_eq!(
+        state.message.as_deref(),
+        Some("node has not responded for a long time")
+    );
+    let left = until(&images, "silent", "cleaned up", |i: &NodeImage| {
+        !i.spec.images.contains_key("goes")
+    })
+    .await;
+    assert!(left.spec.images.contains_key("stays"), "its time has not come");
+}
