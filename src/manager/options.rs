@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::Gates;
+use super::ignored::Ignored;
 use crate::admission;
 use crate::api::keys;
 use crate::ops::logs::Format;
@@ -97,6 +98,10 @@ pub struct Options {
     /// How log lines look; RUST_LOG chooses which there are
     #[arg(long, value_enum, default_value_t)]
     pub log_format: Format,
+
+    /// Flags of upstream's that change nothing here.
+    #[command(flatten)]
+    pub ignored: Ignored,
 }
 
 /// Reads a duration as Go writes it.
