@@ -58,7 +58,6 @@ const MANAGER_MAY: &[Access] = &[
     ("watch", "secrets", ""),
     ("create", "secrets", "kruise-daemon-config"),
     ("delete", "secrets", "kruise-daemon-config"),
-    ("get", "namespaces", ""),
     ("create", "leases.coordination.k8s.io", "kruise-system"),
     (
         "update",
@@ -73,6 +72,10 @@ const MANAGER_MAY: &[Access] = &[
 ];
 
 const MANAGER_MAY_NOT: &[Access] = &[
+    ("get", "namespaces", ""),
+    ("update", "imagepulljobs.apps.kruise.io", "default"),
+    ("update", "pods/status", "default"),
+    ("create", "containerrecreaterequests.apps.kruise.io", "default"),
     ("create", "secrets", "default"),
     ("update", "secrets", "default"),
     ("delete", "secrets", "default"),
