@@ -14,6 +14,7 @@ use super::act::{self, Job, News};
 use super::observe::{self, Eyes};
 use super::plan::{
     self, Act, Attempt, Begin, Memory, Now, Observed, Phase, Plan, PodSight, Request, RuntimeSight, Stage,
+    Write,
 };
 use super::report;
 use super::writer::Writer;
@@ -123,6 +124,7 @@ impl Machine {
         }
         self.running.retain(|key, _| !broken.contains(key));
         self.memory.attempts.retain(|key, _| alive(&key.request));
+        self.memory.targets.retain(|key, _| alive(&key.request));
         self.memory.settled.retain(|key, _| alive(&key.request));
         self.memory.unready_seen.retain(|uid, _| alive(uid));
         self.failures.retain(|key, _| alive(&key.request));
@@ -251,9 +253,9 @@ impl Machine {
             () = shutdown.cancelled() => return false,
             () = self.bell.notified() => {}
             Some(news) = self.news_rx.recv() => self.hear(news),
-            ended = self.writer.finished() => {
-                if let Some(request) = ended {
-                    self.told(&request);
+            stored = self.writer.finished() => {
+                if let Some((write, request)) = stored {
+                    self.told(&write, &request);
                 }
             }
             Some(_) = self.jobs.join_next() => {}
@@ -312,8 +314,20 @@ impl Machine {
         self.shared.board.show(&self.shared.ctx.live, &self.key, rows);
     }
 
-    /// Counts and logs a request whose end the API server has taken.
-    fn told(&self, request: &Request) {
+    /// Takes in that the API server has a status; counts and logs a request that has ended by it.
+    fn told(&mut self, write: &Write, request: &Request) {
+        for state in &write.status.states {
+            if let Some(target) = &state.target {
+                let key = plan::Key {
+                    request: write.request.clone(),
+                    container: state.name.clone(),
+                };
+                self.memory.targets.insert(key, target.clone());
+            }
+        }
+        if request.status.completed.is_none() {
+            return;
+        }
         let Some((_, since)) = self.seen_at.get(&request.uid) else {
             return;
         };

@@ -28,7 +28,7 @@ pub struct Writer {
     /// What our own writes brought and the watch has not shown yet, and since when.
     own: BTreeMap<String, (Arc<Request>, Duration)>,
     wanted: BTreeMap<String, Wanted>,
-    busy: JoinSet<(String, Written)>,
+    busy: JoinSet<(Write, Written)>,
     in_flight: BTreeSet<String>,
     /// Failed writes in a row, and when the next may be tried.
     pauses: BTreeMap<String, (u32, Duration)>,
@@ -133,10 +133,11 @@ impl Writer {
         next
     }
 
-    /// Waits for a write to end; for ever where there is none. Returns the request where that was its end.
-    pub async fn finished(&mut self) -> Option<Arc<Request>> {
+    /// Waits for a write to end; for ever where there is none. Returns what the API server has taken, and the
+    /// request as it is now.
+    pub async fn finished(&mut self) -> Option<(Write, Arc<Request>)> {
         match self.busy.join_next().await {
-            Some(Ok((uid, written))) => self.take(&uid, written),
+            Some(Ok((write, written))) => self.take(&write.request, written).map(|request| (write, request)),
             // A write that panicked is none; the next plan wants it again.
             Some(Err(_)) => {
                 self.in_flight.clear();
@@ -155,7 +156,7 @@ impl Writer {
                 self.pauses.remove(uid);
                 let request: Arc<Request> = Arc::from(request);
                 self.own.insert(uid.to_owned(), (Arc::clone(&request), now));
-                request.status.completed.is_some().then_some(request)
+                Some(request)
             }
             Written::Stale(request) => {
                 self.own.insert(uid.to_owned(), (Arc::from(request), now));
@@ -187,27 +188,25 @@ impl Writer {
             }
         }
         while let Some(ended) = self.busy.join_next().await {
-            if let Ok((uid, Written::Failed(error))) = ended {
-                tracing::warn!(request = uid, %error, "the last status was not written");
+            if let Ok((write, Written::Failed(error))) = ended {
+                tracing::warn!(request = write.request, %error, "the last status was not written");
             }
         }
     }
 }
 
 fn spawn(
-    busy: &mut JoinSet<(String, Written)>,
+    busy: &mut JoinSet<(Write, Written)>,
     in_flight: &mut BTreeSet<String>,
     shared: &Arc<Shared>,
     wanted: &Wanted,
 ) {
-    let uid = wanted.write.request.clone();
-    in_flight.insert(uid.clone());
-    let (shared, base, status) = (
-        Arc::clone(shared),
-        Arc::clone(&wanted.base),
-        wanted.write.status.clone(),
-    );
-    busy.spawn(async move { (uid, report::write(&shared.ctx.cluster, &base, &status).await) });
+    in_flight.insert(wanted.write.request.clone());
+    let (shared, base, write) = (Arc::clone(shared), Arc::clone(&wanted.base), wanted.write.clone());
+    busy.spawn(async move {
+        let written = report::write(&shared.ctx.cluster, &base, &write.status).await;
+        (write, written)
+    });
 }
 
 /// Whether `own` is a later version than `watched`. Versions of one kind are numbers that grow; where an API

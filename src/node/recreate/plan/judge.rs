@@ -156,9 +156,13 @@ impl Case<'_> {
         if let Some(target) = stored.and_then(|state| state.target.as_deref()) {
             return Some(target);
         }
-        let recorded = self.wanted.recorded.as_deref();
-        // A cluster with other CRDs drops our field; `isKilled` then says that the intent was written.
+        // A cluster with OpenKruise's own CRDs drops our field. Then our memory has it, and after a restart
+        // `isKilled` says that something was about to be stopped.
+        if let Some(target) = self.seen.memory.targets.get(&self.key()) {
+            return Some(target);
+        }
         let intended = stored.is_some_and(|state| state.killed);
+        let recorded = self.wanted.recorded.as_deref();
         recorded.filter(|_| !self.request.force || intended)
     }
 

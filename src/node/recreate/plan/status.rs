@@ -48,12 +48,15 @@ pub fn running(request: &Request, pod: &PodView, walk: &Walk, wait: Option<&Wait
         snapshot,
         ..request.status.clone()
     };
-    let mut write = write(request, status)?;
-    if !walk.record.is_empty() {
-        // The stop waits for it.
-        write.urgency = Urgency::Now;
+    if walk.record.is_empty() {
+        return write(request, status);
     }
-    Some(write)
+    // The stop waits for it, even where the API server says the same already but for what it dropped.
+    Some(Write {
+        request: request.uid.clone(),
+        status,
+        urgency: Urgency::Now,
+    })
 }
 
 /// The status of a request whose containers are done.

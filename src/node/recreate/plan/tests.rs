@@ -84,9 +84,16 @@ prop_compose! {
         crashes in prop::collection::vec(0_u64..120_000, 0..3),
         down in prop::option::of((0_u64..60_000, 0_u64..30_000)),
         deletion in prop::option::of(0_u64..60_000),
+        foreign_crds in any::<bool>(),
     ) -> World {
         let mut world = World::new(vec![a, b, c], vec![(0, one), (second_at, two)]);
         world.crashes = crashes;
+        world.foreign_crds = foreign_crds;
+        if foreign_crds {
+            // OpenKruise's admission fails closed, so its requests always say what ran.
+            let wanted = world.arrivals.iter_mut().flat_map(|(_, request)| &mut request.containers);
+            wanted.for_each(|wanted| wanted.recorded = Some("set at creation".into()));
+        }
         world.api_down = down.map_or((0, 0), |(from, span)| (from, from + span));
         world.deletions = deletion.map(|at| (at, "one".to_owned())).into_iter().collect();
         world

@@ -245,6 +245,8 @@ pub enum Stage {
 pub struct Memory {
     /// Stops begun.
     pub attempts: BTreeMap<Key, Attempt>,
+    /// IDs (with scheme) that the API server was told are to be replaced; it may have dropped them.
+    pub targets: BTreeMap<Key, String>,
     /// Containers that are done, though the API server may not know it yet.
     pub settled: BTreeMap<Key, Settled>,
     /// When a request's condition `PreRecreateGrace` was first seen true, by request UID.

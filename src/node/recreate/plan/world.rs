@@ -94,6 +94,8 @@ pub struct World {
     pub crashes: Vec<Ms>,
     /// From when to when the API server takes no writes.
     pub api_down: (Ms, Ms),
+    /// Whether the API server drops the field that is ours.
+    pub foreign_crds: bool,
     pub memory: Memory,
     pub seen_running: BTreeMap<String, Duration>,
     pub dirty: BTreeMap<String, Ms>,
@@ -116,6 +118,7 @@ impl World {
             deletions: Vec::new(),
             crashes: Vec::new(),
             api_down: (0, 0),
+            foreign_crds: false,
             memory: Memory::default(),
             seen_running: BTreeMap::new(),
             dirty: BTreeMap::new(),
