@@ -6,6 +6,7 @@ use clap::Args;
 
 use super::control::DEFAULT_SOCKET;
 use crate::ops::logs::Format;
+use crate::ops::upstream_flags::UpstreamFlags;
 
 /// Options of `kruise-daemon` without a subcommand.
 #[derive(Args, Clone, Debug)]
@@ -46,6 +47,10 @@ pub struct Options {
     /// How log lines look; RUST_LOG chooses which there are
     #[arg(long, value_enum, default_value_t)]
     pub log_format: Format,
+
+    /// Flags of the Go daemon that have no effect here
+    #[command(flatten)]
+    pub upstream: UpstreamFlags,
 }
 
 /// Pulls at once, unless asked otherwise.

@@ -5,6 +5,7 @@ pub mod http;
 pub mod logs;
 pub mod metrics;
 pub mod supervise;
+pub mod upstream_flags;
 
 pub use health::Health;
 pub use supervise::Supervisor;
