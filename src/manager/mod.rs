@@ -7,7 +7,6 @@
 pub mod container_recreate;
 mod context;
 mod gates;
-mod ignored;
 pub mod image_pull_job;
 pub mod node_image;
 mod options;

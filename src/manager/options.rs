@@ -6,10 +6,10 @@ use std::time::Duration;
 use clap::Args;
 
 use super::Gates;
-use super::ignored::Ignored;
 use crate::admission;
 use crate::api::keys;
 use crate::ops::logs::Format;
+use crate::ops::upstream_flags::UpstreamFlags;
 
 /// Options of `kruise-manager`.
 #[derive(Args, Clone, Debug)]
@@ -101,7 +101,7 @@ pub struct Options {
 
     /// Flags of upstream's that change nothing here.
     #[command(flatten)]
-    pub ignored: Ignored,
+    pub upstream: UpstreamFlags,
 }
 
 /// Reads a duration as Go writes it.
@@ -116,7 +116,41 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    #[test]
+    fn the_arguments_of_upstreams_deployment_are_taken() {
+        let args = [
+            "manager",
+            "--enable-leader-election",
+            "--metrics-addr=127.0.0.1:8080",
+            "--health-probe-addr=:8000",
+            "--logtostderr=true",
+            "--leader-election-namespace=kruise-system",
+            "--v=4",
+            "--feature-gates=",
+            "--sync-period=0",
+            "--rest-config-qps",
+            "30",
+        ];
+        let options = Cli::try_parse_from(args).unwrap().options;
+        assert!(options.enable_leader_election);
+        let named: Vec<_> = options.upstream.given().map(|(flag, _)| flag).collect();
+        assert_eq!(
+            named,
+            ["--logtostderr", "--v", "--sync-period", "--rest-config-qps"]
+        );
+        let off = Cli::try_parse_from(["manager", "--enable-leader-election=false"]).unwrap();
+        assert!(!off.options.enable_leader_election);
+    }
 
     #[test]
     fn durations_are_read_as_go_writes_them() {

@@ -43,9 +43,7 @@ pub enum Error {
 pub async fn run(options: Options) -> Result<(), Error> {
     logs::init(options.log_format);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "kruise-manager starts");
-    for (flag, why) in options.ignored.given() {
-        tracing::warn!(flag, why, "this flag means nothing here");
-    }
+    options.upstream.tell();
     for gate in options.feature_gates.unknown() {
         tracing::warn!(gate, "this feature gate means nothing here");
     }

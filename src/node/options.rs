@@ -48,7 +48,11 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t)]
     pub log_format: Format,
 
-    /// Flags of the Go daemon that have no effect here
+    /// Upstream's gates; the daemon has none, so that nothing of it can be off by accident
+    #[arg(long, hide = true)]
+    pub feature_gates: Option<String>,
+
+    /// Flags of the Go daemon that change nothing here
     #[command(flatten)]
     pub upstream: UpstreamFlags,
 }

@@ -1,72 +1,67 @@
-//! Flags that an OpenKruise manifest may carry and that need no action here.
-//!
-//! A chart written for the Go programs must not stop ours from starting, so these are taken, and said to
-//! have no effect, instead of being refused.
+//! Flags of upstream's programs that have no meaning here, taken so that the arguments of its manifests start ours.
 
 use clap::Args;
 
-/// Flags of the Go programs that mean nothing to us.
+/// Flags that change nothing; each that is given is named in the log.
 #[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Taken for compatibility, without effect")]
 pub struct UpstreamFlags {
-    /// klog's verbosity; use RUST_LOG
-    #[arg(long = "v", short = 'v', value_name = "LEVEL", hide_short_help = true)]
-    verbosity: Option<String>,
-    /// Logs always go to standard error
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", hide_short_help = true)]
+    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "true")]
     logtostderr: Option<String>,
-    /// Upstream's gates; what each of them stands for is on here, see docs/operations.md
-    #[arg(long, value_name = "NAME=BOOL,…", hide_short_help = true)]
-    feature_gates: Option<String>,
-    /// There is no profiling listener
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", hide_short_help = true)]
-    enable_pprof: Option<String>,
-    /// There is no profiling listener
-    #[arg(long, value_name = "ADDRESS", hide_short_help = true)]
-    pprof_addr: Option<String>,
-    /// Requests are paced by the API server, not by a rate
-    #[arg(long, value_name = "N", hide_short_help = true)]
+    #[arg(long = "v", short = 'v', hide = true)]
+    v: Option<String>,
+    #[arg(long, hide = true)]
+    sync_period: Option<String>,
+    #[arg(long, hide = true, allow_hyphen_values = true)]
     rest_config_qps: Option<String>,
-    /// Requests are paced by the API server, not by a rate
-    #[arg(long, value_name = "N", hide_short_help = true)]
+    #[arg(long, hide = true, allow_hyphen_values = true)]
     rest_config_burst: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "true")]
+    allow_privileged: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "true")]
+    enable_pprof: Option<String>,
+    #[arg(long, hide = true)]
+    pprof_addr: Option<String>,
+    #[arg(long, hide = true)]
+    expectation_timeout: Option<String>,
 }
 
 impl UpstreamFlags {
-    /// The names of the flags that were given.
-    #[must_use]
-    pub fn given(&self) -> Vec<&'static str> {
-        let Self {
-            verbosity,
-            logtostderr,
-            feature_gates,
-            enable_pprof,
-            pprof_addr,
-            rest_config_qps,
-            rest_config_burst,
-        } = self;
-        [
-            ("--v", verbosity),
-            ("--logtostderr", logtostderr),
-            ("--feature-gates", feature_gates),
-            ("--enable-pprof", enable_pprof),
-            ("--pprof-addr", pprof_addr),
-            ("--rest-config-qps", rest_config_qps),
-            ("--rest-config-burst", rest_config_burst),
-        ]
-        .into_iter()
-        .filter_map(|(name, value)| value.as_ref().map(|_| name))
-        .collect()
+    /// The flags that were given, with the reason why they mean nothing.
+    pub fn given(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let logs = "RUST_LOG and --log-format say what is logged";
+        let pace = "the API server sets the pace";
+        let all = [
+            (&self.logtostderr, "--logtostderr", logs),
+            (&self.v, "--v", logs),
+            (
+                &self.sync_period,
+                "--sync-period",
+                "nothing is synchronised by time",
+            ),
+            (&self.rest_config_qps, "--rest-config-qps", pace),
+            (&self.rest_config_burst, "--rest-config-burst", pace),
+            (
+                &self.allow_privileged,
+                "--allow-privileged",
+                "nothing asks for it",
+            ),
+            (&self.enable_pprof, "--enable-pprof", "there is no profiler"),
+            (&self.pprof_addr, "--pprof-addr", "there is no profiler"),
+            (
+                &self.expectation_timeout,
+                "--expectation-timeout",
+                "no wait is longer than 30 s",
+            ),
+        ];
+        all.into_iter()
+            .filter(|(value, ..)| value.is_some())
+            .map(|(_, flag, why)| (flag, why))
     }
 
-    /// Says in the log which of the given flags have no effect.
+    /// Says in the log which of the given flags change nothing, and why.
     pub fn tell(&self) {
-        let given = self.given();
-        if !given.is_empty() {
-            tracing::info!(
-                flags = given.join(" "),
-                "these flags are taken for compatibility and have no effect"
-            );
+        for (flag, why) in self.given() {
+            tracing::info!(flag, why, "this flag changes nothing");
         }
     }
 }
@@ -84,18 +79,20 @@ mod tests {
     }
 
     #[test]
-    fn the_arguments_of_upstreams_manifests_are_taken() {
-        let arguments = [
+    fn the_arguments_of_upstreams_daemon_set_are_taken() {
+        let args = [
             "x",
             "--logtostderr=true",
-            "-v=5",
-            "--feature-gates=AllAlpha=true,AllBeta=true",
+            "--v=5",
             "--enable-pprof=false",
+            "--rest-config-burst",
+            "-1",
         ];
-        let cli = Cli::try_parse_from(arguments).unwrap();
+        let cli = Cli::try_parse_from(args).unwrap();
+        let named: Vec<_> = cli.upstream.given().map(|(flag, _)| flag).collect();
         assert_eq!(
-            cli.upstream.given(),
-            ["--v", "--logtostderr", "--feature-gates", "--enable-pprof"]
+            named,
+            ["--logtostderr", "--v", "--rest-config-burst", "--enable-pprof"]
         );
     }
 }
