@@ -332,11 +332,8 @@ impl Machine {
             return;
         };
         let took = self.shared.now().mono.saturating_sub(*since);
-        let failed = request
-            .status
-            .states
-            .iter()
-            .any(|state| state.phase != Phase::Succeeded);
+        let states = &request.status.states;
+        let failed = states.iter().any(|state| state.phase != Phase::Succeeded);
         let result = if failed { "failed" } else { "succeeded" };
         metrics()
             .recreates
