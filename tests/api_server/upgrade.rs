@@ -198,3 +198,63 @@ async fn objects_of_the_older_version_are_stored_anew() {
     assert_eq!(get(&images, "old").await["spec"], asked);
     replica.shutdown.cancel();
 }
+
+/// A request that was made before our webhooks were there gets its labels once; from then on they stay.
+#[tokio::test]
+async fn labels_that_admission_did_not_set_can_be_set_once() {
+    let plane = ControlPlane::start().unwrap();
+    install(&plane, "crds");
+    install(&plane, "policies");
+    let requests = typed(
+        &connect(plane.kubeconfig()).await,
+        BETA,
+        "ContainerRecreateRequest",
+        Some("default"),
+    );
+    let made = |name: &str, labels: Value| {
+        json!({ "apiVersion": BETA, "kind": "ContainerRecreateRequest", "metadata": { "name": name, "labels": labels },
+                "spec": { "podName": "p", "containers": [{ "name": "app" }] } })
+    };
+    let labels = |uid: &str, node: &str| json!({ "crr.apps.kruise.io/pod-uid": uid, "crr.apps.kruise.io/node-name": node });
+    create(&requests, made("labelled", labels("uid-1", "n1")))
+        .await
+        .unwrap();
+    create(&requests, made("bare", json!({}))).await.unwrap();
+    let begun = std::time::Instant::now();
+    // The API server takes a moment to heed a new policy.
+    while merge(
+        &requests,
+        "labelled",
+        json!({ "metadata": { "labels": labels("uid-2", "n1") } }),
+    )
+    .await
+    .is_ok()
+    {
+        assert!(begun.elapsed() < PATIENCE, "the policy is not heeded");
+        merge(
+            &requests,
+            "labelled",
+            json!({ "metadata": { "labels": labels("uid-1", "n1") } }),
+        )
+        .await
+        .ok();
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    merge(
+        &requests,
+        "bare",
+        json!({ "metadata": { "labels": labels("uid-1", "n1") } }),
+    )
+    .await
+    .unwrap();
+    for label in ["pod-uid", "node-name"] {
+        let key = format!("crr.apps.kruise.io/{label}");
+        for value in [json!("other"), Value::Null] {
+            let change = json!({ "metadata": { "labels": { &key: value } } });
+            refused(
+                merge(&requests, "bare", change).await,
+                &format!("metadata.labels[{key}] cannot be changed"),
+            );
+        }
+    }
+}
