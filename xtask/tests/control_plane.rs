@@ -25,6 +25,12 @@ fn the_api_server_answers_stops_starts_and_leaves_nothing() {
     assert!(me.contains("system:serviceaccount:default:daemon"), "{me}");
     assert!(me.contains("authentication.kubernetes.io/node-name"), "{me}");
 
+    let created = |w: &serde_json::Value| w["verb"] == "patch" && w["objectRef"]["resource"] == "nodes";
+    assert!(
+        plane.writes().unwrap().iter().any(created),
+        "the Node's apply is in the audit log"
+    );
+
     plane.apiserver.kill().unwrap();
     assert!(plane.kubectl(&["get", "nodes", "--request-timeout=2s"]).is_err());
     plane.apiserver.start().unwrap();

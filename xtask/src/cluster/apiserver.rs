@@ -1,5 +1,6 @@
 //! kube-apiserver.
 
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -15,6 +16,9 @@ use crate::sandbox::Sandbox;
 
 /// The first address of the Services' range, where Pods find the API server.
 const SERVICE: &str = "10.96.0.1";
+
+/// File in the bed's folder with a line of JSON for each write but those of Leases: who, what, result.
+pub(super) const AUDIT_LOG: &str = "audit.log";
 
 pub(super) fn component(
     cache: &Cache,
@@ -46,7 +50,11 @@ pub(super) fn component(
     let proxy = certs.client("front-proxy", "front-proxy", &[])?;
     let (ca, key) = (certs.ca(), certs.service_account_key());
     let file = |flag: &str, path: &Path| format!("--{flag}={}", path.display());
+    let audit = sandbox.dir().join("audit-policy.json");
+    fs::write(&audit, audit_policy())?;
     let mut args = vec![
+        file("audit-policy-file", &audit),
+        file("audit-log-path", &sandbox.dir().join(AUDIT_LOG)),
         format!("--etcd-servers=http://{}:{}", ports.host, ports.etcd),
         format!("--secure-port={}", ports.apiserver),
         format!("--bind-address={}", ports.bind),
@@ -96,4 +104,18 @@ pub(super) fn component(
             .args(args)
             .ready(ready),
     )
+}
+
+fn audit_policy() -> String {
+    serde_json::json!({
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [
+            { "level": "None", "verbs": ["get", "list", "watch"] },
+            { "level": "None", "resources": [{ "group": "coordination.k8s.io", "resources": ["leases"] }] },
+            { "level": "Metadata" },
+        ],
+    })
+    .to_string()
 }

@@ -138,6 +138,16 @@ impl ControlPlane {
         self.certs.ca()
     }
 
+    /// Every write but those of Leases, as lines of JSON (`audit.k8s.io/v1` events at level Metadata).
+    pub fn writes(&self) -> Result<Vec<serde_json::Value>> {
+        let text = fs::read_to_string(self.dir().join(apiserver::AUDIT_LOG))?;
+        // The last line may still be on its way.
+        Ok(text
+            .lines()
+            .filter_map(|l| serde_json::from_str(l).ok())
+            .collect())
+    }
+
     /// A folder that goes with the bed; logs are here as `NAME.log`.
     pub fn dir(&self) -> &Path {
         self.sandbox.dir()
