@@ -90,12 +90,15 @@ impl Runtime {
 
     /// Runs `ctr` in the namespace of Kubernetes and returns what it prints.
     pub fn ctr(&self, args: &[&str]) -> Result<String> {
+        crate::process::finish(&mut self.ctr_command(args)?)
+    }
+
+    /// `ctr` in the namespace of Kubernetes, to be run.
+    pub fn ctr_command(&self, args: &[&str]) -> Result<Command> {
         let mut command = self.command(self.program("ctr")?);
-        crate::process::finish(
-            command
-                .args(["--namespace", "k8s.io", "--address", containerd::SOCKET])
-                .args(args),
-        )
+        command.args(["--namespace", "k8s.io", "--address", containerd::SOCKET]);
+        command.args(args);
+        Ok(command)
     }
 
     /// Limits what moves over the bed's loopback, registries included, so that a pull takes a while.

@@ -14,6 +14,7 @@ use crate::cluster::prepare::{self, NODE};
 use crate::cluster::{self, Cache, Image, KUBERNETES, Node, finish, run as run_program};
 use crate::codegen::repository;
 use crate::image::Binaries;
+use crate::wait;
 use screen::Screen;
 
 /// The image that the example job pulls. What the bed serves under this name is a stand-in of this size in MiB.
@@ -176,7 +177,7 @@ fn end(screen: &mut Screen, node: Node, keep: bool, started: Instant) -> Result<
 
 fn check_clean(dir: &Path, process: i32) -> Result<()> {
     let name = dir.file_name().context("the bed has no name")?.to_string_lossy();
-    cluster::wait::until("the end of all processes", Duration::from_secs(10), || {
+    wait::until("the end of all processes", Duration::from_secs(10), || {
         Ok((!Path::new(&format!("/proc/{process}/exe")).exists()).then_some(()))
     })?;
     ensure!(!dir.exists(), "{} is still there", dir.display());
