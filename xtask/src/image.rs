@@ -37,6 +37,11 @@ impl Binaries {
         })
     }
 
+    /// The folder of both.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Path of a program.
     pub fn path(&self, program: &str) -> PathBuf {
         self.dir.join(program)

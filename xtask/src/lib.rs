@@ -1,5 +1,6 @@
 //! The commands people type while working on kruise-rs, and the test bed that its tests run on.
 
+pub mod bench;
 pub mod cluster;
 pub mod codegen;
 pub mod demo;

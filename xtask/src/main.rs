@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use xtask::cluster::{self, Cache, Node};
-use xtask::{codegen, demo, test};
+use xtask::{bench, codegen, demo, test};
 
 /// The commands people type while working on kruise-rs.
 #[derive(Parser)]
@@ -19,6 +19,8 @@ enum Command {
     Demo(demo::Options),
     /// Run every test, those on real components included
     Test(test::Options),
+    /// Measure, side by side with the Go implementation where its folder is given
+    Bench(bench::Options),
     /// Write what is generated: deploy/crds and deploy/webhooks
     Codegen,
     /// Get what the tests and the demo need; what is there is skipped
@@ -33,6 +35,7 @@ fn main() -> Result<()> {
     match Arguments::parse().command {
         Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
+        Command::Bench(options) => bench::run(&options),
         Command::Codegen => codegen::run(),
         Command::Prepare => test::prepare_all(&Cache::open()?),
         Command::Up => up(),

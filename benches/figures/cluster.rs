@@ -1,0 +1,128 @@
+//! The few things that the rows do with the API server, the same for both implementations.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use futures::{StreamExt, TryStreamExt};
+use kube::api::{Api, DynamicObject, PostParams, WatchEvent, WatchParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::{ApiResource, GroupVersionKind};
+use kube::{Client, Config};
+use serde_json::Value;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+/// Group, version and kind.
+pub type Kind = (&'static str, &'static str, &'static str);
+pub const NODE_IMAGE: Kind = ("apps.kruise.io", "v1beta1", "NodeImage");
+pub const JOB: Kind = ("apps.kruise.io", "v1beta1", "ImagePullJob");
+pub const REQUEST: Kind = ("apps.kruise.io", "v1beta1", "ContainerRecreateRequest");
+pub const POD: Kind = ("", "v1", "Pod");
+pub const NODE: Kind = ("", "v1", "Node");
+
+/// How long any one thing may take.
+const BOUND: Duration = Duration::from_secs(180);
+
+/// A client for a kubeconfig.
+pub async fn client(path: &Path) -> Result<Client> {
+    let file = Kubeconfig::read_from(path)?;
+    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
+    Ok(Client::try_from(config)?)
+}
+
+/// The objects of a kind: in `namespace`, or of the cluster.
+pub fn api(client: &Client, kind: Kind, namespace: Option<&str>) -> Api<DynamicObject> {
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(kind.0, kind.1, kind.2));
+    match namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    }
+}
+
+/// Creates an object from JSON that has neither kind nor version.
+pub async fn create(
+    client: &Client,
+    kind: Kind,
+    namespace: Option<&str>,
+    object: Value,
+) -> Result<DynamicObject> {
+    let mut object = object;
+    object["apiVersion"] = if kind.0.is_empty() {
+        kind.1.into()
+    } else {
+        format!("{}/{}", kind.0, kind.1).into()
+    };
+    object["kind"] = kind.2.into();
+    let object: DynamicObject = serde_json::from_value(object)?;
+    let made = api(client, kind, namespace)
+        .create(&PostParams::default(), &object)
+        .await;
+    made.with_context(|| format!("cannot create {} {:?}", kind.2, object.metadata.name))
+}
+
+/// Objects with the time at which they were seen.
+pub type Seen = UnboundedReceiver<(Instant, DynamicObject)>;
+
+/// Watches from now on; the watch is established when this returns.
+pub async fn watch(client: &Client, kind: Kind, namespace: Option<&str>) -> Result<Seen> {
+    let api = api(client, kind, namespace);
+    let list = api
+        .list_metadata(&kube::api::ListParams::default().limit(1))
+        .await?;
+    let version = list.metadata.resource_version.context("a list without version")?;
+    let params = WatchParams::default().timeout(280);
+    let mut stream = api.watch(&params, &version).await?.boxed();
+    let (seen_tx, seen_rx) = unbounded_channel();
+    tokio::spawn(async move {
+        while let Ok(Some(event)) = stream.try_next().await {
+            if let WatchEvent::Added(object) | WatchEvent::Modified(object) = event
+                && seen_tx.send((Instant::now(), object)).is_err()
+            {
+                break;
+            }
+        }
+    });
+    Ok(seen_rx)
+}
+
+/// The moment at which `done` first held of the object `name`.
+pub async fn seen(watch: &mut Seen, name: &str, done: impl Fn(&Value) -> bool) -> Result<(Instant, Value)> {
+    let find = async {
+        while let Some((at, object)) = watch.recv().await {
+            if object.metadata.name.as_deref() == Some(name) && done(&object.data) {
+                return Ok((at, object.data));
+            }
+        }
+        bail!("the watch ended")
+    };
+    tokio::time::timeout(BOUND, find)
+        .await
+        .with_context(|| format!("{name}: not there after {BOUND:?}"))?
+}
+
+/// Waits until `done` holds of an object that exists.
+pub async fn until(
+    client: &Client,
+    kind: Kind,
+    namespace: Option<&str>,
+    name: &str,
+    done: impl Fn(&Value) -> bool,
+) -> Result<DynamicObject> {
+    let api = api(client, kind, namespace);
+    let start = Instant::now();
+    while start.elapsed() < BOUND {
+        if let Some(object) = api.get_opt(name).await?
+            && done(&object.data)
+        {
+            return Ok(object);
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    bail!("{} {name}: not there after {BOUND:?}", kind.2)
+}
+
+/// The middle one; of an even number, the later one.
+pub fn median(mut values: Vec<Duration>) -> Duration {
+    values.sort_unstable();
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}

@@ -1,0 +1,90 @@
+//! Image rows: a job for an image that is there, and one that really pulls.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use kruise::cri::client::Client as Cri;
+use kruise::cri::{PullRequest, Runtime as _};
+use serde_json::json;
+use xtask::cluster::Image;
+
+use crate::cluster::{self, JOB, median};
+use crate::report::Figures;
+use crate::side::Side;
+
+const RUNS: usize = 5;
+const MEBIBYTES: usize = 32;
+
+pub async fn measure(side: &Side, figures: &mut Figures) -> Result<()> {
+    job(side, "warm", "busybox:1.36").await?;
+    let mut present = Vec::new();
+    for run in 0..RUNS {
+        present.push(job(side, &format!("present-{run}"), "busybox:1.36").await?);
+    }
+    figures.job_present = Some(median(present));
+
+    let registry = &side.node.runtime.registry;
+    let (cri, _) = Cri::connect(&side.node.runtime.socket()).await?;
+    let (mut bare, mut pulled) = (Vec::new(), Vec::new());
+    for run in 0..3 {
+        // Two images of one size: what is on the node already would not be pulled.
+        for part in ["bare", "job"] {
+            registry.push(
+                &format!("bench/{part}:{run}"),
+                &Image::scratch().random(MEBIBYTES).cmd(["none"]),
+            )?;
+        }
+        let start = Instant::now();
+        cri.pull_image(&request(&format!("docker.io/bench/bare:{run}")))
+            .await?;
+        bare.push(start.elapsed());
+        pulled.push(
+            job(
+                side,
+                &format!("pull-{run}"),
+                &format!("docker.io/bench/job:{run}"),
+            )
+            .await?,
+        );
+    }
+    figures.job_pull_above_bare = Some(median(pulled).saturating_sub(median(bare)));
+    Ok(())
+}
+
+/// Time from create to the completion that a watching client sees.
+async fn job(side: &Side, name: &str, image: &str) -> Result<Duration> {
+    let mut watch = cluster::watch(&side.client, JOB, Some("default")).await?;
+    let spec = json!({
+        "image": image,
+        "parallelism": 1,
+        "selector": { "names": [side.node.name()] },
+        "completionPolicy": { "type": "Always" },
+    });
+    let start = Instant::now();
+    cluster::create(
+        &side.client,
+        JOB,
+        Some("default"),
+        json!({ "metadata": { "name": name }, "spec": spec }),
+    )
+    .await?;
+    let ended = |job: &serde_json::Value| job["status"]["completionTime"].is_string();
+    let (at, job) = cluster::seen(&mut watch, name, ended).await?;
+    ensure!(
+        job["status"]["succeeded"] == 1,
+        "{name} did not succeed: {}",
+        job["status"]
+    );
+    Ok(at - start)
+}
+
+fn request(image: &str) -> PullRequest {
+    PullRequest {
+        image: image.to_owned(),
+        auth: None,
+        labels: BTreeMap::new(),
+        annotations: BTreeMap::new(),
+        timeout: Duration::from_secs(60),
+    }
+}

@@ -1,0 +1,156 @@
+//! Rows on container recreation.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::cluster::{self, POD, REQUEST, median};
+use crate::report::Figures;
+use crate::side::Side;
+
+const RUNS: usize = 5;
+const DEFAULT: Option<&str> = Some("default");
+
+pub async fn measure(side: &Side, figures: &mut Figures) -> Result<()> {
+    let (mut exit, mut completed, mut own, mut writes) = (vec![], vec![], vec![], 0);
+    for run in 0..RUNS {
+        let one = recreate(side, &format!("one-{run}"), "kruise-test/term:1", 1).await?;
+        exit.push(one.exit.context("no exit was seen")?);
+        completed.push(one.completed);
+        own.push(one.own);
+        writes = writes.max(one.writes);
+    }
+    figures.recreate_exit = Some(median(exit));
+    figures.recreate_completed = Some(median(completed));
+    figures.recreate_own = Some(median(own));
+    figures.recreate_writes = Some(writes);
+    let mut three = vec![];
+    for run in 0..3 {
+        three.push(
+            recreate(side, &format!("three-{run}"), "kruise-test/slow-stop:1", 3)
+                .await?
+                .completed,
+        );
+    }
+    figures.recreate_three = Some(median(three));
+    Ok(())
+}
+
+struct Outcome {
+    /// From create until the first task ended.
+    exit: Option<Duration>,
+    /// From create until the request says Completed.
+    completed: Duration,
+    /// Of that, what is not kubelet's: before the exit, and after the Pod was seen Ready again.
+    own: Duration,
+    /// Writes of all but kubelet, the user's create included, events not.
+    writes: usize,
+}
+
+/// A fresh Pod, for kubelet delays a container's second restart.
+async fn recreate(side: &Side, name: &str, image: &str, containers: usize) -> Result<Outcome> {
+    let names: Vec<String> = (0..containers).map(|n| format!("c{n}")).collect();
+    let parts: Vec<Value> = names
+        .iter()
+        .map(|n| json!({ "name": n, "image": image }))
+        .collect();
+    let pod = json!({ "metadata": { "name": name }, "spec": { "containers": parts, "terminationGracePeriodSeconds": 1 } });
+    cluster::create(&side.client, POD, DEFAULT, pod).await?;
+    cluster::until(&side.client, POD, DEFAULT, name, ready).await?;
+    // The traps of the images' shells are set a moment after the start.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+
+    let (mut events, mut exits) = exits(side)?;
+    let mut requests = cluster::watch(&side.client, REQUEST, DEFAULT).await?;
+    let mut pods = cluster::watch(&side.client, POD, DEFAULT).await?;
+    let asked: Vec<Value> = names.iter().map(|n| json!({ "name": n })).collect();
+    let spec =
+        json!({ "podName": name, "containers": asked, "strategy": { "terminationGracePeriodSeconds": 10 } });
+    let start = Instant::now();
+    cluster::create(
+        &side.client,
+        REQUEST,
+        DEFAULT,
+        json!({ "metadata": { "name": name }, "spec": spec }),
+    )
+    .await?;
+    let ended = |r: &Value| r["status"]["completionTime"].is_string();
+    let (at, request) = cluster::seen(&mut requests, name, ended).await?;
+    ensure!(
+        request["status"]["phase"] == "Completed",
+        "{name}: {}",
+        request["status"]
+    );
+    let again =
+        |p: &Value| ready(p) && p["status"]["containerStatuses"][0]["restartCount"].as_i64() >= Some(1);
+    let (back, _) = cluster::seen(&mut pods, name, again).await?;
+    let exit = exits.try_recv().ok().map(|e| e - start);
+    events.kill()?;
+    events.wait()?;
+    let completed = at - start;
+    let own = exit.unwrap_or_default() + at.saturating_duration_since(back);
+    // Late writes count too.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let writes = writes(side, name)?;
+    cluster::api(&side.client, POD, DEFAULT)
+        .delete(name, &Default::default())
+        .await?;
+    Ok(Outcome {
+        exit,
+        completed,
+        own,
+        writes,
+    })
+}
+
+fn ready(pod: &Value) -> bool {
+    let conditions = pod["status"]["conditions"].as_array();
+    conditions.is_some_and(|c| c.iter().any(|c| c["type"] == "Ready" && c["status"] == "True"))
+}
+
+/// The ends of tasks, as containerd tells them.
+fn exits(side: &Side) -> Result<(Child, UnboundedReceiver<Instant>)> {
+    let mut command = side.node.runtime.ctr_command(&["events"])?;
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+    let output = child.stdout.take().context("no output")?;
+    let (exit_tx, exit_rx) = unbounded_channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            if line.contains(" /tasks/exit ") && exit_tx.send(Instant::now()).is_err() {
+                break;
+            }
+        }
+    });
+    if child.try_wait()?.is_some() {
+        bail!("ctr events ended");
+    }
+    Ok((child, exit_rx))
+}
+
+/// Accepted writes to the request and, while it was there, to its Pod, but kubelet's and the control plane's own.
+fn writes(side: &Side, name: &str) -> Result<usize> {
+    let all = side.node.plane.writes()?;
+    let user = |w: &Value| w["user"]["username"].as_str().unwrap_or_default().to_owned();
+    let mut made = false;
+    let mut count = 0;
+    for write in &all {
+        let object = &write["objectRef"];
+        let resource = object["resource"].as_str().unwrap_or_default();
+        made |=
+            resource == "containerrecreaterequests" && (object["name"] == name || write["verb"] == "create");
+        let theirs = [
+            "system:node:",
+            "system:serviceaccount:kube-system:",
+            "system:kube-",
+        ];
+        let ours = !theirs.iter().any(|t| user(write).starts_with(t)) && user(write) != "admin";
+        if made && ours && object["name"] == name && write["responseStatus"]["code"].as_i64() < Some(300) {
+            count += usize::from(["containerrecreaterequests", "pods"].contains(&resource));
+        }
+    }
+    Ok(count)
+}

@@ -1,0 +1,54 @@
+//! `cargo xtask bench`: measures, with `--peer` side by side with the Go implementation.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use crate::cluster::Cache;
+use crate::codegen::repository;
+use crate::image::Binaries;
+use crate::parts::prepare::{self, NODE, Part};
+
+/// Options of `cargo xtask bench`.
+#[derive(Args, Debug, Default)]
+pub struct Options {
+    /// Folder of the Go implementation (its `run.sh` and binaries)
+    #[arg(long, value_name = "DIR")]
+    peer: Option<PathBuf>,
+    /// Where the table goes; its section "Notes" is kept
+    #[arg(long, value_name = "FILE", default_value = "docs/benchmarks.md")]
+    out: PathBuf,
+}
+
+/// Builds the programs and runs the measurements.
+pub fn run(options: &Options) -> Result<()> {
+    let cache = Cache::open()?;
+    prepare::ensure(&cache, &NODE)?;
+    prepare::ensure(&cache, &[Part::Kwok])?;
+    let binaries = Binaries::build()?;
+    let mut cargo = Command::new("cargo");
+    cargo.args([
+        "bench",
+        "--quiet",
+        "--features",
+        "kruise-rs/cluster-tests",
+        "--bench",
+        "figures",
+    ]);
+    cargo
+        .current_dir(repository())
+        .env("KRUISE_BENCH_BINARIES", binaries.dir());
+    cargo.env("KRUISE_BENCH_OUT", std::path::absolute(&options.out)?);
+    if let Some(peer) = &options.peer {
+        let dir = peer
+            .canonicalize()
+            .with_context(|| format!("--peer {}", peer.display()))?;
+        cargo.env("KRUISE_BENCH_PEER", dir);
+    }
+    if !cargo.status().context("cannot start cargo")?.success() {
+        bail!("the measurements failed");
+    }
+    Ok(())
+}
