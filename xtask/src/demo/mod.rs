@@ -50,11 +50,25 @@ pub fn run(options: &Options) -> Result<()> {
     screen.title("kruise-rs: pull an image ahead of time, restart a container in place")?;
     let binaries = build(&mut screen)?;
     let node = start_node(&mut screen)?;
-    install(&mut screen, &node, &binaries)?;
-    pull::show(&mut screen, &node)?;
-    recreate::show(&mut screen, &node)?;
-    objects(&mut screen, &node)?;
+    if let Err(error) = show(&mut screen, &node, &binaries) {
+        let error = error.context(troubles(&node));
+        if options.keep {
+            screen.line(&format!(
+                "Left as it is: export KUBECONFIG={}",
+                node.plane.kubeconfig().display()
+            ))?;
+            node.keep()?;
+        }
+        return Err(error);
+    }
     end(&mut screen, node, options.keep, started)
+}
+
+fn show(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> {
+    install(screen, node, binaries)?;
+    pull::show(screen, node)?;
+    recreate::show(screen, node)?;
+    objects(screen, node)
 }
 
 fn build(screen: &mut Screen) -> Result<Binaries> {
@@ -120,12 +134,18 @@ fn install(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> 
             workload,
             "--timeout=120s",
         ];
-        node.plane.kubectl(&wait).with_context(|| troubles(node))?;
+        node.plane.kubectl(&wait)?;
     }
     screen.done(
         spin,
         &format!("{} objects applied, all Pods ready", applied.lines().count()),
     )?;
+    // The manager waits until a new node has been Ready for a while; a job before that finds no node.
+    let spin = screen.begin("Wait for the NodeImage of the node, which is new")?;
+    wait::until("the node's NodeImage", Duration::from_secs(60), || {
+        Ok(node.plane.kubectl(&["get", "nodeimage", node.name()]).ok())
+    })?;
+    screen.done(spin, "")?;
     let pods = node.plane.kubectl(&["get", "pods", "-n", "kruise-system"])?;
     screen.block(&pods)
 }

@@ -103,10 +103,7 @@ fn follow(screen: &mut Screen, node: &Node, status: &Receiver<Value>, start: Ins
     let job = node
         .plane
         .kubectl(&["get", "imagepulljob,nodeimage", "-o", "yaml"])?;
-    bail!(
-        "the job did not end within {BOUND:?}:\n{job}\n{}",
-        super::troubles(node)
-    )
+    bail!("the job did not end within {BOUND:?}:\n{job}")
 }
 
 /// Bytes done and in all of the image's pull.
