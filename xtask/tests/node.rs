@@ -22,9 +22,12 @@ fn a_pod_runs_is_reached_and_ends_with_the_bed() {
     node.plane
         .kubectl(&["wait", "pod/app", "--for=condition=Ready", "--timeout=60s"])
         .unwrap();
-    let answer = wait::until("an answer of the Service", Duration::from_secs(30), || {
-        let mut ask = node.runtime.command("bash");
+    let answer = wait::until("an answer of the Service", Duration::from_secs(90), || {
+        // Before kube-proxy has its rules a connection is not refused but lost, and would be tried for minutes.
+        let mut ask = node.runtime.command("timeout");
         ask.args([
+            "2",
+            "bash",
             "-c",
             r"exec 3<>/dev/tcp/10.96.7.7/80; printf 'GET / HTTP/1.0\r\n\r\n' >&3; cat <&3",
         ]);
