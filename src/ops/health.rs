@@ -1,12 +1,11 @@
 //! Health in words: what a probe, or a person, is told.
 //!
-//! Liveness is about ourselves: a pass of work that does not end. Readiness is about our surroundings:
+//! Liveness is about ourselves: an event loop that turns. Readiness is about our surroundings:
 //! stores that are not filled, a runtime that does not answer. A broken neighbour never restarts us.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 /// The health of the process; clones share it.
 #[derive(Clone, Debug, Default)]
@@ -17,7 +16,6 @@ pub struct Health {
 #[derive(Debug, Default)]
 struct Inner {
     readiness: BTreeMap<String, Result<String, String>>,
-    passes: BTreeMap<&'static str, (Instant, Duration)>,
 }
 
 /// What is answered to a probe.
@@ -40,40 +38,12 @@ impl Health {
         self.lock().readiness.insert(check.to_owned(), Err(why.into()));
     }
 
-    /// Marks that a pass of `task` has begun; the process counts as dead when it takes longer than `limit`.
-    /// The pass ends when the result is dropped.
-    #[must_use]
-    pub fn pass(&self, task: &'static str, limit: Duration) -> Pass {
-        self.lock().passes.insert(task, (Instant::now(), limit));
-        Pass {
-            health: self.clone(),
-            task,
-        }
-    }
-
-    /// The answer to `/healthz`.
+    /// The answer to `/healthz`. That it comes at all is what it says: all work shares the one event loop.
     #[must_use]
     pub fn live(&self) -> Answer {
-        let inner = self.lock();
-        let stuck: Vec<String> = inner
-            .passes
-            .iter()
-            .filter(|(_, (begun, limit))| begun.elapsed() > *limit)
-            .map(|(task, (begun, limit))| {
-                format!(
-                    "{task}: one pass takes {}s already, limit {}s\n",
-                    begun.elapsed().as_secs(),
-                    limit.as_secs()
-                )
-            })
-            .collect();
         Answer {
-            ok: stuck.is_empty(),
-            text: if stuck.is_empty() {
-                "ok".to_owned()
-            } else {
-                stuck.concat()
-            },
+            ok: true,
+            text: "ok".to_owned(),
         }
     }
 
@@ -99,37 +69,9 @@ impl Health {
     }
 }
 
-/// A pass of work in progress.
-#[derive(Debug)]
-pub struct Pass {
-    health: Health,
-    task: &'static str,
-}
-
-impl Drop for Pass {
-    fn drop(&mut self) {
-        self.health.lock().passes.remove(self.task);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_pass_that_does_not_end_is_named() {
-        let health = Health::default();
-        assert!(health.live().ok);
-        let pass = health.pass("image_pull", Duration::ZERO);
-        std::thread::yield_now();
-        let answer = health.live();
-        assert!(
-            !answer.ok && answer.text.starts_with("image_pull: "),
-            "{answer:?}"
-        );
-        drop(pass);
-        assert!(health.live().ok);
-    }
 
     #[test]
     fn readiness_says_every_check_in_words() {
