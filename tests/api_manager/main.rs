@@ -4,6 +4,8 @@
 mod election;
 mod jobs;
 mod nodes;
+mod old_daemon;
+mod old_versions;
 mod pods;
 mod requests;
 mod scale;

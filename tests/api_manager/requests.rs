@@ -12,7 +12,7 @@ use crate::world::{PATIENCE, api, merge_status, pod, runs, until, until_gone, wo
 type Requests = Api<ContainerRecreateRequest>;
 
 /// Creates a request; the API server takes none before it knows where our webhooks are.
-async fn create(requests: &Requests, name: &str, pod: &str, more: Value) -> ContainerRecreateRequest {
+pub async fn create(requests: &Requests, name: &str, pod: &str, more: Value) -> ContainerRecreateRequest {
     let mut spec = json!({ "podName": pod, "containers": [{ "name": "app" }] });
     spec.as_object_mut()
         .unwrap()

@@ -139,7 +139,7 @@ fn readiness(address: &str) -> String {
     answer
 }
 
-async fn connect(kubeconfig: &Path) -> Cluster {
+pub async fn connect(kubeconfig: &Path) -> Cluster {
     let options = Options {
         kubeconfig: Some(kubeconfig.to_owned()),
         component: "test".into(),

@@ -1,0 +1,278 @@
+//! A client that knows v1alpha1 alone in the place of a node's daemon, with the daemon's real token. It does what
+//! OpenKruise's daemon does: one step an event, pull status by whole updates, requests by update and patch.
+
+use futures::StreamExt;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kruise::api::container_recreate_request::{
+    ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestSyncContainerStatus as Snapshot,
+};
+use kruise::api::node_image::{ImagePullPhase, ImageStatus, ImageTagSpec, ImageTagStatus, NodeImageStatus};
+use kruise::api::v1alpha1::{
+    ContainerRecreateRequest, ContainerRecreateRequestContainerRecreateState as State,
+    ContainerRecreateRequestStatus, NodeImage,
+};
+use kruise::api::{keys, v1alpha1};
+use kruise::cluster::Cluster;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::runtime::watcher;
+use kube::{Resource, ResourceExt};
+use serde_json::json;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use xtask::cluster::Bound;
+
+use crate::world::{connect, world};
+
+/// The daemon of a node, until dropped.
+pub struct OldDaemon {
+    /// What it stops: container IDs.
+    pub stopped: UnboundedReceiver<String>,
+    /// Pulls go no further than 40 % until this is true.
+    pub pulls_may_end: watch::Sender<bool>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl OldDaemon {
+    /// Starts it as the daemon's account, with a token of its node.
+    pub async fn start(node: &'static str) -> Self {
+        let config = world()
+            .plane
+            .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(node))
+            .unwrap();
+        let cluster = connect(&config).await;
+        let (stopped_tx, stopped) = unbounded_channel();
+        let (pulls_may_end, may_end) = watch::channel(false);
+        let tasks = vec![
+            tokio::spawn(images(cluster.clone(), node, may_end)),
+            tokio::spawn(requests(cluster, node, stopped_tx)),
+        ];
+        Self {
+            stopped,
+            pulls_may_end,
+            tasks,
+        }
+    }
+}
+
+impl Drop for OldDaemon {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+/// A conflict means that another event is on its way; anything else is the end of the test.
+fn unless_conflict<T>(outcome: Result<T, kube::Error>) {
+    match outcome {
+        Err(kube::Error::Api(status)) if status.code == 409 => {}
+        Err(why) => panic!("the daemon was refused: {why}"),
+        Ok(_) => {}
+    }
+}
+
+async fn images(cluster: Cluster, node: &'static str, mut may_end: watch::Receiver<bool>) {
+    let api: Api<NodeImage> = Api::all(cluster.client.clone());
+    let own = watcher::Config::default().fields(&format!("metadata.name={node}"));
+    let mut events = std::pin::pin!(watcher(api.clone(), own));
+    while let Some(event) = events.next().await {
+        let (Ok(watcher::Event::Apply(mut image)) | Ok(watcher::Event::InitApply(mut image))) = event else {
+            continue;
+        };
+        let Some(status) = next_status(&image, Time(cluster.clock.now())) else {
+            continue;
+        };
+        if status.succeeded + status.failed > 0 && may_end.wait_for(|may| *may).await.is_err() {
+            return;
+        }
+        image.status = Some(status);
+        let outcome = api.replace_status(node, &PostParams::default(), &image).await;
+        unless_conflict(outcome);
+    }
+}
+
+/// The status one step further: Waiting, Pulling, ended. Nothing when all tags have ended.
+fn next_status(image: &NodeImage, now: Time) -> Option<NodeImageStatus> {
+    let before = image.status.clone().unwrap_or_default();
+    let mut status = NodeImageStatus::default();
+    for (name, spec) in &image.spec.images {
+        let known = |tag: &ImageTagSpec| {
+            let all = &before.image_statuses.get(name)?.tags;
+            let same = |s: &&ImageTagStatus| s.tag == tag.tag && s.version == tag.version;
+            all.iter().find(same).cloned()
+        };
+        let tags: Vec<_> = spec
+            .tags
+            .iter()
+            .map(|tag| step(name, tag, known(tag), &now))
+            .collect();
+        for tag in &tags {
+            match tag.phase {
+                ImagePullPhase::Waiting => status.waiting += 1,
+                ImagePullPhase::Pulling => status.pulling += 1,
+                ImagePullPhase::Succeeded => status.succeeded += 1,
+                _ => status.failed += 1,
+            }
+        }
+        status.desired += i32::try_from(tags.len()).unwrap();
+        status.image_statuses.insert(name.clone(), ImageStatus { tags });
+    }
+    (status != before).then_some(status)
+}
+
+fn step(name: &str, tag: &ImageTagSpec, known: Option<ImageTagStatus>, now: &Time) -> ImageTagStatus {
+    let Some(mut status) = known else {
+        return ImageTagStatus {
+            tag: tag.tag.clone(),
+            version: tag.version,
+            phase: ImagePullPhase::Waiting,
+            progress: 0,
+            start_time: None,
+            completion_time: None,
+            image_id: None,
+            message: None,
+        };
+    };
+    match status.phase {
+        ImagePullPhase::Waiting => {
+            status.phase = ImagePullPhase::Pulling;
+            status.progress = 40;
+            status.start_time = Some(now.clone());
+        }
+        ImagePullPhase::Pulling => {
+            status.completion_time = Some(now.clone());
+            if tag.tag == "bad" {
+                status.phase = ImagePullPhase::Failed;
+                status.message = Some("no such image".into());
+            } else {
+                status.phase = ImagePullPhase::Succeeded;
+                status.progress = 100;
+                status.image_id = Some(format!("{name}@sha256:1"));
+            }
+        }
+        _ => {}
+    }
+    status
+}
+
+async fn requests(cluster: Cluster, node: &'static str, stopped_tx: UnboundedSender<String>) {
+    let api: Api<ContainerRecreateRequest> = Api::all(cluster.client.clone());
+    let mine = format!("crr.apps.kruise.io/node-name={node},crr.apps.kruise.io/active=true");
+    let mut events = std::pin::pin!(watcher(api, watcher::Config::default().labels(&mine)));
+    while let Some(event) = events.next().await {
+        let (Ok(watcher::Event::Apply(request)) | Ok(watcher::Event::InitApply(request))) = event else {
+            continue;
+        };
+        let done = request
+            .status
+            .as_ref()
+            .is_some_and(|s| s.completion_time.is_some());
+        if !done && request.meta().deletion_timestamp.is_none() {
+            recreate(&cluster, request, &stopped_tx).await;
+        }
+    }
+}
+
+/// One step of one request.
+async fn recreate(
+    cluster: &Cluster,
+    mut request: ContainerRecreateRequest,
+    stopped_tx: &UnboundedSender<String>,
+) {
+    let name = request.name_any();
+    let api: Api<ContainerRecreateRequest> =
+        Api::namespaced(cluster.client.clone(), &request.namespace().unwrap());
+    let update = async |request: &ContainerRecreateRequest| {
+        unless_conflict(api.replace_status(&name, &PostParams::default(), request).await);
+    };
+    let status = request.status.clone().unwrap_or(ContainerRecreateRequestStatus {
+        phase: Phase::Other(String::new()),
+        completion_time: None,
+        message: None,
+        container_recreate_states: Vec::new(),
+    });
+    if status.phase != Phase::Recreating {
+        request.status = Some(ContainerRecreateRequestStatus {
+            phase: Phase::Recreating,
+            ..status
+        });
+        return update(&request).await;
+    }
+    if !grace_is_over(cluster, &request).await {
+        return;
+    }
+    let states = states(&request, &status, stopped_tx);
+    if states != status.container_recreate_states {
+        let patch = json!({ "status": { "containerRecreateStates": states } });
+        let outcome = api
+            .patch_status(&name, &PatchParams::default(), &Patch::Merge(&patch))
+            .await;
+        return unless_conflict(outcome);
+    }
+    if states.iter().all(|state| state.phase == Phase::Succeeded) {
+        request.status = Some(ContainerRecreateRequestStatus {
+            phase: Phase::Completed,
+            completion_time: Some(Time(cluster.clock.now())),
+            ..status
+        });
+        update(&request).await;
+    }
+}
+
+/// Whether the Pod has been unready for as long as the request says; waits for the end once it is unready.
+async fn grace_is_over(cluster: &Cluster, request: &ContainerRecreateRequest) -> bool {
+    let strategy = request.spec.0.strategy.clone().unwrap_or_default();
+    let Some(grace) = strategy.unready_grace_period_seconds else {
+        return true;
+    };
+    let Some(since) = request.annotations().get(keys::CRR_UNREADY_ACQUIRED) else {
+        return false;
+    };
+    let since: Timestamp = since.parse().unwrap();
+    let left = (since + SignedDuration::from_secs(grace)).duration_since(cluster.clock.now());
+    if let Ok(left) = left.try_into() {
+        tokio::time::sleep(left).await;
+    }
+    true
+}
+
+/// The states one step further; stops one container that is still to be stopped.
+fn states(
+    request: &ContainerRecreateRequest,
+    status: &ContainerRecreateRequestStatus,
+    stopped_tx: &UnboundedSender<String>,
+) -> Vec<State> {
+    let snapshot: Vec<Snapshot> = request
+        .annotations()
+        .get(keys::CRR_SYNC_CONTAINER_STATUSES)
+        .map(|text| serde_json::from_str(text).unwrap())
+        .unwrap_or_default();
+    let one = |container: &kruise::api::container_recreate_request::ContainerRecreateRequestContainer| {
+        let old = &container.status_context.as_ref().unwrap().container_id;
+        let state = |phase| v1alpha1::ContainerRecreateRequestContainerRecreateState {
+            name: container.name.clone(),
+            phase,
+            message: None,
+            is_killed: true,
+            container_id: None,
+        };
+        let known = status
+            .container_recreate_states
+            .iter()
+            .find(|s| s.name == container.name);
+        let new = snapshot
+            .iter()
+            .find(|s| s.name == container.name && s.ready && s.container_id.as_ref() != Some(old));
+        match (known, new) {
+            (None, _) => {
+                stopped_tx.send(old.clone()).unwrap();
+                state(Phase::Recreating)
+            }
+            (Some(_), Some(_)) => state(Phase::Succeeded),
+            (Some(known), None) => known.clone(),
+        }
+    };
+    request.spec.0.containers.iter().map(one).collect()
+}
