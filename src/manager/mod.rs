@@ -6,18 +6,16 @@
 
 pub mod container_recreate;
 mod context;
-mod gates;
 pub mod image_pull_job;
 pub mod node_image;
 mod options;
 pub mod pod_readiness;
-mod queue;
 mod run;
 mod stores;
 pub mod view;
 
+pub use crate::ops::{Gate, Gates};
 pub use context::Context;
-pub use gates::{Gate, Gates};
 pub use options::Options;
 pub use run::{Error, run};
 pub use stores::Stores;

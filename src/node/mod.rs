@@ -4,6 +4,7 @@
 //! Out: what the duties do; health, metrics and the control API about it.
 
 pub mod control;
+mod hook;
 pub mod image_pull;
 pub mod live;
 mod options;

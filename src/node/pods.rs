@@ -124,6 +124,24 @@ impl PodView {
         self.containers.iter().find(|container| container.name == name)
     }
 
+    /// A container of the Pod, as events name it.
+    #[must_use]
+    pub fn reference(&self, container: &str) -> core::ObjectReference {
+        let list = match self.container(container).map(|view| view.role) {
+            Some(Role::Init | Role::Sidecar) => "initContainers",
+            _ => "containers",
+        };
+        core::ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: Some(self.namespace.clone()),
+            name: Some(self.name.clone()),
+            uid: Some(self.uid.clone()),
+            field_path: Some(format!("spec.{list}{{{container}}}")),
+            ..core::ObjectReference::default()
+        }
+    }
+
     /// Reduces a Pod to this.
     #[must_use]
     pub fn of(pod: core::Pod) -> Self {

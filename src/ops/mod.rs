@@ -1,5 +1,6 @@
 //! What every process of ours needs to be run by people: logs, metrics, health, supervision and shutdown.
 
+mod gates;
 pub mod health;
 pub mod http;
 pub mod logs;
@@ -7,5 +8,6 @@ pub mod metrics;
 pub mod supervise;
 pub mod upstream_flags;
 
+pub use gates::{Gate, Gates};
 pub use health::Health;
 pub use supervise::Supervisor;

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::Context;
-use super::queue::{self, Again};
+use crate::cluster::queue::{self, Again};
 use crate::cluster::{Error, Key};
 use plan::{Plan, Waiting, plan};
 

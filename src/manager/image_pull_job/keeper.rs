@@ -15,9 +15,9 @@ use super::secrets::{Secrets, Sources};
 use crate::api::image_pull_job::ImagePullJob;
 use crate::api::keys;
 use crate::api::node_image::ReferenceObject;
+use crate::cluster::queue::{self, Again};
 use crate::cluster::{Error, EventType, Key, write};
 use crate::manager::Context;
-use crate::manager::queue::{self, Again};
 
 /// How it stands with the copies of a job's pull secrets.
 pub struct Resolved {

@@ -13,10 +13,10 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use tokio::sync::mpsc;
 
-use super::queue::{self, Again};
 use super::view::{NodeImageView, Owner};
 use super::{Context, Stores};
 use crate::api::image_pull_job::{CompletionPolicyType, ImagePullJob};
+use crate::cluster::queue::{self, Again};
 use crate::cluster::{Change, Error, Key};
 use plan::{Interest, Observed, Plan, Rules, plan};
 

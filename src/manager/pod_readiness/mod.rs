@@ -10,7 +10,7 @@ use kube::Api;
 use tokio::sync::mpsc;
 
 use super::Context;
-use super::queue::{self, Again};
+use crate::cluster::queue::{self, Again};
 use crate::cluster::{Error, Key, write};
 use plan::{NotReadyKey, change, initial, lacks_condition};
 

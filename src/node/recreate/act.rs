@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
+use super::Shared;
 use super::plan::{Act, Begin, Key};
-use super::{Shared, hook, report};
 use crate::api::keys;
 use crate::cluster::EventType;
 use crate::cri::{self, Runtime};
+use crate::node::hook;
 use crate::node::pods::PodView;
 
 /// What a task says of itself.
@@ -78,7 +79,7 @@ impl Job {
     }
 
     fn event(&self, type_: EventType, reason: &str, action: &str, note: String) {
-        let object = report::container_reference(&self.pod, &self.begin.key.container);
+        let object = self.pod.reference(&self.begin.key.container);
         self.shared
             .ctx
             .cluster

@@ -10,8 +10,6 @@
 //! never mistaken for its successor.
 
 mod act;
-mod hook;
-mod http;
 mod machine;
 mod observe;
 pub mod plan;

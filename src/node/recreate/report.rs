@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use jiff::{RoundMode, Timestamp, TimestampRound, Unit};
-use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Api;
 use serde_json::{Value, json};
@@ -17,7 +16,6 @@ use crate::api::container_recreate_request::{
 };
 use crate::cluster::{self, Cluster, Key, write};
 use crate::node::live;
-use crate::node::pods::{PodView, Role};
 
 /// What became of a status that was to be written.
 pub enum Written {
@@ -110,23 +108,6 @@ pub fn word(phase: Phase) -> ContainerRecreateRequestPhase {
         Phase::Succeeded => ContainerRecreateRequestPhase::Succeeded,
         Phase::Failed => ContainerRecreateRequestPhase::Failed,
         Phase::Completed => ContainerRecreateRequestPhase::Completed,
-    }
-}
-
-/// A container of a Pod, as events name it.
-pub fn container_reference(pod: &PodView, container: &str) -> ObjectReference {
-    let list = match pod.container(container).map(|view| view.role) {
-        Some(Role::Init | Role::Sidecar) => "initContainers",
-        _ => "containers",
-    };
-    ObjectReference {
-        api_version: Some("v1".to_owned()),
-        kind: Some("Pod".to_owned()),
-        namespace: Some(pod.namespace.clone()),
-        name: Some(pod.name.clone()),
-        uid: Some(pod.uid.clone()),
-        field_path: Some(format!("spec.{list}{{{container}}}")),
-        ..ObjectReference::default()
     }
 }
 

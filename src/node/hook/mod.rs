@@ -1,11 +1,12 @@
 //! Runs preStop hooks as kubelet does.
 
+mod http;
+
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{HTTPGetAction, LifecycleHandler};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::http;
 use crate::cri::{self, Runtime};
 use crate::node::pods::Port;
 

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::Error;
+use super::Error;
 
 /// First pause after a failure; doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -22,11 +22,43 @@ const PASS: Duration = Duration::from_secs(120);
 /// When to look at a key again although nothing has changed; `None` when there is no need.
 pub type Again = Option<Duration>;
 
+/// What the queue needs to know of a pass that failed.
+#[derive(Debug)]
+pub struct Failure {
+    words: String,
+    /// How long the other side asked us to wait.
+    asked: Option<Duration>,
+    /// Whether it is part of ordinary life: somebody else was quicker.
+    ordinary: bool,
+}
+
+impl Failure {
+    /// A failure that somebody should look at if it goes on.
+    #[must_use]
+    pub fn new(words: String) -> Self {
+        Self {
+            words,
+            asked: None,
+            ordinary: false,
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self {
+            words: error.to_string(),
+            asked: error.retry_after(),
+            ordinary: error.conflict() || error.not_found(),
+        }
+    }
+}
+
 /// Runs `work` for each key that arrives until shutdown, `workers` at once at most.
 ///
 /// A key that arrives while it is worked on is worked on once more afterwards. A key whose work failed is
 /// tried again after a pause that doubles from 0.2 s to 30 s, or after what the API server asked for.
-pub async fn run<K, W, F>(
+pub async fn run<K, W, F, E>(
     name: &'static str,
     mut keys: mpsc::UnboundedReceiver<K>,
     workers: usize,
@@ -35,10 +67,11 @@ pub async fn run<K, W, F>(
 ) where
     K: Clone + Eq + Hash + Ord + Display + Send + 'static,
     W: Fn(K) -> F,
-    F: Future<Output = Result<Again, Error>> + Send + 'static,
+    F: Future<Output = Result<Again, E>> + Send + 'static,
+    E: Into<Failure> + Send + 'static,
 {
     let mut queue: Queue<K> = Queue::default();
-    let mut running: JoinSet<(K, Result<Again, Error>)> = JoinSet::new();
+    let mut running: JoinSet<(K, Result<Again, E>)> = JoinSet::new();
     loop {
         while running.len() < workers.max(1) {
             let Some(key) = queue.next(Instant::now()) else {
@@ -61,7 +94,7 @@ pub async fn run<K, W, F>(
                 None => return,
             },
             Some(ended) = running.join_next() => match ended {
-                Ok((key, result)) => settle(name, &mut queue, key, result),
+                Ok((key, result)) => settle(name, &mut queue, key, result.map_err(Into::into)),
                 // A panic in one pass; the tasks' owner must not go on with a key marked as running.
                 Err(error) => { tracing::error!(name, %error, "work ended badly"); return; }
             },
@@ -74,18 +107,18 @@ fn settle<K: Clone + Eq + Hash + Ord + Display>(
     name: &str,
     queue: &mut Queue<K>,
     key: K,
-    result: Result<Again, Error>,
+    result: Result<Again, Failure>,
 ) {
     let now = Instant::now();
     match result {
         Ok(again) => queue.done(&key, again, now),
         Err(error) => {
-            let asked = error.retry_after();
-            let pause = queue.failed(&key, asked, now);
-            if error.conflict() || error.not_found() {
-                tracing::debug!(name, %key, %error, ?pause, "will look again");
+            let pause = queue.failed(&key, error.asked, now);
+            let words = error.words;
+            if error.ordinary {
+                tracing::debug!(name, %key, error = words, ?pause, "will look again");
             } else {
-                tracing::warn!(name, %key, %error, ?pause, "will try again");
+                tracing::warn!(name, %key, error = words, ?pause, "will try again");
             }
         }
     }

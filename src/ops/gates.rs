@@ -1,4 +1,4 @@
-//! Feature gates: upstream's names, of which we know those that concern what we do.
+//! Feature gates of both programs: upstream's names, of which we know those that concern what we do.
 
 use std::collections::BTreeMap;
 
