@@ -3,9 +3,11 @@
 //! `v1beta1` is stored and is what both programs speak; `v1alpha1` is served for older clients.
 //! This room imports no other room of the house.
 
+pub mod container_hash;
 pub mod container_recreate_request;
 pub mod convert;
 mod crd;
+pub mod go_json;
 pub mod image_pull_job;
 pub mod keys;
 pub mod node_image;
