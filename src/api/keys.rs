@@ -29,7 +29,7 @@ pub const TYPE_VIRTUAL_KUBELET: &str = "virtual-kubelet";
 pub const TRUE: &str = "true";
 /// Label of a NodeImage that may exist without a Node (used in tests).
 pub const FAKE_NODE_IMAGE: &str = "apps.kruise.io/fake-nodeimage";
-/// Label with the hash of a template.
+/// Label of a Pod with the name of its revision, or with what follows the name's last `-`.
 pub const CONTROLLER_REVISION_HASH: &str = "controller-revision-hash";
 
 /// Annotation that the daemon adds to the CRI sandbox configuration of a pull.
@@ -49,6 +49,64 @@ pub const MODE_BATCH: &str = "batch";
 
 /// Pod annotation with runtime facts of its containers.
 pub const RUNTIME_CONTAINERS_META: &str = "apps.kruise.io/runtime-containers-meta";
+/// Label of Pods and claims of a CloneSet: five characters that are also the end of the Pod's name.
+pub const CLONESET_INSTANCE_ID: &str = "apps.kruise.io/cloneset-instance-id";
+/// Label of a Pod with the short hash of its revision.
+pub const POD_TEMPLATE_HASH: &str = "pod-template-hash";
+/// Label of a Pod with its [`super::lifecycle::LifecycleStateType`].
+pub const LIFECYCLE_STATE: &str = "lifecycle.apps.kruise.io/state";
+/// Annotation of a Pod: when label [`LIFECYCLE_STATE`] was set, RFC 3339 in seconds.
+pub const LIFECYCLE_TIMESTAMP: &str = "lifecycle.apps.kruise.io/timestamp";
+/// Label of a Pod that is to be deleted by its workload; any value will do, we write [`TRUE`].
+pub const SPECIFIED_DELETE: &str = "apps.kruise.io/specified-delete";
+/// Label of a v1alpha1 CloneSet: what v1beta1 has as `scaleStrategy.excludePreparingDelete`, if [`TRUE`].
+pub const CLONESET_EXCLUDE_PREPARING_DELETE: &str =
+    "apps.kruise.io/cloneset-scaling-exclude-preparing-delete";
+/// Annotation of a Pod: JSON of [`super::in_place::InPlaceUpdateState`].
+pub const IN_PLACE_UPDATE_STATE: &str = "apps.kruise.io/inplace-update-state";
+/// What old releases called [`IN_PLACE_UPDATE_STATE`]: read where that is absent, removed with every write.
+pub const IN_PLACE_UPDATE_STATE_OLD: &str = "inplace-update-state";
+/// Annotation of a Pod: JSON of [`super::in_place::InPlaceUpdateGrace`].
+pub const IN_PLACE_UPDATE_GRACE: &str = "apps.kruise.io/inplace-update-grace";
+/// What old releases called [`IN_PLACE_UPDATE_GRACE`]: read where that is absent, removed with every write.
+pub const IN_PLACE_UPDATE_GRACE_OLD: &str = "inplace-update-grace";
+/// Annotation of a v1alpha1 CloneSet: `imagePreDownloadParallelism` of v1beta1.
+pub const IMAGE_PRE_DOWNLOAD_PARALLELISM: &str = "apps.kruise.io/image-predownload-parallelism";
+/// Annotation of a v1alpha1 CloneSet: `imagePreDownloadTimeoutSeconds` of v1beta1.
+pub const IMAGE_PRE_DOWNLOAD_TIMEOUT_SECONDS: &str = "apps.kruise.io/image-predownload-timeout-seconds";
+/// Annotation of a v1alpha1 CloneSet: `imagePreDownloadMinUpdatedReadyPods` of v1beta1.
+pub const IMAGE_PRE_DOWNLOAD_MIN_UPDATED_READY_PODS: &str =
+    "apps.kruise.io/image-predownload-min-updated-ready-pods";
+/// Label of a ControllerRevision (value [`TRUE`]) whose images are pulled ahead. The word is OpenKruise's.
+pub const IMAGE_PRE_DOWNLOAD_CREATED: &str = "apps.kruise.io/pre-predownload-created";
+/// Label of a ControllerRevision (value [`TRUE`]) whose images need not be pulled ahead.
+pub const IMAGE_PRE_DOWNLOAD_IGNORED: &str = "apps.kruise.io/image-predownload-ignored";
+/// Label of a ControllerRevision, and of the ImagePullJobs made for it, with its hash.
+pub const REVISION_HASH: &str = "controller.kubernetes.io/hash";
+/// Annotation of a ControllerRevision: decimal hash of the claim templates, empty when there are none.
+pub const VOLUME_CLAIM_TEMPLATE_HASH: &str = "kruise.io/cloneset-volumeclaimtemplate-hash";
+/// Annotation of a Pod: whole number; of Pods that are otherwise alike, that with the lower one goes first.
+pub const POD_DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+/// Environment variable of a container whose start is held back; its value comes from key
+/// [`CONTAINER_BARRIER_PREFIX`]` + priority` of a ConfigMap.
+pub const ENV_CONTAINER_BARRIER: &str = "KRUISE_CONTAINER_BARRIER";
+/// What precedes the priority in the ConfigMap key of [`ENV_CONTAINER_BARRIER`].
+pub const CONTAINER_BARRIER_PREFIX: &str = "p_";
+/// Environment variables that follow a Pod's sidecars and are no reason to restart a container.
+pub const ENV_SIDECAR_SET_VERSIONS: [&str; 2] = ["SIDECARSET_VERSION", "SIDECARSET_VERSION_ALT"];
+/// Label of an object that must not be deleted: [`PROTECT_ALWAYS`] or [`PROTECT_CASCADING`].
+pub const DELETE_PROTECTION: &str = "policy.kruise.io/delete-protection";
+/// Value of [`DELETE_PROTECTION`]: never.
+pub const PROTECT_ALWAYS: &str = "Always";
+/// Value of [`DELETE_PROTECTION`]: not while the object has Pods.
+pub const PROTECT_CASCADING: &str = "Cascading";
+/// `userAgent` of lifecycle hooks in the message of condition [`KRUISE_POD_READY`].
+pub const LIFECYCLE_USER_AGENT: &str = "Lifecycle";
+/// `key` of a preDelete hook in the message of condition [`KRUISE_POD_READY`].
+pub const PRE_DELETE_HOOK: &str = "preDeleteHook";
+/// `key` of an inPlaceUpdate hook in the message of condition [`KRUISE_POD_READY`].
+pub const PRE_UPDATE_HOOK: &str = "preUpdateHook";
+
 /// Pod annotation that marks injected sidecars.
 pub const SIDECAR_SET_HASH: &str = "kruise.io/sidecarset-hash";
 

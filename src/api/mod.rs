@@ -3,16 +3,20 @@
 //! `v1beta1` is stored and is what both programs speak; `v1alpha1` is served for older clients.
 //! This room imports no other room of the house.
 
+pub mod cloneset;
 pub mod container_hash;
 pub mod container_recreate_request;
 pub mod convert;
 mod crd;
 pub mod go_json;
 pub mod image_pull_job;
+pub mod in_place;
 pub mod keys;
+pub mod lifecycle;
 pub mod node_image;
 mod rules;
 mod schemas;
+pub mod update_priority;
 pub mod v1alpha1;
 mod words;
 

@@ -31,6 +31,32 @@ pub(super) fn pod_selector(_: &mut SchemaGenerator) -> Schema {
     ))
 }
 
+/// Selector of the Pods that a workload owns.
+pub(super) fn own_pods(_: &mut SchemaGenerator) -> Schema {
+    into_schema(label_selector_json(
+        "Labels that the Pods are known by; those of `template` must match. Cannot be changed.",
+    ))
+}
+
+/// Selector of the Pods that a weight is given to.
+pub(super) fn weighted_pods(_: &mut SchemaGenerator) -> Schema {
+    into_schema(label_selector_json("Which Pods the weight is given to."))
+}
+
+/// An embedded `core/v1.PodTemplateSpec`, of which the API server keeps every field.
+pub(super) fn pod_template(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
+}
+
+/// A list of embedded `core/v1.PersistentVolumeClaim`, of which the API server keeps every field.
+pub(super) fn claim_templates(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "x-kubernetes-preserve-unknown-fields": true,
+        "items": { "type": "object", "x-kubernetes-preserve-unknown-fields": true },
+    })
+}
+
 fn into_schema(value: Value) -> Schema {
     Schema::try_from(value).unwrap_or_default()
 }

@@ -1,0 +1,248 @@
+//! CloneSet (v1beta1): Pods that are all alike, and are updated where they are if they can be.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub use super::in_place::InPlaceUpdateStrategy;
+pub use super::lifecycle::{Lifecycle, LifecycleHook};
+use super::schemas;
+pub use super::update_priority::{UpdatePriorityStrategy, UpdateScatterTerm};
+use super::words::words;
+
+words! {
+    open
+    /// When Pods are updated. Absent means `RollingUpdate`.
+    CloneSetUpdateStrategyType {
+        /// By the CloneSet, within `rollingUpdate`.
+        RollingUpdate,
+        /// When somebody deletes them.
+        OnDelete,
+    }
+}
+
+words! {
+    open
+    /// How Pods are updated. Absent means `ReCreate`.
+    PodUpdateStrategyType {
+        /// A new Pod takes the place of the old one.
+        ReCreate,
+        /// The Pod stays where it can; otherwise as with `ReCreate`.
+        InPlaceIfPossible,
+        /// The Pod stays; where it cannot, nothing is done.
+        InPlaceOnly,
+    }
+}
+
+/// Which Pods there are to be, and how they are made, updated and deleted.
+#[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[kube(
+    group = "apps.kruise.io",
+    version = "v1beta1",
+    kind = "CloneSet",
+    plural = "clonesets",
+    shortname = "clone",
+    namespaced,
+    status = "CloneSetStatus",
+    derive = "PartialEq",
+    doc = "Keeps a number of Pods that are all alike, and updates them where they are if they can be."
+)]
+#[serde(rename_all = "camelCase")]
+pub struct CloneSetSpec {
+    /// How many Pods there are to be, 0 or greater; 1 when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<i32>,
+    /// Labels that the Pods are known by; those of `template` must match. Cannot be changed.
+    #[schemars(schema_with = "schemas::own_pods")]
+    pub selector: LabelSelector,
+    /// What the Pods are made of, as `core/v1.PodTemplateSpec`. Raw, so that fields of later releases of
+    /// Kubernetes stay.
+    #[schemars(schema_with = "schemas::pod_template")]
+    pub template: Value,
+    /// Claims that each Pod gets a volume of its own for, each as `core/v1.PersistentVolumeClaim`. Raw too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schemas::claim_templates")]
+    pub volume_claim_templates: Vec<Value>,
+    /// How Pods are made and deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale_strategy: Option<CloneSetScaleStrategy>,
+    /// How Pods are updated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub update_strategy: Option<CloneSetUpdateStrategy>,
+    /// How many revisions are kept besides those in use, 0 or greater; 10 when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision_history_limit: Option<i32>,
+    /// Seconds that a Pod must be ready for to be available, 0 or greater; 0 when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_ready_seconds: Option<i32>,
+    /// Seconds after which a rollout without progress is told to be stuck; never when absent, or 2147483647.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress_deadline_seconds: Option<i32>,
+    /// Hooks in the life of the Pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lifecycle: Option<Lifecycle>,
+}
+
+/// How Pods are made and deleted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CloneSetScaleStrategy {
+    /// Names of Pods to delete. Names of Pods that are gone are taken off the list.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pods_to_delete: Vec<String>,
+    /// How many Pods may be unavailable while new ones are made, as a number or as a percentage of `replicas`,
+    /// rounded up; any number when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schemas::int_or_string")]
+    pub max_unavailable: Option<IntOrString>,
+    /// Whether claims of a Pod that somebody else deleted are kept for the Pod that takes its place.
+    #[serde(
+        default,
+        rename = "enablePVCReuse",
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    pub enable_pvc_reuse: bool,
+    /// Whether Pods that are held before their deletion are not counted, so that their place is taken at once.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub exclude_preparing_delete: bool,
+}
+
+/// How Pods are updated.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CloneSetUpdateStrategy {
+    /// RollingUpdate (when absent) or OnDelete.
+    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
+    pub type_: Option<CloneSetUpdateStrategyType>,
+    /// How far, how fast and in which order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rolling_update: Option<RollingUpdateCloneSetStrategy>,
+}
+
+/// How far, how fast and in which order Pods are updated.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RollingUpdateCloneSetStrategy {
+    /// ReCreate (when absent), InPlaceIfPossible or InPlaceOnly.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_update_policy: Option<PodUpdateStrategyType>,
+    /// How many Pods keep the old revision, as a number or as a percentage of `replicas`, rounded up; 0 when
+    /// absent. A percentage below 100 leaves at least one Pod to update.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schemas::int_or_string")]
+    pub partition: Option<IntOrString>,
+    /// How many Pods may be unavailable, as a number or as a percentage of `replicas`, which is rounded down,
+    /// or up without `maxSurge`; 20% when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schemas::int_or_string")]
+    pub max_unavailable: Option<IntOrString>,
+    /// How many Pods there may be beyond `replicas`, as a number or as a percentage of it, rounded up; 0 when
+    /// absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schemas::int_or_string")]
+    pub max_surge: Option<IntOrString>,
+    /// Whether no Pod is updated.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
+    /// Which Pods come first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority_strategy: Option<UpdatePriorityStrategy>,
+    /// Which Pods are spread over the whole update. Applied after `priorityStrategy`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub scatter_strategy: Vec<UpdateScatterTerm>,
+    /// How Pods are updated in place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_place_update_strategy: Option<InPlaceUpdateStrategy>,
+}
+
+/// How far the CloneSet is.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CloneSetStatus {
+    /// Generation of the spec that this status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Pods that there are.
+    pub replicas: i32,
+    /// Pods that are ready.
+    pub ready_replicas: i32,
+    /// Pods that were ready for `minReadySeconds`.
+    pub available_replicas: i32,
+    /// Pods of the update revision.
+    pub updated_replicas: i32,
+    /// Pods of the update revision that are ready.
+    pub updated_ready_replicas: i32,
+    /// Pods of the update revision that were ready for `minReadySeconds`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub updated_available_replicas: Option<i32>,
+    /// Pods that are to have the update revision: `replicas` without `partition`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected_updated_replicas: Option<i32>,
+    /// Name of the revision that the template stands for.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub update_revision: String,
+    /// Name of the revision that all Pods had when last all had the same.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub current_revision: String,
+    /// How often the name of a new revision was taken already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub collision_count: Option<i32>,
+    /// What holds of the CloneSet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<CloneSetCondition>,
+    /// `spec.selector` as text, for the scale subresource.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub label_selector: String,
+}
+
+/// One thing that holds of a CloneSet, or does not.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CloneSetCondition {
+    /// The condition's type.
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// True, False or Unknown.
+    pub status: String,
+    /// When the condition was last found to have changed in any way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_update_time: Option<Time>,
+    /// When the status last changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_transition_time: Option<Time>,
+    /// Why, in one CamelCase word.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// Why, in a sentence.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+}
+
+impl CloneSetSpec {
+    /// How many Pods there are to be, 0 or greater.
+    pub fn wanted(&self) -> i32 {
+        self.replicas.unwrap_or(1).max(0)
+    }
+
+    /// The `rollingUpdate` block, if there is one.
+    pub fn rolling_update(&self) -> Option<&RollingUpdateCloneSetStrategy> {
+        self.update_strategy.as_ref()?.rolling_update.as_ref()
+    }
+
+    /// Labels of the Pod template; those that are no text are left out.
+    pub fn template_labels(&self) -> BTreeMap<String, String> {
+        texts(&self.template["metadata"]["labels"])
+    }
+}
+
+/// The entries of a JSON map that are text.
+pub fn texts(map: &Value) -> BTreeMap<String, String> {
+    let entries = map.as_object().into_iter().flatten();
+    entries
+        .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
+        .collect()
+}
