@@ -14,12 +14,15 @@ use super::bundle::{Bundle, Need};
 use super::{Error, Options};
 use crate::api::keys;
 use crate::cluster::{self, Cluster, mirror, write};
+use crate::ops::Progress;
 
 /// Name of the Secret.
 pub(super) const SECRET: &str = "kruise-manager-webhook-certs";
 /// How often it is looked whether certificates are due; they are renewed months before they end.
 const LOOK_AGAIN: Duration = Duration::from_secs(3600);
 const RETRY: Duration = Duration::from_secs(30);
+/// How often another replica may be faster.
+const TRIES: u32 = 5;
 
 /// Names that the API server may use for us.
 pub(super) fn names(options: &Options) -> BTreeSet<String> {
@@ -56,7 +59,7 @@ pub(super) async fn obtain(cluster: &Cluster, options: &Options) -> Result<Bundl
                 return Ok(wanted);
             }
             // Another replica was faster: take what it made.
-            Err(why) if (why.conflict() || why.already_exists()) && tries < 5 => tries += 1,
+            Err(why) if (why.conflict() || why.already_exists()) && tries < TRIES => tries += 1,
             Err(why) => return Err(why.into()),
         }
     }
@@ -88,7 +91,12 @@ async fn store(
 }
 
 /// Publishes new certificates when their Secret changes, and makes them when they are due. Never ends.
-pub(super) async fn keep(cluster: &Cluster, options: &Options, bundle_tx: &watch::Sender<Bundle>) {
+pub(super) async fn keep(
+    cluster: &Cluster,
+    options: &Options,
+    bundle_tx: &watch::Sender<Bundle>,
+    progress: &Progress,
+) {
     let api: Api<Secret> = Api::namespaced(cluster.client.clone(), &options.namespace);
     let only = watcher::Config::default().fields(&format!("metadata.name={SECRET}"));
     // That it changed is enough to know; its keys are not kept.
@@ -96,9 +104,15 @@ pub(super) async fn keep(cluster: &Cluster, options: &Options, bundle_tx: &watch
     let mut changes = secret.subscribe();
     let work = async {
         let mut pause = LOOK_AGAIN;
+        let step = progress.waiting(super::CHECK);
         loop {
+            step.idle(Some(pause));
             // Either is a reason to look.
             let _ = tokio::time::timeout(pause, changes.recv()).await;
+            step.now(
+                "looking after the certificates",
+                write::DEADLINE * 2 * (TRIES + 1),
+            );
             pause = match obtain(cluster, options).await {
                 Ok(bundle) => {
                     publish(bundle_tx, bundle);

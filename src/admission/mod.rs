@@ -105,8 +105,8 @@ pub async fn run(
     let work = async {
         let router = review::router(look, &options);
         tokio::join!(
-            certificates::keep(&cluster, &options, &bundle_tx),
-            webhooks::keep(&cluster, &options, bundle_rx.clone(), leading),
+            certificates::keep(&cluster, &options, &bundle_tx, &health.progress),
+            webhooks::keep(&cluster, &options, bundle_rx.clone(), leading, &health.progress),
             server::serve(listener, router, bundle_rx.clone(), &shutdown),
             looking,
         )

@@ -22,6 +22,7 @@ use super::{Options, storage};
 use crate::api::{self, GROUP, V1BETA1, keys};
 use crate::cluster::write::{self, Object};
 use crate::cluster::{Cluster, Key, mirror};
+use crate::ops::Progress;
 
 /// After a patch that failed.
 const RETRY: std::time::Duration = std::time::Duration::from_secs(5);
@@ -194,19 +195,25 @@ pub(super) async fn keep(
     options: &Options,
     bundle: watch::Receiver<Bundle>,
     mut leading: watch::Receiver<bool>,
+    progress: &Progress,
 ) {
     // When who would tell us is gone, the process is ending.
     while leading.wait_for(|leading| *leading).await.is_ok() {
         let lost = async { leading.wait_for(|leading| !*leading).await.is_ok() };
         tokio::select! {
-            () = keep_all(cluster, options, &bundle) => {}
+            () = keep_all(cluster, options, &bundle, progress) => {}
             _ = lost => {}
         }
     }
 }
 
 /// Keeps configurations and CRDs pointing at us. Never ends.
-async fn keep_all(cluster: &Cluster, options: &Options, bundle: &watch::Receiver<Bundle>) {
+async fn keep_all(
+    cluster: &Cluster,
+    options: &Options,
+    bundle: &watch::Receiver<Bundle>,
+    progress: &Progress,
+) {
     let [mutating, validating] = configurations();
     let hooks = |ours: Value| move |there: &Value, ca: &str| plan_configuration(there, &ours, options, ca);
     let conversion = |there: &Value, ca: &str| plan_conversion(there, options, ca);
@@ -221,7 +228,14 @@ async fn keep_all(cluster: &Cluster, options: &Options, bundle: &watch::Receiver
         .filter_map(|crd| crd.metadata.name)
         .collect();
     let crds = crds.iter().map(|name| {
-        keep_one::<CustomResourceDefinition>(cluster, name, "/spec/conversion", conversion, bundle.clone())
+        keep_one::<CustomResourceDefinition>(
+            cluster,
+            name,
+            "/spec/conversion",
+            conversion,
+            bundle.clone(),
+            progress,
+        )
     });
     tokio::join!(
         keep_one::<MutatingWebhookConfiguration>(
@@ -229,14 +243,16 @@ async fn keep_all(cluster: &Cluster, options: &Options, bundle: &watch::Receiver
             MUTATING,
             "/webhooks",
             hooks(mutating),
-            bundle.clone()
+            bundle.clone(),
+            progress,
         ),
         keep_one::<ValidatingWebhookConfiguration>(
             cluster,
             VALIDATING,
             "/webhooks",
             hooks(validating),
-            bundle.clone()
+            bundle.clone(),
+            progress,
         ),
         futures::future::join_all(crds),
         storage::renew(cluster),
@@ -250,6 +266,7 @@ async fn keep_one<K: Object + Send + Sync + 'static>(
     pointer: &'static str,
     plan: impl Fn(&Value, &str) -> Option<Value>,
     mut bundle: watch::Receiver<Bundle>,
+    progress: &Progress,
 ) {
     let api: Api<K> = Api::all(cluster.client.clone());
     let only = watcher::Config::default().fields(&format!("metadata.name={name}"));
@@ -264,6 +281,7 @@ async fn keep_one<K: Object + Send + Sync + 'static>(
     });
     let key = Key::cluster(name);
     let work = async {
+        let step = progress.waiting(super::CHECK);
         let mut changes = mirror.subscribe();
         mirror.synced().await;
         if mirror.get(&key).is_none() {
@@ -272,6 +290,7 @@ async fn keep_one<K: Object + Send + Sync + 'static>(
         loop {
             let ca = bundle.borrow_and_update().ca.clone();
             let patch = mirror.get(&key).and_then(|there| plan(&there, &ca));
+            step.now(format!("patching {name}"), write::DEADLINE);
             let outcome = match &patch {
                 Some(patch) => write::patch_merge(&api, name, patch).await.map(drop),
                 None => Ok(()),
@@ -283,6 +302,7 @@ async fn keep_one<K: Object + Send + Sync + 'static>(
                     tokio::time::sleep(RETRY).right_future()
                 }
             };
+            step.idle(None);
             tokio::select! {
                 _ = changes.recv() => {}
                 _ = bundle.changed() => {}

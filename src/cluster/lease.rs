@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Cluster, Error, write};
+use crate::ops::progress::Step;
 
 /// How long others wait without a renewal before they take over. Whole seconds, for the field has no finer unit.
 pub const DURATION: Duration = Duration::from_secs(4);
@@ -139,13 +140,15 @@ impl Election {
         Ok(taken)
     }
 
-    /// Keeps the Lease until shutdown, when it is given up so that another one can take it at once.
+    /// Keeps the Lease until shutdown, when it is given up so that another one can take it at once. What it is
+    /// doing is marked in `step`.
     ///
     /// # Errors
     /// When it is lost; whatever was done under it must stop at once.
-    pub async fn hold(&self, mut lease: Lease, shutdown: CancellationToken) -> Result<(), Lost> {
+    pub async fn hold(&self, mut lease: Lease, shutdown: CancellationToken, step: Step) -> Result<(), Lost> {
         let mut renewed = Instant::now();
         loop {
+            step.idle(Some(RENEW_EVERY));
             tokio::select! {
                 () = shutdown.cancelled() => {
                     self.give_up(lease).await;
@@ -153,6 +156,7 @@ impl Election {
                 }
                 () = tokio::time::sleep(RENEW_EVERY) => {}
             }
+            step.now("renewing the Lease", RENEW_DEADLINE);
             lease = self.renew(lease, &mut renewed).await?;
         }
     }

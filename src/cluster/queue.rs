@@ -11,6 +11,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Error;
+use crate::ops::Progress;
+use crate::ops::progress::Step;
 
 /// First pause after a failure; doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -57,11 +59,13 @@ impl From<Error> for Failure {
 /// Runs `work` for each key that arrives until shutdown, `workers` at once at most.
 ///
 /// A key that arrives while it is worked on is worked on once more afterwards. A key whose work failed is
-/// tried again after a pause that doubles from 0.2 s to 30 s, or after what the API server asked for.
+/// tried again after a pause that doubles from 0.2 s to 30 s, or after what the API server asked for. Work that
+/// does not end within 120 s is broken off and begun anew; where that hangs too, `progress` knows it.
 pub async fn run<K, W, F, E>(
     name: &'static str,
-    mut keys: mpsc::UnboundedReceiver<K>,
+    keys: mpsc::UnboundedReceiver<K>,
     workers: usize,
+    progress: &Progress,
     shutdown: CancellationToken,
     work: W,
 ) where
@@ -70,18 +74,48 @@ pub async fn run<K, W, F, E>(
     F: Future<Output = Result<Again, E>> + Send + 'static,
     E: Into<Failure> + Send + 'static,
 {
+    let hangs = Hangs {
+        name,
+        progress: progress.clone(),
+        pass: PASS,
+    };
+    drive(keys, workers, &shutdown, hangs, work).await;
+}
+
+/// What is done about work that hangs.
+struct Hangs {
+    name: &'static str,
+    progress: Progress,
+    /// Longest time that one key may be worked on.
+    pass: Duration,
+}
+
+async fn drive<K, W, F, E>(
+    mut keys: mpsc::UnboundedReceiver<K>,
+    workers: usize,
+    shutdown: &CancellationToken,
+    hangs: Hangs,
+    work: W,
+) where
+    K: Clone + Eq + Hash + Ord + Display + Send + 'static,
+    W: Fn(K) -> F,
+    F: Future<Output = Result<Again, E>> + Send + 'static,
+    E: Into<Failure> + Send + 'static,
+{
+    let Hangs { name, progress, pass } = hangs;
     let mut queue: Queue<K> = Queue::default();
-    let mut running: JoinSet<(K, Result<Again, E>)> = JoinSet::new();
+    let mut running: JoinSet<(K, Option<Result<Again, E>>)> = JoinSet::new();
+    // A step lasts until work on its key has ended by itself, however often it is broken off.
+    let mut steps: HashMap<K, Step> = HashMap::new();
     loop {
         while running.len() < workers.max(1) {
             let Some(key) = queue.next(Instant::now()) else {
                 break;
             };
-            let pass = work(key.clone());
-            running.spawn(async move {
-                let done = tokio::time::timeout(PASS, pass).await;
-                (key, done.unwrap_or(Ok(Some(Duration::ZERO))))
-            });
+            let begin = || progress.begin(name, format!("work on {key}"), pass * 2);
+            steps.entry(key.clone()).or_insert_with(begin);
+            let done = tokio::time::timeout(pass, work(key.clone()));
+            running.spawn(async move { (key, done.await.ok()) });
         }
         let wake = queue
             .wake()
@@ -94,7 +128,14 @@ pub async fn run<K, W, F, E>(
                 None => return,
             },
             Some(ended) = running.join_next() => match ended {
-                Ok((key, result)) => settle(name, &mut queue, key, result.map_err(Into::into)),
+                Ok((key, Some(result))) => {
+                    steps.remove(&key);
+                    settle(name, &mut queue, key, result.map_err(Into::into));
+                }
+                Ok((key, None)) => {
+                    tracing::error!(name, %key, after = ?pass, "work did not end and is begun anew");
+                    queue.done(&key, Some(Duration::ZERO), Instant::now());
+                }
                 // A panic in one pass; the tasks' owner must not go on with a key marked as running.
                 Err(error) => { tracing::error!(name, %error, "work ended badly"); return; }
             },
@@ -218,6 +259,48 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use proptest::prelude::*;
+
+    #[tokio::test]
+    async fn work_that_hangs_is_begun_anew_and_told_until_it_ends() {
+        let (keys_tx, keys) = mpsc::unbounded_channel();
+        let (progress, shutdown) = (Progress::default(), CancellationToken::new());
+        let hangs = Hangs {
+            name: "controller",
+            progress: progress.clone(),
+            pass: Duration::from_millis(10),
+        };
+        let begun = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+        let (counter, end) = (std::sync::Arc::clone(&begun), shutdown.clone());
+        let work = move |_: String| {
+            let (nth, end) = (
+                counter.fetch_add(1, std::sync::atomic::Ordering::SeqCst),
+                end.clone(),
+            );
+            async move {
+                if nth < 3 {
+                    std::future::pending::<()>().await;
+                }
+                end.cancel();
+                Ok::<_, Failure>(None)
+            }
+        };
+        keys_tx.send("stuck".to_owned()).unwrap();
+        let drive = drive(keys, 1, &shutdown, hangs, work);
+        let watch = async {
+            while begun.load(std::sync::atomic::Ordering::SeqCst) < 3 {
+                tokio::task::yield_now().await;
+            }
+            // Broken off twice, and still the step that began first.
+            let hour = std::time::Instant::now() + Duration::from_secs(3600);
+            progress.late_at(hour)
+        };
+        let both = async { tokio::join!(drive, watch) };
+        let ((), told) = tokio::time::timeout(Duration::from_secs(30), both).await.unwrap();
+        assert!(
+            told.starts_with("controller: work on stuck takes 3600 s already"),
+            "{told}"
+        );
+    }
 
     #[derive(Clone, Debug)]
     enum Op {

@@ -6,6 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Options, Stores};
 use crate::cluster::Cluster;
+use crate::ops::Progress;
 
 /// What every controller is given; cheap to clone.
 #[derive(Clone)]
@@ -16,6 +17,8 @@ pub struct Context {
     pub stores: Stores,
     /// The command line.
     pub options: Arc<Options>,
+    /// Where controllers say what they are in the middle of.
+    pub progress: Progress,
     /// Cancelled when the process ends or the Lease is lost.
     pub shutdown: CancellationToken,
 }

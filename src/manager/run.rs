@@ -12,7 +12,7 @@ use crate::cluster::lease::{Election, Lost};
 use crate::cluster::{self, Cluster};
 use crate::ops::http::{self, Serve};
 use crate::ops::supervise::{self, Supervisor};
-use crate::ops::{Health, logs};
+use crate::ops::{Health, Progress, logs};
 
 /// Name of the Lease; upstream's, so that of two managers of either make only one leads.
 pub const LEASE: &str = "kruise-manager";
@@ -131,7 +131,7 @@ async fn lead(
             health.clone(),
             shutdown.clone(),
         );
-        match under(&election, lease, work).await {
+        match under(&election, lease, work, &health.progress).await {
             Ok(worked) => return worked,
             Err(lost) => tracing::error!(%lost, "controllers stopped; standing by"),
         }
@@ -141,10 +141,15 @@ async fn lead(
 
 /// Runs `work` for as long as the Lease is held. Where it is lost, `work` is dropped on the spot, with every task
 /// of it: nothing of ours writes while another one leads.
-async fn under<T>(election: &Election, lease: Lease, work: impl Future<Output = T>) -> Result<T, Lost> {
+async fn under<T>(
+    election: &Election,
+    lease: Lease,
+    work: impl Future<Output = T>,
+    progress: &Progress,
+) -> Result<T, Lost> {
     // The Lease is given up last, so that nobody starts while we still write.
     let done = CancellationToken::new();
-    let held = election.hold(lease, done.clone());
+    let held = election.hold(lease, done.clone(), progress.waiting("leader election"));
     tokio::pin!(held);
     tokio::select! {
         biased;
@@ -177,6 +182,7 @@ async fn controllers(
         cluster,
         stores,
         options,
+        progress: health.progress.clone(),
         shutdown: supervisor.shutdown.clone(),
     };
     supervisor.spawn_endless("readiness", tell(ctx.clone(), health));

@@ -71,10 +71,9 @@ pub async fn run(options: Options) -> Result<(), Error> {
 
 /// Starts everything that lives as long as the process.
 fn start(supervisor: &mut Supervisor, ctx: &Context) {
-    let runtimes = ctx.runtimes.clone();
-    let shutdown = ctx.shutdown.clone();
+    let c = ctx.clone();
     supervisor.spawn("runtimes", async move {
-        runtimes.run(shutdown).await;
+        c.runtimes.run(c.shutdown.clone(), &c.health.progress).await;
         Ok::<_, String>(())
     });
     supervisor.spawn_endless("runtime health", tell_runtimes(ctx.clone()));

@@ -1,15 +1,20 @@
 //! Health in words: what a probe, or a person, is told.
 //!
-//! Liveness is about ourselves: an event loop that turns. Readiness is about our surroundings:
-//! stores that are not filled, a runtime that does not answer. A broken neighbour never restarts us.
+//! Liveness is about ourselves: an event loop that turns, and no step of a duty that should have ended long ago.
+//! Readiness is about our surroundings: stores that are not filled, a runtime that does not answer. A broken
+//! neighbour never restarts us.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::Progress;
+
 /// The health of the process; clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
+    /// What the duties are in the middle of.
+    pub progress: Progress,
     inner: Arc<Mutex<Inner>>,
 }
 
@@ -38,13 +43,14 @@ impl Health {
         self.lock().readiness.insert(check.to_owned(), Err(why.into()));
     }
 
-    /// The answer to `/healthz`. That it comes at all is what it says: all work shares the one event loop.
+    /// The answer to `/healthz`: one line for each step that hangs, else `ok`. That it comes at all says that the
+    /// event loop turns, which all work shares.
     #[must_use]
     pub fn live(&self) -> Answer {
-        Answer {
-            ok: true,
-            text: "ok".to_owned(),
-        }
+        let late = self.progress.late();
+        let ok = late.is_empty();
+        let text = if ok { "ok".to_owned() } else { late };
+        Answer { ok, text }
     }
 
     /// The answer to `/readyz`: every check with its words.

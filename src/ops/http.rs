@@ -109,8 +109,54 @@ fn answer(answer: Answer) -> (StatusCode, String) {
         if answer.ok {
             StatusCode::OK
         } else {
-            StatusCode::INTERNAL_SERVER_ERROR
+            StatusCode::SERVICE_UNAVAILABLE
         },
         answer.text,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::time::Duration;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+
+    async fn get(at: SocketAddr) -> String {
+        let mut stream = TcpStream::connect(at).await.unwrap();
+        let request = "GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut text = String::new();
+        let read = tokio::time::timeout(Duration::from_secs(30), stream.read_to_string(&mut text));
+        read.await.unwrap().unwrap();
+        text
+    }
+
+    #[tokio::test]
+    async fn a_duty_that_hangs_makes_the_process_dead_until_it_goes_on() {
+        let health = Health::default();
+        let hour = Duration::from_secs(3600);
+        let step = health.progress.begun(
+            "recreate",
+            "looking at Pod ns/web-0",
+            Duration::from_secs(12),
+            hour,
+        );
+        let listener = listen("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let serving = tokio::spawn(serve(listener, Serve::Health, health, CancellationToken::new()));
+        let dead = get(at).await;
+        assert!(dead.starts_with("HTTP/1.1 503 "), "{dead}");
+        let words =
+            "recreate: looking at Pod ns/web-0 takes 3600 s already, and by its own limits 12 s at most";
+        assert!(dead.contains(words), "{dead}");
+        step.idle(None);
+        let alive = get(at).await;
+        assert!(
+            alive.starts_with("HTTP/1.1 200 ") && alive.ends_with("ok"),
+            "{alive}"
+        );
+        serving.abort();
+    }
 }

@@ -5,9 +5,11 @@ pub mod health;
 pub mod http;
 pub mod logs;
 pub mod metrics;
+pub mod progress;
 pub mod supervise;
 pub mod upstream_flags;
 
 pub use gates::{Gate, Gates};
 pub use health::Health;
+pub use progress::Progress;
 pub use supervise::Supervisor;

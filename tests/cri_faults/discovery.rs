@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use kruise::cri::{Options, Runtimes};
+use kruise::ops::Progress;
 use tokio_util::sync::CancellationToken;
 
 use crate::Bed;
@@ -40,7 +41,7 @@ async fn a_socket_that_appears_later_is_used_at_once() {
     let shutdown = CancellationToken::new();
     let search = tokio::spawn({
         let (found, shutdown) = (found.clone(), shutdown.clone());
-        async move { found.run(shutdown).await }
+        async move { found.run(shutdown, &Progress::default()).await }
     });
     until(&found, "looked once", |r| {
         r.health()
@@ -78,7 +79,7 @@ async fn a_socket_that_hangs_is_a_state_in_words_and_others_are_used() {
     let shutdown = CancellationToken::new();
     let search = tokio::spawn({
         let (found, shutdown) = (found.clone(), shutdown.clone());
-        async move { found.run(shutdown).await }
+        async move { found.run(shutdown, &Progress::default()).await }
     });
     until(&found, "the one that works", |r| {
         r.first().is_some_and(|r| r.name() == "cri-o")
@@ -102,7 +103,7 @@ async fn a_runtime_that_restarts_is_kept_and_its_state_said() {
     let shutdown = CancellationToken::new();
     let search = tokio::spawn({
         let (found, shutdown) = (found.clone(), shutdown.clone());
-        async move { found.run(shutdown).await }
+        async move { found.run(shutdown, &Progress::default()).await }
     });
     until(&found, "found", |r| r.health()[0].healthy).await;
     bed.server.kill().await;

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use self::appear::Directories;
 use super::client::Client;
 use super::{Error, Runtime, Version};
+use crate::ops::Progress;
 
 /// Where the DaemonSet mounts the host's `/var/run`.
 const HOST_RUN: &str = "/hostvarrun";
@@ -38,6 +39,8 @@ const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_LAST: Duration = Duration::from_secs(15);
 /// No event tells that a runtime hangs, nor that a directory was mounted.
 const LOOK_AGAIN: Duration = Duration::from_secs(15);
+/// What one look at all sockets takes at most: some calls at each, all sockets at the same time.
+const LOOK: Duration = Duration::from_secs(60);
 
 /// Where to look for sockets.
 #[derive(Debug, Clone)]
@@ -181,12 +184,14 @@ impl Runtimes {
     }
 
     /// Looks for runtimes until shutdown.
-    pub async fn run(&self, shutdown: CancellationToken) {
+    pub async fn run(&self, shutdown: CancellationToken, progress: &Progress) {
+        let step = progress.waiting("runtimes");
         let sockets: Vec<PathBuf> = self.health().into_iter().map(|h| h.socket).collect();
         let mut directories = Directories::watch(&sockets);
         let mut all = true;
         while !shutdown.is_cancelled() {
             let now = Instant::now();
+            step.now("looking at the runtimes' sockets", LOOK);
             tokio::select! {
                 () = self.look_at(|slot| all || slot.due.is_none_or(|due| due <= now)) => (),
                 () = shutdown.cancelled() => return,
@@ -197,6 +202,7 @@ impl Runtimes {
                 .filter_map(|s| s.due)
                 .min()
                 .unwrap_or(now + LOOK_AGAIN);
+            step.idle(Some(next.saturating_duration_since(Instant::now())));
             all = tokio::select! {
                 () = directories.changed() => true,
                 () = tokio::time::sleep_until(next) => false,

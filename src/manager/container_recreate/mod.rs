@@ -28,12 +28,12 @@ pub async fn run(ctx: Context) {
     let (requests_tx, requests_rx) = mpsc::unbounded_channel();
     let wake = wake_up(ctx.clone(), Arc::clone(&waits), requests_tx);
     let workers = ctx.options.crr_workers;
-    let shutdown = ctx.shutdown.clone();
     let work = queue::run(
         "containerrecreaterequest",
         requests_rx,
         workers,
-        shutdown,
+        &ctx.progress,
+        ctx.shutdown.clone(),
         |key| look_after(ctx.clone(), Arc::clone(&waits), key),
     );
     tokio::select! {

@@ -17,6 +17,8 @@ use crate::api::node_image::{ImageSpec, NodeImage, ReferenceObject};
 use crate::cluster::{Error, EventType, Events, write};
 use crate::manager::Context;
 use crate::manager::view::NodeImageView;
+use crate::ops::Progress;
+use crate::ops::progress::Step;
 
 /// Pause after a failed write; doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -74,6 +76,7 @@ impl Turns {
 pub struct Writer {
     api: Api<NodeImage>,
     events: Events,
+    progress: Progress,
     workers: usize,
     default_ttl: i64,
     waiting: HashMap<NodeName, Vec<Wish>>,
@@ -88,6 +91,7 @@ impl Writer {
         Self {
             api: Api::all(ctx.cluster.client.clone()),
             events: ctx.cluster.events.clone(),
+            progress: ctx.progress.clone(),
             workers: ctx.options.imagepulljob_workers.max(1),
             default_ttl: i64::from(ctx.options.default_ttlseconds_for_always_nodeimage),
             waiting: HashMap::new(),
@@ -138,9 +142,9 @@ impl Writer {
                 now,
             };
             self.busy.insert(Arc::clone(&node));
-            let api = self.api.clone();
+            let (api, step) = (self.api.clone(), self.progress.waiting(super::NAME));
             self.running.spawn(async move {
-                let refused = carry_out(&api, &node, &view, &wishes, setting).await.err();
+                let refused = carry_out(&api, &node, &view, &wishes, setting, &step).await.err();
                 Done {
                     node,
                     wishes,
@@ -195,6 +199,7 @@ async fn carry_out(
     view: &NodeImageView,
     wishes: &[Wish],
     setting: Setting,
+    step: &Step,
 ) -> Result<(), Error> {
     // Where the node knows nothing of the images, the patch needs no other knowledge than the version.
     let new = wishes
@@ -208,6 +213,8 @@ async fn carry_out(
     let mut pause = FIRST_PAUSE;
     let mut tries = DENIALS;
     loop {
+        // A read and a patch; each try begins anew, for it is the API server's fault that there are several.
+        step.now(format!("writing NodeImage {node}"), write::DEADLINE * 2);
         let result = match blank.take() {
             Some(object) => patch(api, node, &object, wishes, setting).await,
             None => match write::get(api, node).await {

@@ -36,10 +36,14 @@ pub async fn run(ctx: Context, resolved: mpsc::UnboundedSender<Resolved>) {
     let secrets = Secrets::start(&ctx.cluster, &ctx.options.daemon_config_namespace, &mut tasks);
     let (jobs_tx, jobs_rx) = mpsc::unbounded_channel();
     let wake = wake_up(ctx.clone(), secrets.clone(), jobs_tx);
-    let shutdown = ctx.shutdown.clone();
-    let work = queue::run("imagepulljob", jobs_rx, WORKERS, shutdown, |key: Key| {
-        look_after(ctx.clone(), secrets.clone(), resolved.clone(), key)
-    });
+    let work = queue::run(
+        "imagepulljob",
+        jobs_rx,
+        WORKERS,
+        &ctx.progress,
+        ctx.shutdown.clone(),
+        |key: Key| look_after(ctx.clone(), secrets.clone(), resolved.clone(), key),
+    );
     tokio::select! {
         () = work => {}
         () = wake => {}

@@ -25,6 +25,9 @@ use report::Reporter;
 
 use super::Context;
 
+/// The controller's name in `/healthz`.
+const NAME: &str = "imagepulljob";
+
 /// Runs until shutdown.
 pub async fn run(ctx: Context) {
     ctx.stores.synced().await;
@@ -44,6 +47,7 @@ async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<keeper::Resolved
     let mut changes = Changes::new(&ctx.stores, secrets);
     let mut writer = Writer::new(&ctx);
     let mut reporter = Reporter::new(&ctx);
+    let step = ctx.progress.waiting(NAME);
     loop {
         let now = ctx.cluster.clock.now();
         for (node, uid) in index.assign(now) {
@@ -53,6 +57,7 @@ async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<keeper::Resolved
         reporter.flush(&mut index, now);
         let wake = [index.wake().map(|at| until(at, now)), reporter.wake()];
         let pause = wake.into_iter().flatten().min();
+        step.idle(pause);
         tokio::select! {
             biased;
             Some(done) = writer.done() => writer.settle(&mut index, done),

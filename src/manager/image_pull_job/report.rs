@@ -16,6 +16,7 @@ use super::plan::status::{Verdict, judge, late};
 use crate::api::image_pull_job::{ImagePullJob, ImagePullJobStatus};
 use crate::cluster::{Cluster, Error, EventType, write};
 use crate::manager::Context;
+use crate::ops::Progress;
 
 /// Changes within this time go together.
 const TOGETHER: Duration = Duration::from_millis(100);
@@ -46,6 +47,7 @@ pub struct Done {
 /// Writes statuses.
 pub struct Reporter {
     cluster: Cluster,
+    progress: Progress,
     told: HashMap<Uid, Told>,
     /// The jobs to look at, in the order of their time: the cost of a change does not grow with their number.
     agenda: BTreeSet<(Instant, Uid)>,
@@ -57,6 +59,7 @@ impl Reporter {
     pub fn new(ctx: &Context) -> Self {
         Self {
             cluster: ctx.cluster.clone(),
+            progress: ctx.progress.clone(),
             told: HashMap::new(),
             agenda: BTreeSet::new(),
             running: JoinSet::new(),
@@ -162,7 +165,10 @@ impl Reporter {
         }
         let api = api(&self.cluster, &job);
         let uid = Arc::clone(uid);
+        let what = format!("writing the status of job {}", job.key);
+        let step = self.progress.begin(super::NAME, what, write::DEADLINE);
         self.running.spawn(async move {
+            let _step = step;
             let body = body(&job.uid, &status);
             let written = write::patch_status_merge(&api, &job.key.name, &body).await;
             Done {

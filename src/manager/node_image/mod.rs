@@ -30,9 +30,14 @@ pub async fn run(ctx: Context) {
     let (nodes_tx, nodes_rx) = mpsc::unbounded_channel();
     let wake = wake_up(ctx.clone(), Arc::clone(&heard), nodes_tx);
     let workers = ctx.options.nodeimage_workers;
-    let work = queue::run("nodeimage", nodes_rx, workers, ctx.shutdown.clone(), |node| {
-        look_after(ctx.clone(), Arc::clone(&heard), node)
-    });
+    let work = queue::run(
+        "nodeimage",
+        nodes_rx,
+        workers,
+        &ctx.progress,
+        ctx.shutdown.clone(),
+        |node| look_after(ctx.clone(), Arc::clone(&heard), node),
+    );
     tokio::select! {
         () = work => {}
         () = wake => {}

@@ -26,9 +26,14 @@ pub async fn run(ctx: Context) {
         }
     };
     let workers = ctx.options.podreadiness_workers;
-    let work = queue::run("podreadiness", pods_rx, workers, ctx.shutdown.clone(), |key| {
-        make_condition(ctx.clone(), key)
-    });
+    let work = queue::run(
+        "podreadiness",
+        pods_rx,
+        workers,
+        &ctx.progress,
+        ctx.shutdown.clone(),
+        |key| make_condition(ctx.clone(), key),
+    );
     tokio::select! {
         () = work => {}
         () = wake => {}

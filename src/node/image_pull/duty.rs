@@ -24,6 +24,9 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(30);
 /// What shutdown may take to write a last status.
 const LAST_WORDS: Duration = Duration::from_millis(1500);
 
+/// The duty's name in `/healthz`.
+const NAME: &str = "image pull";
+
 type Bytes = (TagKey, u64, Progress);
 type Written = Result<NodeImage, cluster::Error>;
 
@@ -69,8 +72,10 @@ impl Duty {
     pub(super) async fn run(mut self) {
         let shutdown = self.ctx.shutdown.clone();
         let mut runtimes = self.ctx.runtimes.subscribe();
+        let step = self.ctx.health.progress.waiting(NAME);
         loop {
             let wake = self.turn();
+            step.idle(wake);
             tokio::select! {
                 Some(change) = self.changes.recv() => self.observe(change),
                 Some(ended) = self.attempts.join_next_with_id() => match ended {
@@ -137,7 +142,15 @@ impl Duty {
         let (ask, key, bytes) = (task.ask.clone(), key.clone(), self.bytes_tx.clone());
         let (client, runtimes) = (self.ctx.cluster.client.clone(), self.ctx.runtimes.clone());
         let name = key.clone();
+        let timeout = Duration::try_from(timeout).unwrap_or_default();
+        let secrets = u32::try_from(ask.secrets.len()).unwrap_or(u32::MAX);
+        let step = self.ctx.health.progress.begin(
+            NAME,
+            format!("pulling {}", ask.image.as_deref().unwrap_or_default()),
+            timeout.saturating_add(write::DEADLINE.saturating_mul(secrets)),
+        );
         let handle = self.attempts.spawn(async move {
+            let _step = step;
             let (keyring, problems) = act::keyring(&client, &ask.secrets, &ask.owners).await;
             let image = ask.image.unwrap_or_default();
             let Some(runtime) = runtimes.first() else {
@@ -158,7 +171,7 @@ impl Duty {
                 credentials: keyring.lookup(&repository),
                 image,
                 always: ask.always,
-                timeout: Duration::try_from(timeout).unwrap_or_default(),
+                timeout,
                 labels: ask.labels,
                 annotations: ask.annotations,
             };
@@ -278,8 +291,12 @@ impl Duty {
         // Refused if the NodeImage was made anew meanwhile.
         patch["metadata"] = serde_json::json!({ "uid": seen.uid });
         let (client, name) = (self.ctx.cluster.client.clone(), self.ctx.node_name.clone());
-        self.writes
-            .spawn(async move { write::patch_status_merge(&Api::all(client), &name, &patch).await });
+        let what = "writing the NodeImage's status";
+        let step = self.ctx.health.progress.begin(NAME, what, write::DEADLINE);
+        self.writes.spawn(async move {
+            let _step = step;
+            write::patch_status_merge(&Api::all(client), &name, &patch).await
+        });
     }
 
     fn wrote(&mut self, written: Option<Written>) {

@@ -65,6 +65,15 @@ pub async fn run(job: Job, slot: Option<OwnedSemaphorePermit>) {
     if job.begin.first {
         job.killing();
     }
+    let (doing, limit) = match &job.begin.act {
+        Act::Hook { limit, .. } => ("running the preStop hook of", *limit),
+        Act::Stop { grace } => ("stopping", *grace),
+    };
+    let what = format!(
+        "{doing} container {} of Pod {}",
+        job.begin.key.container, job.pod.name
+    );
+    let _step = job.shared.ctx.health.progress.begin(super::NAME, what, limit);
     let news = match &job.begin.act {
         Act::Hook { .. } => job.hook().await,
         Act::Stop { grace } => job.stop(*grace).await,

@@ -77,17 +77,21 @@ impl Machine {
     pub async fn run(mut self) -> Key {
         let shutdown = self.shared.ctx.shutdown.clone();
         let mut last = None;
+        let step = self.shared.ctx.health.progress.waiting(super::NAME);
         loop {
             let requests = self.requests();
             if requests.is_empty() && self.writer.idle() {
                 break;
             }
+            // The Pod and its containers are looked at one after the other.
+            step.now(format!("looking at Pod {}", self.key), LOOK * 2);
             let seen = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
                 seen = self.observe(requests) => seen,
             };
             let wake = self.pass(seen, &mut last);
+            step.idle(wake.map(|at| at.saturating_sub(self.shared.now().mono)));
             if !self.wait(wake, &shutdown).await {
                 break;
             }
@@ -112,7 +116,7 @@ impl Machine {
             .filter(|request| super::pod_of(request) == self.key)
             .collect();
         let mut requests = self.writer.newest(watched);
-        requests.retain(|request| !over(request));
+        requests.retain(|request| !super::over(request));
         let uids: BTreeSet<&str> = requests.iter().map(|request| request.uid.as_str()).collect();
         let alive = |uid: &str| uids.contains(uid);
         let mut broken = Vec::new();
@@ -376,10 +380,6 @@ fn stage_of(act: &Act) -> Stage {
         Act::Hook { .. } => Stage::Hook,
         Act::Stop { .. } => Stage::Stopping,
     }
-}
-
-pub fn over(request: &Request) -> bool {
-    request.deleting || request.status.completed.is_some() || request.status.phase == Phase::Completed
 }
 
 /// How long a look may take without a deadline of a request being missed.

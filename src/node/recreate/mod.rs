@@ -33,8 +33,11 @@ use crate::api::container_recreate_request::ContainerRecreateRequest;
 use crate::api::keys;
 use crate::cluster::{Key, Mirror, mirror};
 use machine::Machine;
-use plan::{Now, Request};
+use plan::{Now, Phase, Request};
 use report::Board;
+
+/// The duty's name in `/healthz`.
+const NAME: &str = "recreate";
 
 /// How many hooks and stops run at once on the node.
 pub const SLOTS: usize = 100;
@@ -109,6 +112,10 @@ fn pod_of(request: &Request) -> Key {
     Key::namespaced(&request.namespace, &request.pod_name)
 }
 
+fn over(request: &Request) -> bool {
+    request.deleting || request.status.completed.is_some() || request.status.phase == Phase::Completed
+}
+
 /// Gives each Pod that has requests a task, and rings its bell when something about it changes.
 struct Dispatcher {
     shared: Arc<Shared>,
@@ -132,7 +139,7 @@ impl Dispatcher {
             tokio::select! {
                 change = requests.recv() => {
                     let Some(change) = change else { return Err(Error::WatchEnded("ContainerRecreateRequests")) };
-                    let live = change.new.as_ref().is_some_and(|request| !machine::over(request));
+                    let live = change.new.as_ref().is_some_and(|request| !over(request));
                     if let Some(request) = change.new.or(change.old) {
                         self.wake(pod_of(&request), live);
                     }
@@ -176,7 +183,7 @@ impl Dispatcher {
         let Some(key) = self.tasks.remove(&id) else { return };
         self.bells.remove(&key);
         // A request may have come between the machine's last look and its end.
-        let open = |request: &Arc<Request>| pod_of(request) == key && !machine::over(request);
+        let open = |request: &Arc<Request>| pod_of(request) == key && !over(request);
         if self.shared.requests.list().iter().any(open) {
             self.wake(key, true);
         }

@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 use super::Shared;
 use super::plan::{Now, Request, Urgency, Write};
 use super::report::{self, Written};
+use crate::cluster;
 
 /// How long a transition waits for company.
 const TOGETHER: Duration = Duration::from_millis(100);
@@ -203,7 +204,12 @@ fn spawn(
 ) {
     in_flight.insert(wanted.write.request.clone());
     let (shared, base, write) = (Arc::clone(shared), Arc::clone(&wanted.base), wanted.write.clone());
+    let what = format!("writing the status of request {}/{}", base.namespace, base.name);
+    // The patch, and where somebody was faster a read.
+    let limit = cluster::write::DEADLINE * 2;
+    let step = shared.ctx.health.progress.begin(super::NAME, what, limit);
     busy.spawn(async move {
+        let _step = step;
         let written = report::write(&shared.ctx.cluster, &base, &write.status).await;
         (write, written)
     });

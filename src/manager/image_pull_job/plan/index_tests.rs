@@ -229,7 +229,7 @@ fn play(world: &mut World, op: Op, limits: &BTreeMap<Uid, usize>, never: bool) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.max(400)))]
     /// Whatever happens, counters are right and no job has more nodes at work than it may; and when the world
     /// goes on working, every job ends.
     #[test]
