@@ -4,6 +4,7 @@
 //! Out: NodeImages, status of jobs and requests, copies of pull secrets, Pod conditions, events.
 //! Controllers run in the replica that holds the Lease; admission and conversion run in every replica.
 
+pub mod cloneset;
 pub mod container_recreate;
 mod context;
 pub mod image_pull_job;

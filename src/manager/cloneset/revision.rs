@@ -1,0 +1,277 @@
+//! ControllerRevisions of a CloneSet: what they are called, what they hold, and which of them stay.
+//!
+//! Names, labels, annotations and data are OpenKruise's, byte for byte, so that either program takes the
+//! other's revisions for its own: a revision that is thought new replaces all Pods.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::{Value, json};
+
+use crate::api::{GROUP, V1BETA1, go_json, keys};
+
+mod hashes;
+
+pub use hashes::claim_hash;
+
+/// How many bytes of a CloneSet's name go into the names of its revisions.
+const LONGEST_NAME: usize = 223;
+/// Revisions that are kept besides those in use, where the CloneSet does not say.
+pub const DEFAULT_HISTORY_LIMIT: i32 = 10;
+
+/// Whose revision it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Owner<'a> {
+    /// Namespace of the CloneSet.
+    pub namespace: &'a str,
+    /// Name of the CloneSet.
+    pub name: &'a str,
+    /// UID of the CloneSet.
+    pub uid: &'a str,
+    /// Annotations of the CloneSet.
+    pub annotations: &'a BTreeMap<String, String>,
+}
+
+/// The revision that a CloneSet's spec stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Name of the ControllerRevision.
+    pub name: String,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Its annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// Its data, in Go's JSON.
+    pub data: String,
+}
+
+/// A ControllerRevision that exists, as far as it is decided upon.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Revision {
+    /// Name.
+    pub name: String,
+    /// Number; the newest has the greatest.
+    pub number: i64,
+    /// When it was made.
+    pub created: Option<Time>,
+    /// Data, in Go's JSON.
+    pub data: String,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Annotation [`keys::VOLUME_CLAIM_TEMPLATE_HASH`].
+    pub claim_hash: Option<String>,
+}
+
+/// How the wanted revision comes to be the newest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// It is the newest already.
+    Use {
+        /// Name of the revision.
+        name: String,
+    },
+    /// It is an older one, which is made the newest: a roll-back.
+    Promote {
+        /// Name of the revision.
+        name: String,
+        /// Its new number.
+        number: i64,
+        /// Its new claim template hash, if that differs.
+        claim_hash: Option<String>,
+    },
+    /// There is none like it.
+    Create {
+        /// Number of the new revision.
+        number: i64,
+    },
+}
+
+impl From<&ControllerRevision> for Revision {
+    fn from(from: &ControllerRevision) -> Self {
+        let metadata = &from.metadata;
+        let annotations = metadata.annotations.as_ref();
+        Self {
+            name: metadata.name.clone().unwrap_or_default(),
+            number: from.revision,
+            created: metadata.creation_timestamp.clone(),
+            data: from
+                .data
+                .as_ref()
+                .map(|data| go_json::sorted(&data.0))
+                .unwrap_or_default(),
+            labels: metadata.labels.clone().unwrap_or_default(),
+            claim_hash: annotations.and_then(|all| all.get(keys::VOLUME_CLAIM_TEMPLATE_HASH).cloned()),
+        }
+    }
+}
+
+impl Revision {
+    /// The Pod template that the revision holds.
+    pub fn template(&self) -> Option<Value> {
+        let mut data: Value = serde_json::from_str(&self.data).ok()?;
+        let mut template = data.pointer_mut("/spec/template")?.take();
+        template.as_object_mut()?.remove("$patch");
+        Some(template)
+    }
+}
+
+/// The revision that a Pod template and claim templates, both with defaults, stand for.
+///
+/// `collisions` is `status.collisionCount`.
+pub fn wanted(owner: &Owner<'_>, template: &Value, claims: &[Value], collisions: Option<i32>) -> Wanted {
+    let data = data(template);
+    let hash = hashes::of_revision(&data, collisions);
+    let mut labels = crate::api::cloneset::texts(&template["metadata"]["labels"]);
+    labels.insert(keys::REVISION_HASH.to_owned(), hash.clone());
+    let mut annotations = owner.annotations.clone();
+    annotations.insert(
+        keys::VOLUME_CLAIM_TEMPLATE_HASH.to_owned(),
+        claim_hash(claims).unwrap_or_default(),
+    );
+    Wanted {
+        name: name(owner.name, &hash),
+        labels,
+        annotations,
+        data,
+    }
+}
+
+/// A revision's data, in Go's JSON: the template, with what Go writes for nothing.
+pub fn data(template: &Value) -> String {
+    let mut template = hashes::as_go_writes(template.clone());
+    template["$patch"] = json!("replace");
+    go_json::sorted(&json!({ "spec": { "template": template } }))
+}
+
+fn name(of: &str, hash: &str) -> String {
+    let end = of.len().min(LONGEST_NAME);
+    let start = of.get(..end).unwrap_or(of);
+    format!("{start}-{hash}")
+}
+
+impl Wanted {
+    /// The same revision under the name that it has after `collisions` names were taken. Its label stays, as
+    /// with upstream.
+    pub fn renamed(&self, owner: &Owner<'_>, collisions: i32) -> Self {
+        Self {
+            name: name(owner.name, &hashes::of_revision(&self.data, Some(collisions))),
+            ..self.clone()
+        }
+    }
+
+    /// Whether a revision that exists says the same.
+    pub fn is(&self, known: &Revision) -> bool {
+        let number = |labels: &BTreeMap<String, String>| {
+            labels
+                .get(keys::REVISION_HASH)
+                .and_then(|hash| hash.parse::<u32>().ok())
+        };
+        let numbers = number(&self.labels).zip(number(&known.labels));
+        self.data == known.data && numbers.is_none_or(|(one, other)| one == other)
+    }
+
+    /// The ControllerRevision as the body of a request that makes it. As text, because the API server stores
+    /// the bytes of `data` as they come, and the Go implementation compares these bytes.
+    pub fn body(&self, owner: &Owner<'_>, number: i64) -> String {
+        let mut object = json!({
+            "apiVersion": "apps/v1",
+            "kind": "ControllerRevision",
+            "metadata": {
+                "name": self.name,
+                "namespace": owner.namespace,
+                "labels": self.labels,
+                "annotations": self.annotations,
+                "ownerReferences": [{
+                    "apiVersion": format!("{GROUP}/{V1BETA1}"),
+                    "kind": "CloneSet",
+                    "name": owner.name,
+                    "uid": owner.uid,
+                    "controller": true,
+                    "blockOwnerDeletion": true,
+                }],
+            },
+            "revision": number,
+        });
+        object["data"] = serde_json::from_str(&self.data).unwrap_or_default();
+        go_json::sorted(&object)
+    }
+}
+
+/// Sorts revisions, the newest last.
+pub fn sort(revisions: &mut [Revision]) {
+    revisions.sort_by(|one, other| {
+        let key = |revision: &Revision| (revision.number, revision.created.as_ref().map(|time| time.0));
+        key(one).cmp(&key(other)).then_with(|| one.name.cmp(&other.name))
+    });
+}
+
+/// The revision, of those that exist, that a Pod template stands for as it was stored. If there is one, the
+/// template needs no defaults of the API server: it had them already.
+pub fn stands_for<'a>(template: &Value, known: &'a [Revision]) -> Option<&'a Revision> {
+    let data = data(template);
+    known.iter().rev().find(|revision| revision.data == data)
+}
+
+/// How the wanted revision comes to be the newest of those known, which are sorted.
+///
+/// A change of claim templates alone makes no revision, as with upstream.
+pub fn plan(wanted: &Wanted, known: &[Revision]) -> Step {
+    let newest = known.last().map_or(0, |revision| revision.number);
+    match known.iter().enumerate().rfind(|(_, one)| wanted.is(one)) {
+        Some((at, same)) if at + 1 == known.len() => Step::Use {
+            name: same.name.clone(),
+        },
+        Some((_, same)) => {
+            let claim_hash = wanted.annotations.get(keys::VOLUME_CLAIM_TEMPLATE_HASH);
+            Step::Promote {
+                name: same.name.clone(),
+                number: newest + 1,
+                claim_hash: claim_hash
+                    .filter(|hash| same.claim_hash.as_ref() != Some(hash))
+                    .cloned(),
+            }
+        }
+        None => Step::Create { number: newest + 1 },
+    }
+}
+
+/// The name of the current revision: that of the status, if there is such a revision, or else the update
+/// revision.
+pub fn current<'a>(status: &'a str, update: &'a str, known: &[Revision]) -> &'a str {
+    if known.iter().any(|revision| revision.name == status) {
+        status
+    } else {
+        update
+    }
+}
+
+/// Names of the revisions to delete, the oldest first, so that `limit` of those that nobody uses stay.
+///
+/// `known` is sorted; `used` holds the names of the current and the update revision, and the values of the
+/// revision labels of all Pods. A negative limit is 0.
+pub fn trim(known: &[Revision], used: &BTreeSet<&str>, limit: i32) -> Vec<String> {
+    let idle: Vec<_> = known
+        .iter()
+        .filter(|revision| !used.iter().any(|label| same(label, &revision.name)))
+        .collect();
+    let keep = usize::try_from(limit).unwrap_or(0);
+    let surplus = idle.len().saturating_sub(keep);
+    idle.iter()
+        .take(surplus)
+        .map(|revision| revision.name.clone())
+        .collect()
+}
+
+/// What follows the last `-` of a revision's name: its hash.
+pub fn short(name: &str) -> &str {
+    name.rsplit_once('-').map_or(name, |(_, hash)| hash)
+}
+
+/// Whether two names of revisions, whole or short, mean the same revision.
+pub fn same(one: &str, other: &str) -> bool {
+    one == other || short(one) == short(other)
+}
+
+#[cfg(test)]
+mod tests;

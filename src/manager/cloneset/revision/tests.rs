@@ -1,0 +1,257 @@
+//! Against what upstream returns, and the life of a history.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use proptest::prelude::*;
+
+use super::*;
+
+const NOBODY: &BTreeMap<String, String> = &BTreeMap::new();
+
+fn owner(name: &str) -> Owner<'_> {
+    Owner {
+        namespace: "default",
+        name,
+        uid: "u",
+        annotations: NOBODY,
+    }
+}
+
+fn template(image: &str) -> Value {
+    json!({
+        "metadata": { "labels": { "app": "a" } },
+        "spec": { "containers": [{ "name": "c", "image": image, "resources": {} }] },
+    })
+}
+
+/// What the API server makes of a wanted revision.
+fn stored(wanted: &Wanted, number: i64) -> Revision {
+    let object: ControllerRevision =
+        serde_json::from_str(&wanted.body(&owner("n"), number)).expect("a ControllerRevision");
+    Revision::from(&object)
+}
+
+#[test]
+fn revisions_are_those_of_the_go_implementation() {
+    let vectors = include_str!("../../../../tests/data/go/cloneset-revision.jsonl");
+    assert_eq!(vectors.lines().count(), 150);
+    for line in vectors.lines() {
+        let vector: Value = serde_json::from_str(line).unwrap();
+        let set = &vector["cloneset"];
+        let claims = set["spec"]["volumeClaimTemplates"].as_array();
+        let collisions = vector["collisionCount"]
+            .as_i64()
+            .map(|count| i32::try_from(count).unwrap());
+        let wanted = wanted(
+            &owner(set["metadata"]["name"].as_str().unwrap()),
+            &set["spec"]["template"],
+            claims.map_or(&[][..], Vec::as_slice),
+            collisions,
+        );
+        assert_eq!(json!(wanted.name), vector["name"], "{line}");
+        assert_eq!(json!(wanted.data), vector["data"], "{line}");
+        assert_eq!(json!(wanted.labels), vector["labels"], "{line}");
+        assert_eq!(json!(wanted.annotations), vector["annotations"], "{line}");
+    }
+}
+
+/// Kubernetes 1.34 and later leave out what Go wrote for nothing before.
+#[test]
+fn what_later_releases_leave_out_is_no_other_revision() {
+    let vectors = include_str!("../../../../tests/data/go/cloneset-revision.jsonl");
+    for line in vectors.lines() {
+        let vector: Value = serde_json::from_str(line).unwrap();
+        let mut template = vector["cloneset"]["spec"]["template"].clone();
+        template["metadata"]
+            .as_object_mut()
+            .unwrap()
+            .remove("creationTimestamp");
+        for container in template["spec"]["containers"].as_array_mut().unwrap() {
+            if container["resources"] == json!({}) {
+                container.as_object_mut().unwrap().remove("resources");
+            }
+        }
+        assert_eq!(json!(data(&template)), vector["data"]);
+    }
+}
+
+#[test]
+fn claim_templates_hash_as_the_reference_says() {
+    let claim = json!({
+        "metadata": { "name": "pvc-1", "labels": { "no": "matter" } },
+        "spec": {
+            "resources": { "requests": { "storage": "1Gi" }, "limits": { "storage": "2Gi" } },
+            "accessModes": ["ReadWriteOnce"],
+        },
+    });
+    assert_eq!(claim_hash(std::slice::from_ref(&claim)).unwrap(), "1129974074");
+    assert_eq!(claim_hash(&[]), None);
+    let mut other = claim.clone();
+    other["metadata"]["name"] = json!("a");
+    assert_eq!(
+        claim_hash(&[claim.clone(), other.clone()]),
+        claim_hash(&[other, claim])
+    );
+}
+
+#[test]
+fn the_body_holds_the_bytes_that_go_would_send() {
+    let mut template = template("i");
+    template["metadata"]["annotations"] = json!({ "note": "a<b>&c" });
+    let wanted = wanted(&owner("n"), &template, &[], None);
+    let body = wanted.body(&owner("n"), 7);
+    assert!(body.contains(&format!("\"data\":{}", wanted.data)), "{body}");
+    assert!(wanted.data.contains(r"a\u003cb\u003e\u0026c"));
+    let back = stored(&wanted, 7);
+    assert_eq!(
+        (back.number, &back.data, &back.name),
+        (7, &wanted.data, &wanted.name)
+    );
+    assert_eq!(back.claim_hash.as_deref(), Some(""));
+    let mut with_nothing = template;
+    with_nothing["metadata"]["creationTimestamp"] = Value::Null;
+    assert_eq!(back.template().unwrap(), with_nothing);
+}
+
+#[test]
+fn a_roll_back_takes_the_old_revision_up_again() {
+    let set = owner("n");
+    let of = |image: &str, claims: &[Value]| wanted(&set, &template(image), claims, None);
+    let mut known = vec![stored(&of("i:1", &[]), 1), stored(&of("i:2", &[]), 2)];
+    let name = |image: &str| of(image, &[]).name;
+    assert_eq!(plan(&of("i:2", &[]), &known), Step::Use { name: name("i:2") });
+    assert_eq!(
+        plan(&of("i:1", &[]), &known),
+        Step::Promote {
+            name: name("i:1"),
+            number: 3,
+            claim_hash: None
+        }
+    );
+    assert_eq!(plan(&of("i:3", &[]), &known), Step::Create { number: 3 });
+    assert_eq!(plan(&of("i:3", &[]), &[]), Step::Create { number: 1 });
+
+    let claims = [json!({ "metadata": { "name": "p" }, "spec": {} })];
+    let changed = of("i:2", &claims);
+    assert_eq!(
+        plan(&changed, &known),
+        Step::Use { name: name("i:2") },
+        "claims alone are no revision"
+    );
+    let Step::Promote { claim_hash: hash, .. } = plan(&of("i:1", &claims), &known) else {
+        panic!("no roll-back");
+    };
+    assert_eq!(hash, claim_hash(&claims));
+
+    known[0].number = 3;
+    sort(&mut known);
+    assert_eq!(plan(&of("i:1", &[]), &known), Step::Use { name: name("i:1") });
+}
+
+#[test]
+fn a_name_that_is_taken_gives_way() {
+    let set = owner("n");
+    let first = wanted(&set, &template("i"), &[], None);
+    let second = first.renamed(&set, 1);
+    assert_ne!(first.name, second.name);
+    assert_eq!(second.name, wanted(&set, &template("i"), &[], Some(1)).name);
+    assert_eq!(first.labels, second.labels, "the label keeps the first hash");
+    assert!(second.is(&stored(&first, 1)));
+    let mut taken = stored(&first, 1);
+    taken.data = "{}".into();
+    assert!(!first.is(&taken));
+}
+
+#[test]
+fn numeric_hashes_of_old_releases_tell_revisions_apart() {
+    let mut one = wanted(&owner("n"), &template("i"), &[], None);
+    let mut other = stored(&one, 1);
+    one.labels.insert(keys::REVISION_HASH.into(), "12".into());
+    assert!(one.is(&other), "a word and a number say nothing");
+    other.labels.insert(keys::REVISION_HASH.into(), "13".into());
+    assert!(!one.is(&other));
+}
+
+#[test]
+fn long_names_are_cut() {
+    let long = "x".repeat(253);
+    let name = wanted(&owner(&long), &template("i"), &[], None).name;
+    assert!(name.starts_with(&format!("{}-", "x".repeat(223))), "{name}");
+    assert!(name.len() <= 253);
+}
+
+#[test]
+fn the_current_revision_is_the_status_s_while_it_is_there() {
+    let known = [Revision {
+        name: "n-1".into(),
+        ..Revision::default()
+    }];
+    assert_eq!(current("n-1", "n-2", &known), "n-1");
+    assert_eq!(current("n-0", "n-2", &known), "n-2");
+    assert_eq!(current("", "n-2", &known), "n-2");
+}
+
+#[test]
+fn a_stored_template_with_defaults_is_found_again() {
+    let known = [
+        stored(&wanted(&owner("n"), &template("i:1"), &[], None), 1),
+        stored(&wanted(&owner("n"), &template("i:2"), &[], None), 2),
+    ];
+    assert_eq!(stands_for(&template("i:1"), &known), Some(&known[0]));
+    assert_eq!(stands_for(&template("i:3"), &known), None);
+}
+
+fn history() -> impl Strategy<Value = Vec<Revision>> {
+    proptest::collection::btree_set((0_i64..40, 0_u8..40), 0..12).prop_map(|numbers| {
+        let mut all: Vec<_> = numbers
+            .into_iter()
+            .map(|(number, name)| Revision {
+                name: format!("n-{name}"),
+                number,
+                ..Revision::default()
+            })
+            .collect();
+        all.dedup_by_key(|revision| revision.name.clone());
+        sort(&mut all);
+        all
+    })
+}
+
+proptest! {
+    /// What is used stays, as many of the rest as the limit says, and those are the newest.
+    #[test]
+    fn trimming_keeps_what_is_used_and_the_newest(
+        known in history(),
+        used in proptest::collection::btree_set(0_u8..40, 0..4),
+        long in any::<bool>(),
+        limit in -1_i32..6,
+    ) {
+        let used: Vec<String> = used.iter().map(|at| if long { format!("n-{at}") } else { at.to_string() }).collect();
+        let used: BTreeSet<&str> = used.iter().map(String::as_str).collect();
+        let gone = trim(&known, &used, limit);
+        let idle: Vec<_> = known.iter().filter(|one| !used.contains(&*one.name) && !used.contains(short(&one.name))).collect();
+        prop_assert_eq!(idle.len() - gone.len(), idle.len().min(usize::try_from(limit).unwrap_or(0)));
+        let oldest: Vec<_> = idle.iter().take(gone.len()).map(|one| one.name.clone()).collect();
+        prop_assert_eq!(&gone, &oldest);
+        let left: Vec<_> = known.into_iter().filter(|one| !gone.contains(&one.name)).collect();
+        prop_assert!(trim(&left, &used, limit).is_empty());
+    }
+
+    /// Carrying a plan out makes the wanted revision the newest, and nothing more is planned.
+    #[test]
+    fn a_plan_that_is_carried_out_is_done(images in proptest::collection::vec(0_u8..4, 1..12)) {
+        let mut known: Vec<Revision> = Vec::new();
+        for image in images {
+            let wanted = wanted(&owner("n"), &template(&format!("i:{image}")), &[], None);
+            match plan(&wanted, &known) {
+                Step::Use { .. } => {}
+                Step::Promote { name, number, .. } => {
+                    known.iter_mut().find(|one| one.name == name).unwrap().number = number;
+                }
+                Step::Create { number } => known.push(stored(&wanted, number)),
+            }
+            sort(&mut known);
+            prop_assert_eq!(plan(&wanted, &known), Step::Use { name: wanted.name.clone() });
+            prop_assert!(known.len() <= 4);
+        }
+    }
+}
