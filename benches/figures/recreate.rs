@@ -51,19 +51,10 @@ struct Outcome {
     writes: usize,
 }
 
-/// A fresh Pod, for kubelet delays a container's second restart.
+/// Replaces all containers of a fresh Pod, for kubelet delays a container's second restart.
 async fn recreate(side: &Side, name: &str, image: &str, containers: usize) -> Result<Outcome> {
     let names: Vec<String> = (0..containers).map(|n| format!("c{n}")).collect();
-    let parts: Vec<Value> = names
-        .iter()
-        .map(|n| json!({ "name": n, "image": image }))
-        .collect();
-    let pod = json!({ "metadata": { "name": name }, "spec": { "containers": parts, "terminationGracePeriodSeconds": 1 } });
-    cluster::create(&side.client, POD, DEFAULT, pod).await?;
-    cluster::until(&side.client, POD, DEFAULT, name, ready).await?;
-    // The traps of the images' shells are set a moment after the start.
-    tokio::time::sleep(Duration::from_secs(1)).await;
-
+    pod(side, name, image, &names).await?;
     let (mut events, mut exits) = exits(side)?;
     let mut requests = cluster::watch(&side.client, REQUEST, DEFAULT).await?;
     let mut pods = cluster::watch(&side.client, POD, DEFAULT).await?;
@@ -105,6 +96,20 @@ async fn recreate(side: &Side, name: &str, image: &str, containers: usize) -> Re
         own,
         writes,
     })
+}
+
+/// Creates the Pod and waits until its containers can be told to stop.
+async fn pod(side: &Side, name: &str, image: &str, containers: &[String]) -> Result<()> {
+    let parts: Vec<Value> = containers
+        .iter()
+        .map(|n| json!({ "name": n, "image": image }))
+        .collect();
+    let pod = json!({ "metadata": { "name": name }, "spec": { "containers": parts, "terminationGracePeriodSeconds": 1 } });
+    cluster::create(&side.client, POD, DEFAULT, pod).await?;
+    cluster::until(&side.client, POD, DEFAULT, name, ready).await?;
+    // The traps of the images' shells are set a moment after the start.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    Ok(())
 }
 
 fn ready(pod: &Value) -> bool {
