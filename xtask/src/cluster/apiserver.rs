@@ -17,8 +17,32 @@ use crate::sandbox::Sandbox;
 /// The first address of the Services' range, where Pods find the API server.
 const SERVICE: &str = "10.96.0.1";
 
+/// The names that Pods and people call it by.
+const NAMES: [&str; 4] = [
+    "localhost",
+    "kubernetes",
+    "kubernetes.default",
+    "kubernetes.default.svc",
+];
+
 /// File in the bed's folder with a line of JSON for each write but those of Leases: who, what, result.
 pub(super) const AUDIT_LOG: &str = "audit.log";
+
+/// What is the same for every bed.
+const FIXED: [&str; 12] = [
+    "--service-account-issuer=https://kubernetes.default.svc",
+    "--service-cluster-ip-range=10.96.0.0/16",
+    "--authorization-mode=Node,RBAC",
+    "--enable-admission-plugins=NodeRestriction",
+    "--requestheader-allowed-names=front-proxy",
+    "--requestheader-username-headers=X-Remote-User",
+    "--requestheader-group-headers=X-Remote-Group",
+    "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+    "--kubelet-preferred-address-types=InternalIP",
+    "--allow-privileged=true",
+    "--profiling=false",
+    "--shutdown-delay-duration=0s",
+];
 
 pub(super) fn component(
     cache: &Cache,
@@ -27,29 +51,6 @@ pub(super) fn component(
     ports: &Ports,
     admin: &Path,
 ) -> Result<Component> {
-    let mut names = vec![
-        format!("IP:{}", ports.host),
-        format!("IP:{SERVICE}"),
-        "IP:127.0.0.1".to_owned(),
-    ];
-    names.extend(
-        [
-            "localhost",
-            "kubernetes",
-            "kubernetes.default",
-            "kubernetes.default.svc",
-        ]
-        .map(|n| format!("DNS:{n}")),
-    );
-    let serving = certs.server("apiserver", &names)?;
-    let kubelet = certs.client(
-        "apiserver-kubelet",
-        "kube-apiserver-kubelet-client",
-        &["system:masters"],
-    )?;
-    let proxy = certs.client("front-proxy", "front-proxy", &[])?;
-    let (ca, key) = (certs.ca(), certs.service_account_key());
-    let file = |flag: &str, path: &Path| format!("--{flag}={}", path.display());
     let audit = sandbox.dir().join("audit-policy.json");
     fs::write(&audit, audit_policy())?;
     let mut args = vec![
@@ -59,34 +60,9 @@ pub(super) fn component(
         format!("--secure-port={}", ports.apiserver),
         format!("--bind-address={}", ports.bind),
         format!("--advertise-address={}", ports.host),
-        file("tls-cert-file", &serving.cert),
-        file("tls-private-key-file", &serving.key),
-        file("client-ca-file", &ca),
-        file("service-account-key-file", &key),
-        file("service-account-signing-key-file", &key),
-        file("kubelet-client-certificate", &kubelet.cert),
-        file("kubelet-client-key", &kubelet.key),
-        file("requestheader-client-ca-file", &ca),
-        file("proxy-client-cert-file", &proxy.cert),
-        file("proxy-client-key-file", &proxy.key),
     ];
-    args.extend(
-        [
-            "--service-account-issuer=https://kubernetes.default.svc",
-            "--service-cluster-ip-range=10.96.0.0/16",
-            "--authorization-mode=Node,RBAC",
-            "--enable-admission-plugins=NodeRestriction",
-            "--requestheader-allowed-names=front-proxy",
-            "--requestheader-username-headers=X-Remote-User",
-            "--requestheader-group-headers=X-Remote-Group",
-            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
-            "--kubelet-preferred-address-types=InternalIP",
-            "--allow-privileged=true",
-            "--profiling=false",
-            "--shutdown-delay-duration=0s",
-        ]
-        .map(str::to_owned),
-    );
+    args.extend(identity(certs, ports)?);
+    args.extend(FIXED.map(str::to_owned));
     if !ports.services {
         args.push("--endpoint-reconciler-type=none".into());
     }
@@ -104,6 +80,38 @@ pub(super) fn component(
             .args(args)
             .ready(ready),
     )
+}
+
+/// Certificates and keys: its own, those that it shows to others, and whom it believes.
+fn identity(certs: &Certs, ports: &Ports) -> Result<Vec<String>> {
+    let mut names = ["127.0.0.1", SERVICE, ports.host.as_str()]
+        .map(|ip| format!("IP:{ip}"))
+        .to_vec();
+    names.extend(NAMES.map(|name| format!("DNS:{name}")));
+    let serving = certs.server("apiserver", &names)?;
+    let kubelet = certs.client(
+        "apiserver-kubelet",
+        "kube-apiserver-kubelet-client",
+        &["system:masters"],
+    )?;
+    let proxy = certs.client("front-proxy", "front-proxy", &[])?;
+    let (ca, key) = (certs.ca(), certs.service_account_key());
+    Ok(vec![
+        file("tls-cert-file", &serving.cert),
+        file("tls-private-key-file", &serving.key),
+        file("client-ca-file", &ca),
+        file("service-account-key-file", &key),
+        file("service-account-signing-key-file", &key),
+        file("kubelet-client-certificate", &kubelet.cert),
+        file("kubelet-client-key", &kubelet.key),
+        file("requestheader-client-ca-file", &ca),
+        file("proxy-client-cert-file", &proxy.cert),
+        file("proxy-client-key-file", &proxy.key),
+    ])
+}
+
+fn file(flag: &str, path: &Path) -> String {
+    format!("--{flag}={}", path.display())
 }
 
 fn audit_policy() -> String {
