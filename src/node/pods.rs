@@ -240,9 +240,9 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    #[test]
-    fn a_pod_is_reduced_by_name_not_by_position() {
-        let pod: core::Pod = serde_json::from_value(json!({
+    /// Four containers of three roles, whose statuses come in another order than their specs.
+    fn pod() -> core::Pod {
+        serde_json::from_value(json!({
             "metadata": {"namespace": "ns", "name": "web", "uid": "u1", "deletionTimestamp": "2026-01-02T03:04:05Z"},
             "spec": {
                 "nodeName": "n1", "restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 7,
@@ -267,8 +267,12 @@ mod tests {
                 ],
             },
         }))
-        .unwrap();
-        let view = PodView::of(pod);
+        .unwrap()
+    }
+
+    #[test]
+    fn a_pod_is_reduced_by_name_not_by_position() {
+        let view = PodView::of(pod());
         assert!(view.deleting && !view.ended);
         assert_eq!((view.restart, view.grace_seconds), (RestartPolicy::OnFailure, 7));
         assert_eq!(view.ips, ["10.0.0.9"]);

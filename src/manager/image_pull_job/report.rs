@@ -38,6 +38,20 @@ struct Told {
     not_before: Instant,
 }
 
+impl Told {
+    /// A write begins at `at`.
+    fn begin(&mut self, at: Instant) {
+        let busy = at.duration_since(self.wrote) < self.pause * 2;
+        self.pause = if busy {
+            (self.pause * 2).min(LONGEST)
+        } else {
+            TOGETHER
+        };
+        self.wrote = at;
+        self.writing = true;
+    }
+}
+
 /// The end of one write.
 pub struct Done {
     uid: Uid,
@@ -145,15 +159,7 @@ impl Reporter {
             }
             return;
         }
-        let at = Instant::now();
-        let busy = at.duration_since(told.wrote) < told.pause * 2;
-        told.pause = if busy {
-            (told.pause * 2).min(LONGEST)
-        } else {
-            TOGETHER
-        };
-        told.wrote = at;
-        told.writing = true;
+        told.begin(Instant::now());
         if let Some(warning) = warning {
             self.cluster.events.publish(
                 super::plan::entry::owner(&job),

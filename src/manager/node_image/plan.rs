@@ -142,36 +142,19 @@ pub fn plan(
         return Plan::act(Act::Label(labels));
     }
     let mut first = Wake::default();
+    let tags = image.tags.iter();
+    let secrets = image.old_secrets.iter();
     let removal = Removal {
-        tags: image
-            .tags
-            .iter()
+        tags: tags
             .filter(|tag| unwanted(image, tag, &interest, now, &mut first))
             .map(|t| (t.image.clone(), t.tag.clone(), t.version))
             .collect(),
-        secrets: image
-            .old_secrets
-            .iter()
-            .filter(|(_, s)| secret_gone(s))
-            .cloned()
-            .collect(),
+        secrets: secrets.filter(|(_, s)| secret_gone(s)).cloned().collect(),
     };
     if removal != Removal::default() {
         return Plan::act(Act::Remove(removal));
     }
-    let failures: Vec<Failure> = image
-        .tags
-        .iter()
-        .filter_map(|tag| {
-            let message = given_up(seen, image, tag, rules, now, &mut first)?;
-            Some(Failure {
-                image: tag.image.clone(),
-                tag: tag.tag.clone(),
-                version: tag.version,
-                message,
-            })
-        })
-        .collect();
+    let failures = failures(seen, image, rules, now, &mut first);
     if failures.is_empty() {
         Plan::wait(first.0)
     } else {
@@ -245,6 +228,25 @@ fn unwanted(
         return false;
     };
     first.due(add(completed, SignedDuration::from_secs(ttl)), now)
+}
+
+/// The tags that are given up on the daemon's behalf.
+fn failures(
+    seen: Observed<'_>,
+    image: &NodeImageView,
+    rules: Rules,
+    now: Timestamp,
+    first: &mut Wake,
+) -> Vec<Failure> {
+    let given_up = |tag: &TagView| {
+        Some(Failure {
+            message: given_up(seen, image, tag, rules, now, first)?,
+            image: tag.image.clone(),
+            tag: tag.tag.clone(),
+            version: tag.version,
+        })
+    };
+    image.tags.iter().filter_map(given_up).collect()
 }
 
 /// Why a tag is given up on the daemon's behalf, if it is.

@@ -245,21 +245,7 @@ impl Walk {
                 });
                 Step::Recording
             }
-            Verdict::Ready { target, act } => {
-                self.under_way = true;
-                let step = match &act {
-                    Act::Hook { .. } => Step::Hook,
-                    Act::Stop { .. } => Step::Stopping,
-                };
-                self.begin.push(Begin {
-                    key: case.key(),
-                    request: case.request.name.clone(),
-                    target,
-                    first: case.attempt().is_none(),
-                    act,
-                });
-                step
-            }
+            Verdict::Ready { target, act } => self.begin(case, target, act),
             Verdict::Busy { step, again } => {
                 self.under_way = true;
                 let why = if matches!(step, Step::Young { .. }) {
@@ -271,6 +257,22 @@ impl Walk {
                 step
             }
         }
+    }
+
+    fn begin(&mut self, case: &Case<'_>, target: String, act: Act) -> Step {
+        self.under_way = true;
+        let step = match &act {
+            Act::Hook { .. } => Step::Hook,
+            Act::Stop { .. } => Step::Stopping,
+        };
+        self.begin.push(Begin {
+            key: case.key(),
+            request: case.request.name.clone(),
+            target,
+            first: case.attempt().is_none(),
+            act,
+        });
+        step
     }
 
     /// Whether nothing is left to do or to wait for.

@@ -35,18 +35,45 @@ impl World {
     }
 
     fn begin(&mut self, begin: Begin) {
-        let Begin {
+        self.assert_open(&begin.key.request);
+        let Begin { key, target, act, .. } = begin;
+        let (stage, ends_at) = self.start(&key, &target, &act);
+        let (request, container) = (key.request.clone(), key.container.clone());
+        let named = target.clone();
+        self.log(match act {
+            Act::Hook { .. } => Event::Hook {
+                request,
+                container,
+                target: named,
+            },
+            Act::Stop { .. } => Event::Stop {
+                request,
+                container,
+                target: named,
+            },
+        });
+        self.ops.push(Op {
+            key: key.clone(),
+            ends_at,
+            hook: stage == Stage::Hook,
+        });
+        let old = self.memory.attempts.get(&key);
+        let begun = old.map_or(Duration::from_millis(self.now), |attempt| attempt.begun);
+        self.memory.attempts.insert(
             key,
-            request: _,
-            target,
-            first: _,
-            act,
-        } = begin;
-        let request = self
-            .requests
-            .iter()
-            .find(|r| r.uid == key.request)
-            .expect("a request that exists");
+            Attempt {
+                target,
+                begun,
+                stage,
+                live: true,
+            },
+        );
+    }
+
+    /// Nothing may be begun for a request that is over.
+    fn assert_open(&self, uid: &str) {
+        let request = self.requests.iter().find(|r| r.uid == uid);
+        let request = request.expect("a request that exists");
         assert!(
             request.status.completed.is_none() && !request.deleting,
             "acted for a request that is over"
@@ -58,66 +85,31 @@ impl World {
             deadline.is_none_or(|at| self.clock().api < at),
             "begun at or after the deadline"
         );
+    }
+
+    /// What the act does to its container, and when the act ends.
+    fn start(&mut self, key: &Key, target: &str, act: &Act) -> (Stage, Ms) {
         let now = self.now;
-        let sim = self
-            .sims
-            .iter_mut()
-            .find(|sim| sim.name == key.container)
-            .expect("a container that exists");
+        let sim = self.sims.iter_mut().find(|sim| sim.name == key.container);
+        let sim = sim.expect("a container that exists");
         assert!(
             target == sim.id() && sim.running_since.is_some(),
             "{target} does not run"
         );
-        let (request, container) = (key.request.clone(), key.container.clone());
-        let mono = Duration::from_millis(now);
-        let old = self.memory.attempts.get(&key);
-        let begun = old.map_or(mono, |attempt| attempt.begun);
-        let (stage, ends_at, event) = match act {
+        match act {
             Act::Hook { limit, .. } => {
                 let takes = sim.hook_takes.expect("a hook").min(limit.as_millis() as Ms);
-                (
-                    Stage::Hook,
-                    now + takes,
-                    Event::Hook {
-                        request,
-                        container,
-                        target: target.clone(),
-                    },
-                )
+                (Stage::Hook, now + takes)
             }
             Act::Stop { grace } => {
-                assert!(grace >= Duration::from_secs(2), "kubelet's least grace");
+                assert!(*grace >= Duration::from_secs(2), "kubelet's least grace");
                 let ends = now + sim.stop_takes.min(grace.as_millis() as Ms);
                 let ends = sim.ends_at.map_or(ends, |at| at.min(ends));
                 // TERM is out: the container ends by itself even if nobody waits for it.
                 sim.ends_at = Some(ends);
-                (
-                    Stage::Stopping,
-                    ends,
-                    Event::Stop {
-                        request,
-                        container,
-                        target: target.clone(),
-                    },
-                )
+                (Stage::Stopping, ends)
             }
-        };
-        let hook = stage == Stage::Hook;
-        self.ops.push(Op {
-            key: key.clone(),
-            ends_at,
-            hook,
-        });
-        self.memory.attempts.insert(
-            key,
-            Attempt {
-                target,
-                begun,
-                stage,
-                live: true,
-            },
-        );
-        self.log(event);
+        }
     }
 
     fn write(&mut self, write: &Write, wanted: &mut BTreeMap<String, Ms>) -> bool {
