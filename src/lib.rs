@@ -4,6 +4,7 @@ pub mod admission;
 pub mod api;
 pub mod cluster;
 pub mod cri;
+pub mod in_place;
 pub mod manager;
 pub mod node;
 pub mod ops;

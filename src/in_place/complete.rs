@@ -1,0 +1,170 @@
+//! Whether an update in place is done, and how that is proven.
+//!
+//! The best proof is the daemon's hash for the container ID that runs. Without it, a container other than that of
+//! the time of the patch is proof together with another image ID, or with the new image's name; another container
+//! alone is none, for it may have crashed and come back with the old image before kubelet saw the patch. What
+//! cannot be proven waits, and says what for.
+
+use std::fmt;
+
+use jiff::Timestamp;
+
+use super::patch::{has_next, names};
+use super::pod::{Container, Pod, Resources};
+use super::{quantity, state};
+use crate::api::container_hash::{env_hash, plain_hash};
+use crate::api::in_place::{InPlaceUpdateContainerStatus, InPlaceUpdateState, RuntimeContainerMetaSet};
+use crate::api::keys;
+
+/// How far an update is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Progress {
+    /// There is none, or it is done.
+    Done,
+    /// It is not done.
+    Waiting(Waiting),
+}
+
+/// What an update waits for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Waiting {
+    /// An annotation that cannot be read.
+    Unreadable(String),
+    /// The end of the grace period.
+    Grace(Option<Timestamp>),
+    /// The daemon's word on the environment of a container.
+    Environment(String),
+    /// kubelet's word that a container has the new resources.
+    Resources(String),
+    /// A container with the new image.
+    NewContainer(String, &'static str),
+    /// Readiness of a container, before the next batch.
+    Ready(String),
+    /// Batches that are still to come.
+    NextBatch,
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreadable(why) => f.write_str(why),
+            Self::Grace(Some(until)) => write!(f, "grace period until {}", super::ready::seconds(*until)),
+            Self::Grace(None) => f.write_str("grace period"),
+            Self::Environment(name) => write!(f, "container {name}: its environment is not known to be new"),
+            Self::Resources(name) => write!(f, "container {name}: the new resources are not in effect"),
+            Self::NewContainer(name, why) => write!(f, "container {name}: {why}"),
+            Self::Ready(name) => write!(f, "container {name} is to be ready before the next containers"),
+            Self::NextBatch => f.write_str("the next containers are to be updated"),
+        }
+    }
+}
+
+/// How far the last update of a Pod is, as a whole.
+#[must_use]
+pub fn progress(pod: &Pod) -> Progress {
+    match (state::grace(pod), state::state(pod)) {
+        (Err(why), _) | (_, Err(why)) => Progress::Waiting(Waiting::Unreadable(why)),
+        (Ok(Some(_)), _) => Progress::Waiting(Waiting::Grace(None)),
+        (Ok(None), Ok(None)) => Progress::Done,
+        (Ok(None), Ok(Some(state))) => match containers(pod, &state) {
+            Err(waiting) => Progress::Waiting(waiting),
+            Ok(()) if has_next(&state) => Progress::Waiting(Waiting::NextBatch),
+            Ok(()) => Progress::Done,
+        },
+    }
+}
+
+/// Whether the containers of the batches so far are the new ones.
+///
+/// # Errors
+/// What is waited for.
+pub fn containers(pod: &Pod, state: &InPlaceUpdateState) -> Result<(), Waiting> {
+    let meta = match pod.annotations.get(keys::RUNTIME_CONTAINERS_META) {
+        None => None,
+        Some(text) => Some(serde_json::from_str(text).map_err(|e| {
+            let key = keys::RUNTIME_CONTAINERS_META;
+            Waiting::Unreadable(format!("annotation {key} cannot be read: {e}"))
+        })?),
+    };
+    if state.update_env_from_metadata {
+        let stale = pod
+            .containers
+            .iter()
+            .find(|c| !environment_is_new(pod, c, meta.as_ref()));
+        stale.map_or(Ok(()), |c| Err(Waiting::Environment(c.name.clone())))?;
+    }
+    if state.update_resources {
+        let stale = pod.containers.iter().find(|c| !resources_are_new(pod, c));
+        stale.map_or(Ok(()), |c| Err(Waiting::Resources(c.name.clone())))?;
+    }
+    for (name, last) in &state.last_container_statuses {
+        if let Some(container) = pod.containers.iter().find(|c| c.name == *name) {
+            proven(pod, container, last, meta.as_ref())
+                .map_err(|why| Waiting::NewContainer(name.clone(), why))?;
+        }
+    }
+    Ok(())
+}
+
+fn proven(
+    pod: &Pod,
+    container: &Container,
+    last: &InPlaceUpdateContainerStatus,
+    meta: Option<&RuntimeContainerMetaSet>,
+) -> Result<(), &'static str> {
+    let status = pod.status(&container.name).filter(|s| !s.id.is_empty());
+    let status = status.ok_or("it has not been started")?;
+    if let Some((plain, _)) = hashes(&status.id, meta) {
+        let new = plain_hash(&container.name, &container.image);
+        if plain == new || plain == container.plain_before_131 {
+            return Ok(());
+        }
+    }
+    if last.container_id.as_ref().is_some_and(|id| *id == status.id) {
+        return Err("the one from before the update is still there");
+    }
+    if status.image_id != last.image_id || names(&container.image, &status.image) {
+        return Ok(());
+    }
+    Err("it was restarted, but nothing proves that it has the new image")
+}
+
+/// The daemon's plain hash and environment hash for this container ID.
+fn hashes(id: &str, meta: Option<&RuntimeContainerMetaSet>) -> Option<(u64, u64)> {
+    let entry = meta?.containers.iter().find(|entry| entry.container_id == id)?;
+    Some((
+        entry.hashes.plain_hash,
+        entry.hashes.extracted_env_from_metadata_hash,
+    ))
+}
+
+fn environment_is_new(pod: &Pod, container: &Container, meta: Option<&RuntimeContainerMetaSet>) -> bool {
+    let metadata = pod.metadata();
+    let variables = container
+        .env
+        .iter()
+        .map(|(name, origin)| (name.as_str(), origin.value(&metadata)));
+    let status = pod.status(&container.name).filter(|s| !s.id.is_empty());
+    let known = status.and_then(|s| hashes(&s.id, meta));
+    known.is_some_and(|(_, env)| env == env_hash(variables))
+}
+
+fn resources_are_new(pod: &Pod, container: &Container) -> bool {
+    let given = pod.status(&container.name).and_then(|s| s.resources.as_ref());
+    given.is_some_and(|given| same(given, &container.resources))
+}
+
+/// Whether CPU and memory are the same; kubelet reports nothing else for certain.
+fn same(one: &Resources, other: &Resources) -> bool {
+    let alike = |a: &std::collections::BTreeMap<String, String>,
+                 b: &std::collections::BTreeMap<String, String>| {
+        ["cpu", "memory"]
+            .iter()
+            .all(|name| match (a.get(*name), b.get(*name)) {
+                (Some(x), Some(y)) => quantity::equal(x, y),
+                (None, None) => true,
+                _ => false,
+            })
+    };
+    alike(&one.limits, &other.limits) && alike(&one.requests, &other.requests)
+}

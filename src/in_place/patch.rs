@@ -1,0 +1,316 @@
+//! The patches that update a Pod in place: the smallest that do it, so that what we do not know stays.
+//!
+//! All are strategic merge patches, in which containers merge by name and conditions by type. The Pod's UID in
+//! them keeps another Pod of the same name safe.
+
+use std::collections::BTreeSet;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::{Map, Value, json};
+
+use super::pod::Pod;
+use super::spec::Spec;
+use super::{batch, complete, ready, state};
+use crate::api::in_place::{
+    ContainerRefMetadata, InPlaceUpdateContainerBatch, InPlaceUpdateContainerStatus,
+    InPlaceUpdatePreCheckBeforeNext, InPlaceUpdateState,
+};
+use crate::api::keys;
+use crate::cri::Reference;
+
+/// What a patch is sent to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// The Pod itself.
+    Pod,
+    /// Its subresource `status`.
+    Status,
+    /// Its subresource `resize`.
+    Resize,
+}
+
+/// One request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Write {
+    /// Where it goes.
+    pub to: Target,
+    /// Strategic merge patch.
+    pub patch: Value,
+}
+
+impl Write {
+    /// A patch of this Pod and no other. `patch` is an object.
+    #[must_use]
+    pub fn new(to: Target, pod: &Pod, mut patch: Value) -> Self {
+        patch["metadata"]["uid"] = json!(pod.uid);
+        Self { to, patch }
+    }
+
+    /// The same, refused by the API server when the Pod is not as it was seen.
+    #[must_use]
+    pub fn guarded(mut self, pod: &Pod) -> Self {
+        self.patch["metadata"]["resourceVersion"] = json!(pod.resource_version);
+        self
+    }
+}
+
+/// Whether the Pod must be out of its Services while this is done: not for metadata alone, nor for resources
+/// that change while their container runs.
+#[must_use]
+pub fn disturbs(pod: &Pod, spec: &Spec) -> bool {
+    let restarts = |(name, resources): (&String, &k8s_openapi::api::core::v1::ResourceRequirements)| {
+        let changed = resources
+            .limits
+            .iter()
+            .chain(&resources.requests)
+            .flat_map(|map| map.keys());
+        let changed: Vec<&String> = changed.collect();
+        let container = pod.containers.iter().find(|c| c.name == *name);
+        container.is_some_and(|c| c.restarted_by.iter().any(|r| changed.contains(&r)))
+    };
+    spec.update_env_from_metadata
+        || !spec.container_images.is_empty()
+        || spec.container_resources.iter().any(restarts)
+}
+
+/// Begins an update: the Pod is taken out of its Services if need be, then changed, or told what to wait for.
+///
+/// `labels` and `annotations` go with the change: those of the revision and of the lifecycle.
+#[must_use]
+pub fn begin(
+    pod: &Pod,
+    spec: &Spec,
+    labels: &Map<String, Value>,
+    annotations: &Map<String, Value>,
+    now: Timestamp,
+) -> Vec<Write> {
+    let mut writes = Vec::new();
+    let disturbs = disturbs(pod, spec);
+    let conditions = if disturbs {
+        ready::not_ready(pod, now)
+    } else {
+        Vec::new()
+    };
+    if !conditions.is_empty() {
+        let patch = json!({ "status": { "conditions": conditions } });
+        writes.push(Write::new(Target::Status, pod, patch));
+    }
+    let mut fresh = InPlaceUpdateState {
+        revision: spec.revision.clone(),
+        update_timestamp: Some(whole(now)),
+        update_env_from_metadata: spec.update_env_from_metadata,
+        update_images: !spec.container_images.is_empty(),
+        update_resources: !spec.container_resources.is_empty(),
+        ..InPlaceUpdateState::default()
+    };
+    let mut patch = json!({ "metadata": { "labels": labels, "annotations": annotations } });
+    if disturbs && spec.grace_seconds > 0 {
+        annotate(
+            pod,
+            &mut patch,
+            keys::IN_PLACE_UPDATE_GRACE,
+            Some(&json_text(spec)),
+        );
+    } else {
+        no_grace(pod, &mut patch);
+        writes.extend(change(pod, spec, &mut fresh, &mut patch, now));
+    }
+    annotate(
+        pod,
+        &mut patch,
+        keys::IN_PLACE_UPDATE_STATE,
+        Some(&json_text(&fresh)),
+    );
+    writes.push(Write::new(Target::Pod, pod, patch));
+    writes
+}
+
+/// Goes on with an update whose grace period is over, or whose next batch is due.
+#[must_use]
+pub fn go_on(pod: &Pod, spec: &Spec, mut state: InPlaceUpdateState, now: Timestamp) -> Vec<Write> {
+    let mut patch = json!({});
+    no_grace(pod, &mut patch);
+    let mut writes: Vec<Write> = change(pod, spec, &mut state, &mut patch, now)
+        .into_iter()
+        .collect();
+    annotate(
+        pod,
+        &mut patch,
+        keys::IN_PLACE_UPDATE_STATE,
+        Some(&json_text(&state)),
+    );
+    writes.push(Write::new(Target::Pod, pod, patch));
+    writes
+}
+
+/// Forgets an update that waits for its grace period.
+#[must_use]
+pub fn forget_grace(pod: &Pod) -> Write {
+    let mut patch = json!({});
+    no_grace(pod, &mut patch);
+    Write::new(Target::Pod, pod, patch)
+}
+
+/// The batches that `state` has still to come, as the spec of an update.
+#[must_use]
+pub fn rest(state: &InPlaceUpdateState) -> Spec {
+    Spec {
+        revision: state.revision.clone(),
+        container_images: state.next_container_images.clone(),
+        container_ref_metadata: state.next_container_ref_metadata.clone(),
+        container_resources: state.next_container_resources.clone(),
+        ..Spec::default()
+    }
+}
+
+/// Puts the first batch of `spec` into `patch` and the others into `state`; returns the resize, which comes first.
+fn change(
+    pod: &Pod,
+    spec: &Spec,
+    state: &mut InPlaceUpdateState,
+    patch: &mut Value,
+    now: Timestamp,
+) -> Option<Write> {
+    if let Some(encoded) = &spec.meta_data_patch {
+        let decoded = STANDARD.decode(encoded).unwrap_or_default();
+        merge(patch, serde_json::from_slice(&decoded).unwrap_or(Value::Null));
+    }
+    let batch = batch::first(pod, spec);
+    let (mut images, mut resources) = (Vec::new(), Vec::new());
+    for container in pod.containers.iter().filter(|c| batch.contains(&c.name)) {
+        let name = &container.name;
+        if let Some(image) = spec.container_images.get(name) {
+            images.push(json!({ "name": name, "image": image }));
+            record(pod, name, image, state);
+        }
+        if let Some(new) = spec.container_resources.get(name) {
+            resources.push(json!({ "name": name, "resources": new }));
+        }
+        if let Some(read) = spec.container_ref_metadata.get(name) {
+            merge(
+                patch,
+                json!({ "metadata": { "labels": read.labels, "annotations": read.annotations } }),
+            );
+        }
+    }
+    if !images.is_empty() {
+        patch["spec"]["containers"] = Value::Array(images);
+    }
+    keep_rest(spec, &batch, state);
+    if !batch.is_empty() {
+        state.container_batches_record.push(InPlaceUpdateContainerBatch {
+            timestamp: Some(whole(now)),
+            containers: batch.into_iter().collect(),
+        });
+    }
+    let resize = json!({ "spec": { "containers": resources } });
+    (resize["spec"]["containers"] != json!([])).then(|| Write::new(Target::Resize, pod, resize))
+}
+
+/// What is not in the batch waits until the batch is ready.
+fn keep_rest(spec: &Spec, batch: &BTreeSet<String>, state: &mut InPlaceUpdateState) {
+    state.next_container_images.clone_from(&spec.container_images);
+    state
+        .next_container_images
+        .retain(|name, _| !batch.contains(name));
+    state
+        .next_container_resources
+        .clone_from(&spec.container_resources);
+    state
+        .next_container_resources
+        .retain(|name, _| !batch.contains(name));
+    let references = spec.container_ref_metadata.iter();
+    let references = references.filter(|(name, _)| !batch.contains(*name));
+    state.next_container_ref_metadata = references
+        .map(|(name, read): (&String, &ContainerRefMetadata)| (name.clone(), read.clone()))
+        .collect();
+    state.pre_check_before_next = has_next(state).then(|| InPlaceUpdatePreCheckBeforeNext {
+        containers_required_ready: batch.iter().cloned().collect(),
+    });
+}
+
+/// Whether batches are still to come.
+#[must_use]
+pub fn has_next(state: &InPlaceUpdateState) -> bool {
+    !(state.next_container_images.is_empty()
+        && state.next_container_ref_metadata.is_empty()
+        && state.next_container_resources.is_empty())
+}
+
+/// Records what runs before the change.
+///
+/// The container's ID is left out where an update that did not end is taken back before kubelet acted on it: the
+/// container may stay, so another ID must not be asked for.
+fn record(pod: &Pod, name: &str, image: &str, state: &mut InPlaceUpdateState) {
+    if state.last_container_statuses.contains_key(name) {
+        return;
+    }
+    let (mut image_id, mut id) = (String::new(), String::new());
+    let mut may_stay = false;
+    if let Some(status) = pod.status(name) {
+        (image_id, id) = (status.image_id.clone(), status.id.clone());
+        may_stay = status.running && untouched(pod, name, &id) && names(image, &status.image);
+    }
+    let last = InPlaceUpdateContainerStatus {
+        image_id,
+        container_id: (!may_stay).then_some(id),
+    };
+    state.last_container_statuses.insert(name.to_owned(), last);
+}
+
+/// Whether the container still runs that ran before the update that the Pod tells of, and that did not end.
+fn untouched(pod: &Pod, name: &str, id: &str) -> bool {
+    let Ok(Some(before)) = state::state(pod) else {
+        return false;
+    };
+    let last = before.last_container_statuses.get(name);
+    let same = last.is_some_and(|l| l.container_id.as_ref().is_none_or(|recorded| recorded == id));
+    same && complete::containers(pod, &before).is_err()
+}
+
+/// Whether an image's name in a Pod's spec and one in its status are names of the same thing.
+pub(super) fn names(wanted: &str, reported: &str) -> bool {
+    wanted == reported || Reference::parse(wanted).is_ok_and(|r| r.names(reported))
+}
+
+fn no_grace(pod: &Pod, patch: &mut Value) {
+    annotate(pod, patch, keys::IN_PLACE_UPDATE_GRACE, None);
+}
+
+/// Sets one of the two annotations, or takes it off, and what it was called once with it.
+fn annotate(pod: &Pod, patch: &mut Value, key: &str, value: Option<&str>) {
+    let old = match key {
+        keys::IN_PLACE_UPDATE_STATE => keys::IN_PLACE_UPDATE_STATE_OLD,
+        _ => keys::IN_PLACE_UPDATE_GRACE_OLD,
+    };
+    if value.is_some() || pod.annotations.contains_key(key) {
+        patch["metadata"]["annotations"][key] = json!(value);
+    }
+    if pod.annotations.contains_key(old) {
+        patch["metadata"]["annotations"][old] = Value::Null;
+    }
+}
+
+/// Lays `other` over `patch`; objects merge.
+fn merge(patch: &mut Value, other: Value) {
+    match (patch, other) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (key, value) in from {
+                merge(into.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (_, Value::Null) => {}
+        (into, from) => *into = from,
+    }
+}
+
+fn whole(time: Timestamp) -> Time {
+    Time(Timestamp::from_second(time.as_second()).unwrap_or(time))
+}
+
+fn json_text(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}

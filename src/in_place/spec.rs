@@ -1,0 +1,278 @@
+//! What is to change in a Pod that stays where it is, or why it cannot stay.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde_json::{Map, Value, json};
+
+use super::diff::{Change, changes};
+use super::pod::{Container, Resources};
+use super::quantity;
+use crate::api::cloneset::texts;
+use crate::api::container_hash::Origin;
+use crate::api::go_json;
+pub use crate::api::in_place::InPlaceUpdateGrace as Spec;
+
+/// A ControllerRevision as the engine looks at it.
+#[derive(Clone, Copy, Debug)]
+pub struct Revision<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its raw data, `{"spec":{"template":…}}`.
+    pub data: &'a Value,
+    /// Hash of the claim templates; `None` when it does not say.
+    pub claims: Option<&'a str>,
+}
+
+/// What the engine may do.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Whether environment taken from labels and annotations is updated (gate InPlaceUpdateEnvFromMetadata).
+    pub env_from_metadata: bool,
+    /// Whether CPU and memory are resized in place (gate InPlaceWorkloadVerticalScaling).
+    pub vertical: bool,
+    /// Whether a change of the claim templates asks for a new Pod (gate RecreatePodWhenChangeVCTInCloneSetGate).
+    pub recreate_for_claims: bool,
+    /// Seconds between a Pod's being marked not ready and its change.
+    pub grace_seconds: i32,
+}
+
+/// Why a Pod cannot be updated in place.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MustRecreate {
+    /// Something else than image, metadata and resources changes.
+    #[error("{0} cannot be changed in place")]
+    Field(String),
+    /// The claim templates changed.
+    #[error("the volume claim templates changed")]
+    Claims,
+    /// The change of resources changes the quality of service, which a Pod keeps for life.
+    #[error("the quality of service class would change from {0} to {1}")]
+    QualityOfService(&'static str, &'static str),
+    /// The revision that the Pod has is not known any more.
+    #[error("the Pod's revision is not in the history")]
+    NoRevision,
+    /// The Pod has no way to be taken out of its Services while it is updated.
+    #[error("the Pod lacks readiness gate InPlaceUpdateReady")]
+    NoGate,
+}
+
+/// A map of a Pod's metadata.
+#[derive(Clone, Copy)]
+enum Part {
+    Labels,
+    Annotations,
+}
+
+impl Part {
+    fn key(self) -> &'static str {
+        match self {
+            Self::Labels => "labels",
+            Self::Annotations => "annotations",
+        }
+    }
+}
+
+/// What leads from `old` to `new` in place.
+///
+/// Beyond what OpenKruise does, a key that a container's environment is taken from is one also when it is
+/// removed, or the first of its map; and a map that goes away takes only the template's keys off the Pod.
+///
+/// # Errors
+/// Why a new Pod is needed.
+pub fn spec(old: &Revision<'_>, new: &Revision<'_>, options: &Options) -> Result<Spec, MustRecreate> {
+    let changed = old
+        .claims
+        .zip(new.claims)
+        .is_some_and(|(one, other)| one != other);
+    if options.recreate_for_claims && changed {
+        return Err(MustRecreate::Claims);
+    }
+    let mut spec = Spec {
+        revision: new.name.to_owned(),
+        grace_seconds: options.grace_seconds,
+        ..Spec::default()
+    };
+    let (before, after) = (&old.data["spec"]["template"], &new.data["spec"]["template"]);
+    let mut metadata = false;
+    for change in changes(before, after) {
+        match change.path.first().map(String::as_str) {
+            Some("metadata") => metadata = true,
+            _ => take(&change, before, options, &mut spec)?,
+        }
+    }
+    if !spec.container_resources.is_empty() {
+        let (one, other) = (quality_of_service(before), quality_of_service(after));
+        if one != other {
+            return Err(MustRecreate::QualityOfService(one, other));
+        }
+    }
+    if metadata {
+        take_metadata(before, after, options, &mut spec)?;
+    }
+    Ok(spec)
+}
+
+/// Takes a change of an image or a resource.
+fn take(change: &Change<'_>, before: &Value, options: &Options, spec: &mut Spec) -> Result<(), MustRecreate> {
+    let refuse = || MustRecreate::Field(format!("template.{}", change.path.join(".")));
+    let path: Vec<&str> = change.path.iter().map(String::as_str).collect();
+    let value = change.replaced.ok_or_else(refuse)?;
+    let container = |at: &str| {
+        let name = &before["spec"]["containers"][at.parse::<usize>().unwrap_or(usize::MAX)]["name"];
+        name.as_str().map(str::to_owned).ok_or_else(refuse)
+    };
+    match path.as_slice() {
+        ["spec", "containers", at, "image"] => {
+            let image = value.as_str().ok_or_else(refuse)?;
+            spec.container_images.insert(container(at)?, image.to_owned());
+        }
+        [
+            "spec",
+            "containers",
+            at,
+            "resources",
+            kind @ ("limits" | "requests"),
+            name @ ("cpu" | "memory"),
+        ] if options.vertical => {
+            let quantity = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            let resources = spec.container_resources.entry(container(at)?).or_default();
+            let part = match *kind {
+                "limits" => &mut resources.limits,
+                _ => &mut resources.requests,
+            };
+            part.get_or_insert_default()
+                .insert((*name).to_owned(), Quantity(quantity));
+        }
+        _ => return Err(refuse()),
+    }
+    Ok(())
+}
+
+/// Takes the change of the metadata: what containers read goes with them, the rest is a patch.
+fn take_metadata(
+    before: &Value,
+    after: &Value,
+    options: &Options,
+    spec: &mut Spec,
+) -> Result<(), MustRecreate> {
+    let containers: Vec<Container> = before["spec"]["containers"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|_| options.env_from_metadata)
+        .map(Container::of)
+        .collect();
+    let mut patch = Map::new();
+    for part in [Part::Labels, Part::Annotations] {
+        let map = |template: &Value| texts(&template["metadata"][part.key()]);
+        let mut plain = Map::new();
+        for (key, value) in differing(&map(before), &map(after)) {
+            let readers: Vec<&Container> = containers.iter().filter(|c| reads(c, part, &key)).collect();
+            spec.update_env_from_metadata |= !readers.is_empty();
+            match value.filter(|_| !readers.is_empty()) {
+                Some(value) => {
+                    for reader in readers {
+                        let read = spec
+                            .container_ref_metadata
+                            .entry(reader.name.clone())
+                            .or_default();
+                        let map = match part {
+                            Part::Labels => &mut read.labels,
+                            Part::Annotations => &mut read.annotations,
+                        };
+                        map.insert(key.clone(), value.clone());
+                    }
+                }
+                None => {
+                    let value = map(after).get(&key).cloned();
+                    plain.insert(key, json!(value));
+                }
+            }
+        }
+        if !plain.is_empty() {
+            patch.insert(part.key().to_owned(), Value::Object(plain));
+        }
+    }
+    finalizers(before, after, &mut patch);
+    let patch = match patch.is_empty() {
+        true => json!({}),
+        false => json!({ "metadata": patch }),
+    };
+    spec.meta_data_patch = Some(STANDARD.encode(go_json::sorted(&patch)));
+    Ok(())
+}
+
+/// Keys whose value differs, with the new value.
+fn differing(
+    before: &BTreeMap<String, String>,
+    after: &BTreeMap<String, String>,
+) -> Vec<(String, Option<String>)> {
+    let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    let differ = keys.into_iter().filter(|key| before.get(*key) != after.get(*key));
+    differ.map(|key| (key.clone(), after.get(key).cloned())).collect()
+}
+
+fn reads(container: &Container, part: Part, key: &str) -> bool {
+    container.env.iter().any(|(_, origin)| match (origin, part) {
+        (Origin::Label(read), Part::Labels) | (Origin::Annotation(read), Part::Annotations) => read == key,
+        _ => false,
+    })
+}
+
+/// Finalizers are a set in a strategic merge patch.
+fn finalizers(before: &Value, after: &Value, patch: &mut Map<String, Value>) {
+    let set = |template: &Value| -> BTreeSet<String> {
+        let names = template["metadata"]["finalizers"]
+            .as_array()
+            .into_iter()
+            .flatten();
+        names.filter_map(|n| n.as_str().map(str::to_owned)).collect()
+    };
+    let (one, other) = (set(before), set(after));
+    let gone: Vec<_> = one.difference(&other).collect();
+    let new: Vec<_> = other.difference(&one).collect();
+    if !gone.is_empty() {
+        patch.insert("$deleteFromPrimitiveList/finalizers".to_owned(), json!(gone));
+    }
+    if !new.is_empty() {
+        patch.insert("finalizers".to_owned(), json!(new));
+    }
+}
+
+/// The quality of service class of a Pod made from this template, as Kubernetes tells it.
+fn quality_of_service(template: &Value) -> &'static str {
+    let spec = &template["spec"];
+    let all = [&spec["containers"], &spec["initContainers"]];
+    let containers = all
+        .into_iter()
+        .flat_map(|list| list.as_array().into_iter().flatten());
+    let (mut limits, mut requests) = (BTreeMap::new(), BTreeMap::new());
+    let mut guaranteed = true;
+    for container in containers {
+        let resources = Resources::of(&container["resources"]);
+        sum(&resources.requests, &mut requests);
+        let limited = sum(&resources.limits, &mut limits);
+        guaranteed &= limited == 2;
+    }
+    if limits.is_empty() && requests.is_empty() {
+        return "BestEffort";
+    }
+    if guaranteed && requests == limits {
+        return "Guaranteed";
+    }
+    "Burstable"
+}
+
+/// Adds CPU and memory up, and returns how many of the two there were.
+fn sum(quantities: &BTreeMap<String, String>, into: &mut BTreeMap<String, i128>) -> usize {
+    let counted = quantities
+        .iter()
+        .filter(|(name, _)| matches!(name.as_str(), "cpu" | "memory"))
+        .filter_map(|(name, text)| Some((name, quantity::parse(text).filter(|v| *v > 0)?)));
+    counted
+        .map(|(name, value)| *into.entry(name.clone()).or_default() += value)
+        .count()
+}

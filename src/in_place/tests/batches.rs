@@ -1,0 +1,168 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::api::in_place::InPlaceUpdateState;
+use crate::api::keys;
+use crate::in_place::complete::Waiting;
+
+fn with_priority(pod: &mut Value, at: usize, priority: i64) {
+    pod["spec"]["containers"][at]["env"] = json!([{
+        "name": keys::ENV_CONTAINER_BARRIER,
+        "valueFrom": { "configMapKeyRef": { "name": "barrier", "key": format!("p_{priority}") } },
+    }]);
+}
+
+fn state_of(pod: &Value) -> InPlaceUpdateState {
+    state(&Pod::of(pod)).unwrap().unwrap()
+}
+
+fn run_new(pod: &mut Value, at: usize, ready: bool) {
+    let status = &mut pod["status"]["containerStatuses"][at];
+    let name = status["name"].as_str().unwrap().to_owned();
+    status["containerID"] = json!(format!("containerd://{name}-new"));
+    status["imageID"] = json!(format!("sha256:{name}-2"));
+    status["ready"] = json!(ready);
+}
+
+fn image(pod: &Value, at: usize) -> &str {
+    pod["spec"]["containers"][at]["image"].as_str().unwrap()
+}
+
+#[test]
+fn higher_priority_comes_first_and_must_be_ready() {
+    let mut pod = pod(&["app", "proxy", "log"]);
+    with_priority(&mut pod, 0, 1);
+    with_priority(&mut pod, 1, 5);
+    start(
+        &mut pod,
+        &images(&[("app", "app:2"), ("proxy", "proxy:2"), ("log", "log:2")]),
+    );
+    assert_eq!(
+        [image(&pod, 0), image(&pod, 1), image(&pod, 2)],
+        ["app:1", "proxy:2", "log:2"]
+    );
+    let state = state_of(&pod);
+    assert_eq!(
+        state.pre_check_before_next.unwrap().containers_required_ready,
+        ["log", "proxy"]
+    );
+    assert_eq!(state.container_batches_record[0].containers, ["log", "proxy"]);
+    assert!(matches!(next(&pod, 1), Refresh::Wait(Waiting::NewContainer(..))));
+    run_new(&mut pod, 1, false);
+    run_new(&mut pod, 2, true);
+    assert_eq!(next(&pod, 2), Refresh::Wait(Waiting::Ready("proxy".into())));
+    assert!(matches!(
+        progress(&Pod::of(&pod)),
+        Progress::Waiting(Waiting::NextBatch)
+    ));
+    run_new(&mut pod, 1, true);
+    let Refresh::Act(writes) = next(&pod, 3) else {
+        panic!("the next batch is due")
+    };
+    apply_all(&mut pod, &writes);
+    assert_eq!(image(&pod, 0), "app:2");
+    let state = state_of(&pod);
+    assert_eq!(state.pre_check_before_next, None);
+    assert_eq!(state.container_batches_record.len(), 2);
+    assert_eq!(state.last_container_statuses.len(), 3);
+    run_new(&mut pod, 0, true);
+    assert_eq!(next(&pod, 4), Refresh::Done);
+}
+
+#[test]
+fn a_last_batch_of_resources_alone_is_done_too() {
+    let mut pod = pod(&["app", "proxy"]);
+    with_priority(&mut pod, 0, 1);
+    with_priority(&mut pod, 1, 5);
+    let mut spec = images(&[("proxy", "proxy:2")]);
+    spec.container_resources =
+        serde_json::from_value(json!({ "app": { "limits": { "cpu": "2" } } })).unwrap();
+    start(&mut pod, &spec);
+    run_new(&mut pod, 1, true);
+    // What is still to come cannot be in effect; it must not be waited for.
+    pod["status"]["containerStatuses"][0]["resources"] = json!({});
+    pod["status"]["containerStatuses"][1]["resources"] = json!({});
+    let Refresh::Act(writes) = next(&pod, 3) else {
+        panic!("{:?}", next(&pod, 3))
+    };
+    assert_eq!(writes[0].to, Target::Resize);
+    apply_all(&mut pod, &writes);
+    assert_eq!(pod["spec"]["containers"][0]["resources"]["limits"]["cpu"], "2");
+    assert!(matches!(next(&pod, 4), Refresh::Wait(Waiting::Resources(_))));
+}
+
+#[test]
+fn who_reads_the_same_label_goes_along() {
+    let mut pod = pod(&["a", "b", "c"]);
+    for (at, priority) in [(0, 9), (1, 5), (2, 1)] {
+        with_priority(&mut pod, at, priority);
+    }
+    let mut spec = images(&[]);
+    spec.update_env_from_metadata = true;
+    for (name, keys) in [("a", ["k1", "k1"]), ("b", ["k1", "k2"]), ("c", ["k2", "k3"])] {
+        let read = spec.container_ref_metadata.entry(name.into()).or_default();
+        read.annotations
+            .extend(keys.map(|k| (k.to_owned(), "2".to_owned())));
+    }
+    start(&mut pod, &spec);
+    assert_eq!(
+        state_of(&pod).container_batches_record[0].containers,
+        ["a", "b", "c"]
+    );
+    assert_eq!(pod["metadata"]["annotations"]["k3"], "2");
+}
+
+#[test]
+fn the_change_waits_for_its_grace_period() {
+    let mut pod = pod(&["main"]);
+    let mut spec = images(&[("main", "main:2")]);
+    spec.grace_seconds = 10;
+    pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_STATE_OLD] = json!("{}");
+    let writes = start(&mut pod, &spec);
+    assert_eq!(
+        writes.iter().map(|w| w.to).collect::<Vec<_>>(),
+        [Target::Status, Target::Pod]
+    );
+    assert_eq!(image(&pod, 0), "main:1");
+    assert!(
+        pod["metadata"]["annotations"]
+            .get(keys::IN_PLACE_UPDATE_STATE_OLD)
+            .is_none()
+    );
+    assert!(!holds(&pod, "Ready"));
+    assert_eq!(next(&pod, 9), Refresh::Wait(Waiting::Grace(Some(at(10)))));
+    assert!(matches!(
+        progress(&Pod::of(&pod)),
+        Progress::Waiting(Waiting::Grace(None))
+    ));
+    let gone = refresh(&Pod::of(&pod), |_| false, at(1));
+    let Refresh::Act(writes) = gone else {
+        panic!("{gone:?}")
+    };
+    let mut taken_back = pod.clone();
+    apply_all(&mut taken_back, &writes);
+    assert_eq!(grace(&Pod::of(&taken_back)), Ok(None));
+    let Refresh::Act(writes) = next(&pod, 10) else {
+        panic!("the grace period is over")
+    };
+    apply_all(&mut pod, &writes);
+    assert_eq!(image(&pod, 0), "main:2");
+    assert_eq!(grace(&Pod::of(&pod)), Ok(None));
+    let last = &state_of(&pod).last_container_statuses["main"];
+    assert_eq!(last.container_id.as_deref(), Some("containerd://main-0"));
+}
+
+#[test]
+fn what_we_do_not_know_survives() {
+    let mut pod = pod(&["main"]);
+    pod["spec"]["containers"][0]["ofNextYear"] = json!({ "a": 1 });
+    pod["spec"]["alsoNew"] = json!(true);
+    let before = pod.clone();
+    start(&mut pod, &images(&[("main", "main:2")]));
+    assert_eq!(
+        pod["spec"]["containers"][0]["ofNextYear"],
+        before["spec"]["containers"][0]["ofNextYear"]
+    );
+    assert_eq!(pod["spec"]["alsoNew"], true);
+    assert_eq!(pod["metadata"]["annotations"]["ours"], "not");
+}
