@@ -10,13 +10,12 @@ use kruise::api::image_pull_job::ImagePullJob;
 use kruise::cri::Runtime as _;
 use kruise::cri::client::Client as Cri;
 use kube::api::Api;
-use kube::runtime::wait::await_condition;
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 use xtask::cluster::{Bound, ControlPlane, Runtime};
 
 use crate::daemon::Daemon;
-use crate::world::{Node, PATIENCE, install};
+use crate::world::{Node, PATIENCE, install, until};
 
 fn manager(plane: &ControlPlane, dir: &Path) -> Child {
     let held: Vec<_> = (0..3)
@@ -97,13 +96,10 @@ impl Bed {
                 "completionPolicy": {"type": "Always"}}});
         self.plane.apply(&job.to_string()).unwrap();
         let jobs: Api<ImagePullJob> = Api::namespaced(self.node.client.clone(), "default");
-        let complete = |job: Option<&ImagePullJob>| {
-            job.and_then(|j| j.status.as_ref())
-                .is_some_and(|s| s.completion_time.is_some())
-        };
-        match tokio::time::timeout(PATIENCE, await_condition(jobs.clone(), name, complete)).await {
-            Ok(job) => job.unwrap().unwrap(),
-            Err(_) => panic!(
+        let complete = |job: &ImagePullJob| job.status.as_ref().is_some_and(|s| s.completion_time.is_some());
+        match until(&jobs, name, complete).await {
+            Some(job) => job,
+            None => panic!(
                 "{name} is not complete after {PATIENCE:?}: {:#?}\nmanager: {}\ndaemon: {}",
                 jobs.get(name).await.unwrap().status,
                 std::fs::read_to_string(self.dir.path().join("manager.log")).unwrap(),

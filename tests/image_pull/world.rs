@@ -8,6 +8,7 @@ use kruise::api::node_image::{ImageTagStatus, NodeImage};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
 use kube::{Client, ResourceExt};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use xtask::cluster::{Bound, ControlPlane};
 
@@ -119,12 +120,9 @@ impl Node {
         what: &str,
         wanted: impl Fn(&NodeImage) -> bool + Send + Sync,
     ) -> NodeImage {
-        let wait = await_condition(self.images.clone(), &self.name, |n: Option<&NodeImage>| {
-            n.is_some_and(&wanted)
-        });
-        match tokio::time::timeout(PATIENCE, wait).await {
-            Ok(found) => found.unwrap().unwrap(),
-            Err(_) => {
+        match until(&self.images, &self.name, wanted).await {
+            Some(found) => found,
+            None => {
                 let now = self.images.get(&self.name).await.unwrap();
                 panic!(
                     "{}: after {PATIENCE:?} still not: {what}; status: {:#?}",
@@ -160,6 +158,24 @@ impl Node {
     pub async fn uid(&self) -> String {
         self.images.get(&self.name).await.unwrap().uid().unwrap()
     }
+}
+
+/// Waits until the object of that name is as wanted; nothing when it never is.
+pub async fn until<K>(api: &Api<K>, name: &str, wanted: impl Fn(&K) -> bool + Send + Sync) -> Option<K>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + 'static,
+{
+    let reached = async {
+        loop {
+            let condition = |object: Option<&K>| object.is_some_and(&wanted);
+            // A watch can end with an error, as it does when its CRD is written, and begins anew then.
+            if let Ok(found) = await_condition(api.clone(), name, condition).await {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, reached).await.ok().flatten()
 }
 
 pub fn find<'a>(node: &'a NodeImage, image: &str, tag: &str) -> Option<&'a ImageTagStatus> {
