@@ -1,7 +1,10 @@
 //! `cargo xtask test`: every test of the project, with what they need.
 
-use std::io::{BufRead, BufReader};
+use std::collections::VecDeque;
+use std::io::{Read, pipe};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -12,6 +15,10 @@ use crate::cluster::{CONTAINERDS, Cache, finish};
 
 /// The feature that lets cargo build tests of real components.
 const FEATURES: &str = "kruise-rs/cluster-tests,xtask/cluster-tests";
+/// How many targets run at a time. Beds mostly wait, so two of them keep two cores busy.
+const SIDE_BY_SIDE: usize = 2;
+/// Tests of one target that run at a time where they start real components.
+const CLUSTER_THREADS: u8 = 4;
 
 /// Options of `cargo xtask test`.
 #[derive(Args, Debug, Default)]
@@ -26,6 +33,13 @@ pub struct Options {
 struct Target {
     name: String,
     cluster: bool,
+}
+
+/// One run of `cargo test`.
+struct Job {
+    name: String,
+    args: Vec<String>,
+    threads: u8,
 }
 
 /// What a run of tests came to.
@@ -56,26 +70,15 @@ pub fn run(options: &Options) -> Result<()> {
     let start = Instant::now();
     prepare_all(&Cache::open()?)?;
     let targets = targets(&options.only)?;
-    let mut rows = Vec::new();
+    let mut rows = vec![build(&targets, options.only.is_empty())?];
+    let mut jobs: VecDeque<Job> = targets.iter().map(Target::job).collect();
     if options.only.is_empty() {
-        rows.push(cargo_test(
-            "libraries and programs",
-            &["--workspace", "--lib", "--bins"],
-            2,
-        )?);
-        rows.push(cargo_test(
-            "examples in the documentation",
-            &["--workspace", "--doc"],
-            2,
-        )?);
+        jobs.push_back(Job::new("libraries and programs", &["--lib", "--bins"], 2));
+        jobs.push_back(Job::new("examples in the documentation", &["--doc"], 2));
     }
-    // Real components have two cores to share: one test at a time there, and the plain ones first.
-    for cluster in [false, true] {
-        for target in targets.iter().filter(|t| t.cluster == cluster) {
-            let args = ["--workspace", "--test", &target.name];
-            rows.push(cargo_test(&target.name, &args, if cluster { 1 } else { 2 })?);
-        }
-    }
+    let mut done = side_by_side(jobs)?;
+    done.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
+    rows.extend(done);
     summary(&rows, start.elapsed().as_secs_f64())
 }
 
@@ -89,10 +92,13 @@ fn targets(only: &[String]) -> Result<Vec<Target>> {
             names.join(", ")
         );
     }
-    Ok(all
+    let mut targets: Vec<Target> = all
         .into_iter()
         .filter(|t| only.is_empty() || only.contains(&t.name))
-        .collect())
+        .collect();
+    // Those that take long begin first.
+    targets.sort_by_key(|t| !t.cluster);
+    Ok(targets)
 }
 
 fn parse_targets(metadata: &serde_json::Value) -> Option<Vec<Target>> {
@@ -112,34 +118,110 @@ fn parse_targets(metadata: &serde_json::Value) -> Option<Vec<Target>> {
     Some(targets)
 }
 
-/// Runs `cargo test`, shows its output as it comes, and counts.
-fn cargo_test(name: &str, args: &[&str], threads: u8) -> Result<Row> {
-    eprintln!("==> Test {name}");
-    let start = Instant::now();
+impl Target {
+    fn job(&self) -> Job {
+        let threads = if self.cluster { CLUSTER_THREADS } else { 2 };
+        Job::new(&self.name, &["--test", &self.name], threads)
+    }
+}
+
+impl Job {
+    fn new(name: &str, args: &[&str], threads: u8) -> Self {
+        Self {
+            name: name.to_owned(),
+            args: args.iter().map(|a| (*a).to_owned()).collect(),
+            threads,
+        }
+    }
+
+    /// Runs it to its end, prints what it said in one piece, and counts.
+    fn run(&self) -> Result<Row> {
+        eprintln!("... {}", self.name);
+        let start = Instant::now();
+        let (mut said, output) = pipe()?;
+        let mut command = cargo_test(&self.args);
+        command.args([
+            "--no-fail-fast",
+            "--",
+            &format!("--test-threads={}", self.threads),
+        ]);
+        command
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output);
+        let mut child = command.spawn().context("cannot start cargo")?;
+        // It holds the writing end too, without which the reading never ends.
+        drop(command);
+        let mut text = Vec::new();
+        said.read_to_end(&mut text)?;
+        let text = String::from_utf8_lossy(&text);
+        let mut row = Row {
+            name: self.name.clone(),
+            count: Count::default(),
+            seconds: 0.0,
+            ok: child.wait()?.success(),
+        };
+        row.seconds = start.elapsed().as_secs_f64();
+        text.lines()
+            .filter_map(parse_result)
+            .for_each(|more| row.count.add(more));
+        println!("==> {}, {:.1} s\n{}\n", row.name, row.seconds, text.trim());
+        Ok(row)
+    }
+}
+
+fn cargo_test(args: &[String]) -> Command {
     let mut command = Command::new("cargo");
     command
-        .args(["test", "--quiet", "--no-fail-fast", "--features", FEATURES])
+        .args(["test", "--quiet", "--workspace", "--features", FEATURES])
         .args(args);
-    command.args(["--", &format!("--test-threads={threads}")]);
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot start cargo")?;
-    let mut count = Count::default();
-    for line in BufReader::new(child.stdout.take().context("no output")?).lines() {
-        let line = line?;
-        if let Some(more) = parse_result(&line) {
-            count.add(more);
-        }
-        println!("{line}");
+    command
+}
+
+/// Compiles everything that is going to run, so that the times of the tests are their own.
+fn build(targets: &[Target], all: bool) -> Result<Row> {
+    eprintln!("... build");
+    let start = Instant::now();
+    let mut args = vec!["--no-run".to_owned()];
+    if !all {
+        args.extend(targets.iter().flat_map(|t| ["--test".to_owned(), t.name.clone()]));
     }
-    let ok = child.wait()?.success();
+    if !cargo_test(&args)
+        .status()
+        .context("cannot start cargo")?
+        .success()
+    {
+        bail!("the tests do not compile");
+    }
     Ok(Row {
-        name: name.to_owned(),
-        count,
+        name: "build".into(),
+        count: Count::default(),
         seconds: start.elapsed().as_secs_f64(),
-        ok,
+        ok: true,
+    })
+}
+
+/// Runs the jobs, some at a time, in the order given.
+fn side_by_side(jobs: VecDeque<Job>) -> Result<Vec<Row>> {
+    let jobs = Mutex::new(jobs);
+    let next = || jobs.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    let work = || -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        while let Some(job) = next() {
+            rows.push(job.run()?);
+        }
+        Ok(rows)
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..SIDE_BY_SIDE).map(|_| scope.spawn(work)).collect();
+        let mut rows = Vec::new();
+        for worker in workers {
+            let done = worker
+                .join()
+                .map_err(|_| anyhow::anyhow!("a worker ended early"))?;
+            rows.extend(done?);
+        }
+        Ok(rows)
     })
 }
 
@@ -167,20 +249,18 @@ impl Count {
 
 fn summary(rows: &[Row], seconds: f64) -> Result<()> {
     let mut total = Count::default();
-    println!(
-        "\n{:<40} {:>7} {:>7} {:>8}",
-        "tests", "passed", "failed", "seconds"
-    );
+    println!("{:<40} {:>7} {:>7} {:>8}", "tests", "passed", "failed", "seconds");
     for row in rows {
+        let Count { passed, failed, .. } = row.count;
         total.add(row.count);
-        let note = if row.ok || row.count.failed > 0 {
+        let note = if row.ok || failed > 0 {
             ""
         } else {
             "  did not run to its end"
         };
         println!(
-            "{:<40} {:>7} {:>7} {:>8.1}{note}",
-            row.name, row.count.passed, row.count.failed, row.seconds
+            "{:<40} {passed:>7} {failed:>7} {:>8.1}{note}",
+            row.name, row.seconds
         );
     }
     let ok = rows.iter().all(|r| r.ok);
