@@ -5,6 +5,7 @@
 mod admission;
 mod conversion;
 mod fence;
+mod mounts;
 mod programs;
 mod rbac;
 mod replicas;
