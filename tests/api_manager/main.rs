@@ -10,4 +10,5 @@ mod pods;
 mod requests;
 mod scale;
 mod secrets;
+mod silence;
 mod world;

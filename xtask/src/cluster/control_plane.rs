@@ -63,6 +63,7 @@ pub struct ControlPlane {
     cache: Cache,
     certs: Certs,
     server: String,
+    store: String,
     admin: PathBuf,
     sandbox: Arc<Sandbox>,
 }
@@ -118,6 +119,7 @@ impl ControlPlane {
             cache,
             certs,
             server,
+            store: format!("{}:{}", ports.host, ports.etcd),
             admin,
             sandbox,
         })
@@ -126,6 +128,11 @@ impl ControlPlane {
     /// URL of the API server.
     pub fn server(&self) -> &str {
         &self.server
+    }
+
+    /// Host and port of etcd, in plain HTTP: for what the API server lets nobody write, such as an object's age.
+    pub fn store(&self) -> &str {
+        &self.store
     }
 
     /// Kubeconfig file of an administrator (`system:masters`).
