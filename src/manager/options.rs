@@ -79,7 +79,7 @@ pub struct Options {
     pub podreadiness_workers: usize,
 
     /// How long a Node must have been ready before its NodeImage is created: 30s, 500ms, 1m30s
-    #[arg(long, default_value = "30s", value_parser = duration, value_name = "DURATION")]
+    #[arg(long, default_value = "0s", value_parser = duration, value_name = "DURATION")]
     pub nodeimage_creation_delay: Duration,
 
     /// Seconds that a pulled tag stays listed beyond its job's own limits; at most 31 days

@@ -1,6 +1,7 @@
 //! The manager's program, as its service account, on a real API server. Daemons are played by the tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod arrival;
 mod election;
 mod jobs;
 mod nodes;

@@ -67,6 +67,11 @@ impl World {
 
     /// A replica of the manager, not started yet; ready when its answer says so.
     pub fn manager(&self, name: &'static str) -> Replica {
+        self.manager_that_waits(name, "0s")
+    }
+
+    /// The same, with a pause before a node that has become ready gets its NodeImage.
+    pub fn manager_that_waits(&self, name: &'static str, pause: &str) -> Replica {
         let kubeconfig = self
             .plane
             .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
@@ -80,7 +85,7 @@ impl World {
                 format!("--kubeconfig={}", kubeconfig.display()),
                 format!("--health-probe-addr={health}"),
                 format!("--metrics-addr={health}"),
-                "--nodeimage-creation-delay=0s".to_owned(),
+                format!("--nodeimage-creation-delay={pause}"),
             ])
             .env("WEBHOOK_HOST", "127.0.0.1")
             .env("WEBHOOK_PORT", free_port().to_string())

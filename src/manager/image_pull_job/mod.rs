@@ -15,7 +15,7 @@ mod secrets;
 
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use tokio::sync::mpsc;
 
 use act::Writer;
@@ -43,7 +43,8 @@ pub async fn run(ctx: Context) {
 
 /// Observe, hand out, write, report; then wait for the next change.
 async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<keeper::Resolved>) {
-    let mut index = Index::default();
+    let delay = SignedDuration::try_from(ctx.options.nodeimage_creation_delay);
+    let mut index = Index::new(delay.unwrap_or(SignedDuration::MAX));
     let mut changes = Changes::new(&ctx.stores, secrets);
     let mut writer = Writer::new(&ctx);
     let mut reporter = Reporter::new(&ctx);

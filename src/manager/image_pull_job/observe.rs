@@ -97,7 +97,7 @@ impl Changes {
                 }
             }
             Any::NodeImage(change) => index.node_image(&change.key.name, change.new),
-            Any::Node(change) => index.ready(&change.key.name, change.new.is_none_or(|n| n.ready)),
+            Any::Node(change) => index.node_is(&change.key.name, change.new.as_deref(), now),
             Any::Pod(change) => index.pod(&change.key, change.new),
             Any::Secrets(resolved) => match resolved.copies {
                 Ok(copies) => index.secrets(&resolved.uid, copies),

@@ -141,7 +141,7 @@ impl Reporter {
         let (Some(job), Some(told)) = (index.job(uid), self.told.get_mut(uid)) else {
             return;
         };
-        let Some(tally) = index.tally(uid, late(&job, now)) else {
+        let Some(tally) = index.tally(uid, late(&job, now), now) else {
             return;
         };
         told.changed = false;

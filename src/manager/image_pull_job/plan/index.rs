@@ -10,12 +10,13 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use super::awaited::Awaited;
 use super::job::{Job, Targets};
 use super::status::Tally;
 use super::work::{Seen, State, Work};
 use crate::api::node_image::{ImagePullPhase, ReferenceObject};
 use crate::cluster::Key;
-use crate::manager::view::{NodeImageView, PodView};
+use crate::manager::view::{NodeImageView, NodeView, PodView};
 
 /// How long a node may stay assigned without the watch showing it; after that it is assigned anew.
 const UNSEEN: SignedDuration = SignedDuration::from_secs(30);
@@ -30,6 +31,7 @@ pub type NodeName = Arc<str>;
 pub struct Index {
     nodes: HashMap<NodeName, Arc<NodeImageView>>,
     unready: HashSet<NodeName>,
+    awaited: Awaited,
     pods: HashMap<Key, Arc<PodView>>,
     jobs: HashMap<Uid, Work>,
     by_tag: HashMap<(String, String), BTreeSet<Uid>>,
@@ -58,6 +60,14 @@ fn seen(view: &NodeImageView, image: &str, tag: &str, uid: &str) -> Seen {
 }
 
 impl Index {
+    /// An index that knows nothing yet; NodeImages are made when their Nodes have been ready for `delay`.
+    #[must_use]
+    pub fn new(delay: SignedDuration) -> Self {
+        let mut index = Self::default();
+        index.awaited.delay = delay;
+        index
+    }
+
     /// Takes in a job that is new or has changed. A job that is over is forgotten; one that was not started
     /// starts `now`.
     pub fn put_job(&mut self, mut job: Job, now: Timestamp) {
@@ -151,6 +161,9 @@ impl Index {
             Some(view) => self.nodes.insert(Arc::clone(&name), Arc::clone(view)),
             None => self.nodes.remove(&name),
         };
+        if new.is_some() {
+            self.awaited.came(&name);
+        }
         let (Some(old), Some(new)) = (&old, &new) else {
             if old.is_some() || new.is_some() {
                 self.place_everywhere(&name, new.as_deref());
@@ -205,8 +218,17 @@ impl Index {
         }
     }
 
+    /// Takes in a Node that is new, has changed, or has gone.
+    pub fn node_is(&mut self, name: &str, node: Option<&NodeView>, now: Timestamp) {
+        self.ready(name, node.is_none_or(|n| n.ready));
+        let has_image = self.nodes.contains_key(name);
+        if self.awaited.node(&name.into(), node, has_image, now) {
+            self.dirty.extend(self.jobs.keys().cloned());
+        }
+    }
+
     /// Takes in whether a node is ready; those that are not come last.
-    pub fn ready(&mut self, name: &str, ready: bool) {
+    fn ready(&mut self, name: &str, ready: bool) {
         let name: NodeName = name.into();
         let changed = if ready {
             self.unready.remove(&name)
@@ -329,15 +351,16 @@ impl Index {
         self.nodes.get(name).cloned()
     }
 
-    /// How far a job is; with the names of unfinished nodes where asked for.
+    /// How far a job is at `now`; with the names of unfinished nodes where asked for.
     #[must_use]
-    pub fn tally(&self, uid: &Uid, unfinished: bool) -> Option<Tally> {
+    pub fn tally(&self, uid: &Uid, unfinished: bool, now: Timestamp) -> Option<Tally> {
         let work = self.jobs.get(uid)?;
         let mut tally = work.tally(unfinished);
         if let Targets::Names(names) = &work.job.targets {
             let known = |n: &&String| self.nodes.contains_key(n.as_str());
             tally.unknown = names.iter().filter(|n| !known(n)).cloned().collect();
         }
+        (tally.awaited, tally.awaited_until) = self.awaited.of(work, now);
         Some(tally)
     }
 }

@@ -9,7 +9,7 @@ use super::*;
 use crate::api::image_pull_job::{
     CompletionPolicyType, ImagePullJob, ImagePullJobNodeSelector, ImagePullJobSpec,
 };
-use crate::manager::view::{Owner, TagStatusView, TagView};
+use crate::manager::view::{NodeView, Owner, TagStatusView, TagView};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 const NODES: u8 = 6;
@@ -46,7 +46,17 @@ struct World {
     views: BTreeMap<u8, NodeImageView>,
     writes: Vec<(u8, Uid)>,
     jobs: BTreeMap<Uid, Job>,
+    /// Nodes that are ready and had no NodeImage when they were seen, and when that was first so.
+    arrivals: BTreeMap<u8, i64>,
     now: i64,
+}
+
+/// Nodes of even numbers have a label.
+fn labels(n: u8) -> BTreeMap<String, String> {
+    let even = n
+        .is_multiple_of(2)
+        .then(|| ("even".to_owned(), "true".to_owned()));
+    even.into_iter().collect()
 }
 
 impl World {
@@ -56,22 +66,36 @@ impl World {
     }
 
     fn add_node(&mut self, n: u8) {
-        let even = n
-            .is_multiple_of(2)
-            .then(|| ("even".to_owned(), "true".to_owned()));
         self.views.entry(n).or_insert_with(|| NodeImageView {
             uid: format!("node{n}"),
-            labels: even.into_iter().collect(),
+            labels: labels(n),
             ..NodeImageView::default()
         });
+        self.arrivals.remove(&n);
         self.tell(n);
+    }
+
+    /// A Node has come, or is ready or not ready now.
+    fn node(&mut self, n: u8, ready: bool) {
+        if !ready || self.views.contains_key(&n) {
+            self.arrivals.remove(&n);
+        } else {
+            self.arrivals.entry(n).or_insert(self.now);
+        }
+        let view = NodeView {
+            labels: labels(n),
+            ready,
+            ready_since: Some(at(0)),
+            ..NodeView::default()
+        };
+        self.index.node_is(&format!("n{n}"), Some(&view), at(self.now));
     }
 
     /// Hands out, and checks that no job has more nodes at work than it may because of that.
     fn hand_out(&mut self) {
         for (node, uid) in self.index.assign(at(self.now)) {
             let limit = self.jobs[&uid].parallelism.clone().unwrap();
-            let active = self.index.tally(&uid, false).unwrap().active;
+            let active = self.index.tally(&uid, false, at(self.now)).unwrap().active;
             assert!(active <= limit, "{uid} has {active} at work and may have {limit}");
             self.writes.push((node[1..].parse().unwrap(), uid));
         }
@@ -141,7 +165,7 @@ impl World {
     fn check(&self) -> Result<(), TestCaseError> {
         for (uid, job) in &self.jobs {
             let states = self.index.states(uid);
-            let tally = self.index.tally(uid, true).unwrap();
+            let tally = self.index.tally(uid, true, at(self.now)).unwrap();
             let count = |f: fn(&State) -> bool| states.values().filter(|s| f(s)).count();
             prop_assert_eq!(tally.desired, states.len());
             prop_assert_eq!(
@@ -154,6 +178,10 @@ impl World {
                 tally.unfinished.len(),
                 tally.desired - tally.succeeded - tally.failed.len()
             );
+            let waited = self.arrivals.iter().filter(|(n, since)| {
+                self.now < *since + 30 && job.targets.include(&format!("n{n}"), &labels(**n))
+            });
+            prop_assert_eq!(tally.awaited.len(), waited.count());
             let members = self
                 .views
                 .iter()
@@ -201,7 +229,7 @@ fn play(world: &mut World, op: Op, limits: &BTreeMap<Uid, usize>, never: bool) {
             world.views.remove(&n);
             world.tell(n);
         }
-        Op::Ready(n, ready) => world.index.ready(&format!("n{n}"), ready),
+        Op::Ready(n, ready) => world.node(n, ready),
         Op::Put(n) => {
             let uid: Uid = format!("uid{n}").into();
             let job = job(n, i32::try_from(limits[&uid]).unwrap(), never);
@@ -253,7 +281,7 @@ proptest! {
             world.check()?;
         }
         for (uid, job) in &world.jobs {
-            let tally = world.index.tally(uid, false).unwrap();
+            let tally = world.index.tally(uid, false, at(world.now)).unwrap();
             prop_assert_eq!(tally.desired, tally.succeeded + tally.failed.len(), "{} does not end", job.key);
             if !never {
                 let verdict = judge(&world.index.job(uid).unwrap(), &tally, at(world.now));
@@ -278,8 +306,46 @@ fn an_outcome_stays_when_its_entry_expires() {
     ] {
         play(&mut world, op, &limits, false);
     }
-    let tally = world.index.tally(&"uid0".into(), false).unwrap();
+    let tally = world.index.tally(&"uid0".into(), false, at(0)).unwrap();
     assert_eq!((tally.desired, tally.succeeded), (2, 1));
+}
+
+#[test]
+fn a_job_does_not_end_without_a_node_that_is_about_to_get_its_nodeimage() {
+    let mut world = World::default();
+    let limits: BTreeMap<Uid, usize> = (0..3).map(|n| (Uid::from(format!("uid{n}")), 9)).collect();
+    let verdict = |world: &World| {
+        let uid = Uid::from("uid0");
+        let tally = world.index.tally(&uid, false, at(world.now)).unwrap();
+        let judged = judge(&world.index.job(&uid).unwrap(), &tally, at(world.now));
+        (
+            judged.status.completion_time.is_some(),
+            judged.status.message.unwrap(),
+            judged.wake,
+        )
+    };
+    for op in [Op::Ready(0, true), Op::Put(0), Op::Pass(5)] {
+        play(&mut world, op, &limits, false);
+    }
+    let words = "job waits for the NodeImage of n0".to_owned();
+    assert_eq!(verdict(&world), (false, words, Some(at(30))));
+    for op in [
+        Op::Add(0),
+        Op::HandOut,
+        Op::Write,
+        Op::Ready(1, true),
+        Op::Answer(0, true),
+    ] {
+        play(&mut world, op, &limits, false);
+    }
+    let words = "job waits for the NodeImage of n1".to_owned();
+    assert_eq!(verdict(&world), (false, words, Some(at(35))));
+    play(&mut world, Op::Pass(30), &limits, false);
+    assert_eq!(
+        verdict(&world),
+        (true, "job has completed".to_owned(), None),
+        "not for ever"
+    );
 }
 
 #[test]

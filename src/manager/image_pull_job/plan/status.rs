@@ -33,12 +33,21 @@ pub struct Tally {
     pub unfinished: BTreeSet<Arc<str>>,
     /// Names in the selector that no NodeImage has, sorted.
     pub unknown: Vec<String>,
+    /// Nodes of the job that are about to get their NodeImage, sorted.
+    pub awaited: BTreeSet<Arc<str>>,
+    /// When the first of these is not waited for any more.
+    pub awaited_until: Option<Timestamp>,
     /// Why no node is asked, where something is in the way.
     pub hindrance: Option<String>,
 }
 
 impl Tally {
     fn over(&self) -> bool {
+        self.answered() && self.awaited.is_empty()
+    }
+
+    /// Whether every node that can be asked has an outcome.
+    fn answered(&self) -> bool {
         self.desired == self.succeeded + self.failed.len()
     }
 }
@@ -108,6 +117,7 @@ pub fn judge(job: &Job, tally: &Tally, now: Timestamp) -> Verdict {
         wake: deadline
             .into_iter()
             .chain((doubtful && now < sure).then_some(sure))
+            .chain(tally.awaited_until)
             .min(),
         warning: None,
     }
@@ -134,22 +144,8 @@ fn wrong(job: &Job, tally: &Tally, started: Timestamp, mistake: &str, now: Times
 fn completed(job: &Job, tally: &Tally) -> (String, Option<Warning>) {
     let words = "job has completed";
     let (reason, why) = if !tally.unknown.is_empty() {
-        let names: Vec<&str> = tally
-            .unknown
-            .iter()
-            .take(NAMES_IN_MESSAGE)
-            .map(String::as_str)
-            .collect();
-        let more = tally.unknown.len().saturating_sub(names.len());
-        let rest = if more > 0 {
-            format!(" and {more} more")
-        } else {
-            String::new()
-        };
-        (
-            "UnknownNode",
-            format!("no NodeImage of name {}{rest}", names.join(", ")),
-        )
+        let names = some_of(tally.unknown.iter().map(String::as_str));
+        ("UnknownNode", format!("no NodeImage of name {names}"))
     } else if tally.desired == 0 {
         let which = if job.spec.pod_selector.is_some() {
             "spec.podSelector matches no running Pod"
@@ -166,9 +162,24 @@ fn completed(job: &Job, tally: &Tally) -> (String, Option<Warning>) {
     (message, Some(Warning { reason, note: why }))
 }
 
+/// The first of some names, and how many there are besides.
+fn some_of<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
+    let more = names.len().saturating_sub(NAMES_IN_MESSAGE);
+    let first: Vec<&str> = names.take(NAMES_IN_MESSAGE).collect();
+    let rest = match more {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{}{rest}", first.join(", "))
+}
+
 fn running(tally: &Tally) -> String {
     if let Some(hindrance) = &tally.hindrance {
         return hindrance.clone();
+    }
+    if tally.answered() && !tally.awaited.is_empty() {
+        let names = some_of(tally.awaited.iter().map(AsRef::as_ref));
+        return format!("job waits for the NodeImage of {names}");
     }
     if tally.desired == 0 {
         return "job is running, no progress".to_owned();

@@ -228,6 +228,8 @@ impl Work {
                 BTreeSet::new()
             },
             unknown: Vec::new(),
+            awaited: BTreeSet::new(),
+            awaited_until: None,
             hindrance: self.hindrance.clone(),
         }
     }
