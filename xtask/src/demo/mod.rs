@@ -140,12 +140,6 @@ fn install(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> 
         spin,
         &format!("{} objects applied, all Pods ready", applied.lines().count()),
     )?;
-    // The manager waits until a new node has been Ready for a while; a job before that finds no node.
-    let spin = screen.begin("Wait for the NodeImage of the node, which is new")?;
-    wait::until("the node's NodeImage", Duration::from_secs(60), || {
-        Ok(node.plane.kubectl(&["get", "nodeimage", node.name()]).ok())
-    })?;
-    screen.done(spin, "")?;
     let pods = node.plane.kubectl(&["get", "pods", "-n", "kruise-system"])?;
     screen.block(&pods)
 }
