@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Pod, Service};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::core::v1::Pod;
 use kruise::api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase,
 };
-use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use super::bed::{assert_succeeded, shared, statuses};
@@ -90,21 +89,11 @@ async fn at_the_deadline_a_stop_is_broken_off_and_nothing_changes_any_more() {
         ["sh", "-c", "trap 'touch /log/deaf.term' TERM; while :; do sleep 1; done"]});
     let mut napper = container("napper", 0);
     napper["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 60}}});
-    let pod = test
-        .pod(
-            "web",
-            json!([deaf, napper]),
-            json!({"terminationGracePeriodSeconds": 60}),
-        )
-        .await;
+    let grace = json!({"terminationGracePeriodSeconds": 60});
+    let pod = test.pod("web", json!([deaf, napper]), grace).await;
     let before = statuses(&pod);
-    test.request(
-        "hurried",
-        &pod,
-        &["deaf", "napper"],
-        json!({"activeDeadlineSeconds": 4}),
-    )
-    .await;
+    let deadline = json!({"activeDeadlineSeconds": 4});
+    test.request("hurried", &pod, &["deaf", "napper"], deadline).await;
     let (status, versions) = test.completed("hurried").await;
     assert_eq!(
         status.message.as_deref(),
@@ -113,37 +102,22 @@ async fn at_the_deadline_a_stop_is_broken_off_and_nothing_changes_any_more() {
     let [deaf, napper] = status.container_recreate_states.as_slice() else {
         panic!("{status:#?}")
     };
-    assert_eq!((&deaf.phase, &napper.phase), (&Phase::Failed, &Phase::Failed));
-    assert!(
-        deaf.message
-            .as_deref()
-            .unwrap_or_default()
-            .contains("TERM had been sent"),
-        "{deaf:?}"
-    );
-    assert!(
-        napper
-            .message
-            .as_deref()
-            .unwrap_or_default()
-            .contains("TERM had not been sent"),
-        "{napper:?}"
-    );
+    for (state, words) in [(deaf, "TERM had been sent"), (napper, "TERM had not been sent")] {
+        let message = state.message.as_deref().unwrap_or_default();
+        assert!(
+            state.phase == Phase::Failed && message.contains(words),
+            "{state:?}"
+        );
+    }
     assert!(test.marked("deaf.term"));
     let last = versions.last().unwrap();
-    let lived = status
-        .completion_time
-        .unwrap()
-        .0
-        .duration_since(last.metadata.creation_timestamp.as_ref().unwrap().0);
+    let made = last.metadata.creation_timestamp.as_ref().unwrap().0;
+    let lived = status.completion_time.unwrap().0.duration_since(made);
     assert!((4..=6).contains(&lived.as_secs()), "it ended after {lived}");
     // KILL would have come 60 s after TERM; what can be shown in less is that the daemon has let go at once.
     tokio::time::sleep(Duration::from_secs(4)).await;
-    let now = test
-        .api::<ContainerRecreateRequest>()
-        .get("hurried")
-        .await
-        .unwrap();
+    let requests = test.api::<ContainerRecreateRequest>();
+    let now = requests.get("hurried").await.unwrap();
     assert_eq!(
         now.metadata.resource_version, last.metadata.resource_version,
         "nothing changes after the end"
@@ -192,51 +166,23 @@ async fn min_started_seconds_are_waited_for_and_not_longer() {
 #[tokio::test]
 async fn the_endpoint_has_left_before_term() {
     let test = shared().await;
-    let service =
-        json!({"metadata": {"name": "web"}, "spec": {"selector": {"app": "web"}, "ports": [{"port": 80}]}});
-    let service: Service = serde_json::from_value(service).unwrap();
-    test.api().create(&PostParams::default(), &service).await.unwrap();
+    test.service("web").await;
     let gate = json!({"readinessGates": [{"conditionType": "KruisePodReady"}]});
     let pod = test.pod("web", json!([container("main", 0)]), gate).await;
     let gate =
         |status: &str| json!({"status": {"conditions": [{"type": "KruisePodReady", "status": status}]}});
     test.patch_status::<Pod>("web", gate("True")).await;
-    let ready = || async {
-        let slices = test
-            .api::<EndpointSlice>()
-            .list(&ListParams::default())
-            .await
-            .unwrap();
-        let endpoints = slices.items.into_iter().flat_map(|slice| slice.endpoints);
-        endpoints
-            .map(|endpoint| endpoint.conditions.and_then(|c| c.ready).unwrap_or(true))
-            .next()
+    test.until_endpoint("a ready endpoint", true).await;
+    let grace = json!({"strategy": {"unreadyGracePeriodSeconds": 3}});
+    test.request("drained", &pod, &["main"], grace).await;
+    let told = |request: &ContainerRecreateRequest| {
+        let message = request
+            .status
+            .as_ref()
+            .and_then(|status| status.message.as_deref());
+        message.is_some_and(|words| words.contains("PreRecreateGrace"))
     };
-    test.until("a ready endpoint", || async {
-        ready().await.filter(|ready| *ready)
-    })
-    .await;
-    test.request(
-        "drained",
-        &pod,
-        &["main"],
-        json!({"strategy": {"unreadyGracePeriodSeconds": 3}}),
-    )
-    .await;
-    let (waiting, _) = test
-        .follow(
-            "drained",
-            "it says what it waits for",
-            |request: &ContainerRecreateRequest| {
-                let message = request
-                    .status
-                    .as_ref()
-                    .and_then(|status| status.message.clone())
-                    .unwrap_or_default();
-                message.contains("PreRecreateGrace")
-            },
-        )
-        .await;
+    let (waiting, _) = test.follow("drained", "it says what it waits for", told).await;
     assert_eq!(waiting.status.unwrap().phase, Phase::Recreating);
     assert!(
         !test.marked("main.term"),
@@ -253,10 +199,7 @@ async fn the_endpoint_has_left_before_term() {
         .patch_status("drained", &PatchParams::default(), &Patch::Merge(condition))
         .await
         .unwrap();
-    test.until("the endpoint's leaving", || async {
-        ready().await.filter(|ready| !*ready)
-    })
-    .await;
+    test.until_endpoint("the endpoint's leaving", false).await;
     assert!(
         !test.marked("main.term"),
         "the endpoint has left and the container still serves"

@@ -1,12 +1,11 @@
 //! With the manager: admission, the not-ready key, the end of the active label, TTL.
 
 use std::process::{Child, Stdio};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Pod, Service};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::core::v1::Pod;
 use kruise::api::container_recreate_request::ContainerRecreateRequest;
-use kube::api::{ListParams, PostParams};
+use kube::api::PostParams;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use xtask::cluster::{Bound, Node, wait};
@@ -133,39 +132,23 @@ async fn a_user_s_request_goes_through_with_four_writes_and_is_cleared_up() {
 async fn the_manager_takes_the_pod_out_of_its_service_before_term() {
     let test = alone().await;
     let manager = Manager::start(&test.bed.node);
-    let service =
-        json!({"metadata": {"name": "web"}, "spec": {"selector": {"app": "web"}, "ports": [{"port": 80}]}});
-    let service: Service = serde_json::from_value(service).unwrap();
-    test.api().create(&PostParams::default(), &service).await.unwrap();
+    test.service("web").await;
     let gate = json!({"readinessGates": [{"conditionType": "KruisePodReady"}]});
     test.pod("web", json!([container("main", 0)]), gate).await;
-    let endpoint_ready = |wanted: bool| {
-        let api = test.api::<EndpointSlice>();
-        async move {
-            let slices = api.list(&ListParams::default()).await.unwrap();
-            let all = slices.items.into_iter().flat_map(|slice| slice.endpoints);
-            let states: Vec<bool> = all
-                .map(|one| one.conditions.and_then(|c| c.ready).unwrap_or(true))
-                .collect();
-            (states == [wanted]).then(SystemTime::now)
-        }
-    };
-    test.until("a ready endpoint", || endpoint_ready(true)).await;
+    test.until_endpoint("a ready endpoint", true).await;
     let spec = json!({"strategy": {"unreadyGracePeriodSeconds": 3}});
     let mut request: ContainerRecreateRequest =
         serde_json::from_value(object("drained", "web", spec)).unwrap();
     request.metadata.namespace = Some(test.namespace.clone());
     test.api().create(&PostParams::default(), &request).await.unwrap();
-    let left = test
-        .until("the endpoint's leaving", || endpoint_ready(false))
-        .await;
+    let left = test.until_endpoint("the endpoint's leaving", false).await;
     let term = test.mark("main.term").await;
     assert!(
         left < term,
         "the endpoint left at {left:?}, TERM came at {term:?}"
     );
     assert_succeeded(&test.completed("drained").await.0);
-    test.until("the endpoint's return", || endpoint_ready(true)).await;
+    test.until_endpoint("the endpoint's return", true).await;
     let pod: Pod = test.get_pod("web").await;
     assert_eq!(statuses(&pod)["main"].restarts, 1);
     drop(manager);

@@ -1,65 +1,28 @@
-//! One node for all tests of this target, the daemon on it, and words to ask what happened.
+//! A namespace of one test, to make things in and to ask what happened.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::{Event, Namespace, Pod};
+use k8s_openapi::api::core::v1::{Event, Namespace, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kruise::api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus,
 };
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Client, Config};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use xtask::cluster::{Bound, NODE_NAME, Node};
+use xtask::cluster::NODE_NAME;
 
-/// Longer than anything here takes on a slow machine.
-pub const LONG: Duration = Duration::from_secs(60);
+use super::{Bed, LONG};
 
-static NODE: OnceCell<RwLock<Bed>> = OnceCell::const_new();
 static NUMBER: AtomicU32 = AtomicU32::new(0);
-
-/// The node and the daemon that runs on it.
-pub struct Bed {
-    pub node: Node,
-    pub daemon: Daemon,
-}
-
-async fn bed() -> &'static RwLock<Bed> {
-    NODE.get_or_init(|| async {
-        let start = || {
-            let node = Node::start().expect("the node starts");
-            install(&node, "default/namespaces.yaml");
-            for folder in ["crds", "rbac", "policies"] {
-                install(&node, folder);
-            }
-            let daemon = Daemon::start(&node, &[]);
-            RwLock::new(Bed { node, daemon })
-        };
-        tokio::task::spawn_blocking(start).await.expect("no panic")
-    })
-    .await
-}
-
-/// Applies a file or folder of `deploy`.
-pub fn install(node: &Node, what: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(what);
-    let how = if path.is_dir() { "-k" } else { "-f" };
-    node.plane
-        .kubectl(&["apply", how, &path.display().to_string()])
-        .expect("deploy/ can be applied");
-}
 
 /// A namespace of its own on the shared node.
 pub struct Test<G> {
@@ -70,22 +33,8 @@ pub struct Test<G> {
     pub log: PathBuf,
 }
 
-/// A test that leaves the daemon and the cluster alone; such tests run side by side.
-pub async fn shared() -> Test<RwLockReadGuard<'static, Bed>> {
-    Test::new(bed().await.read().await).await
-}
-
-/// A test that ends parts of the bed: alone.
-pub async fn alone() -> Test<RwLockWriteGuard<'static, Bed>> {
-    let mut bed = bed().await.write().await;
-    if !bed.daemon.running() {
-        bed.daemon = Daemon::start(&bed.node, &[]);
-    }
-    Test::new(bed).await
-}
-
 impl<G: std::ops::Deref<Target = Bed>> Test<G> {
-    async fn new(bed: G) -> Self {
+    pub(super) async fn new(bed: G) -> Self {
         let namespace = format!("t{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let options = kube::config::KubeConfigOptions::default();
         let file = kube::config::Kubeconfig::read_from(bed.node.plane.kubeconfig()).unwrap();
@@ -286,6 +235,31 @@ impl<G: std::ops::Deref<Target = Bed>> Test<G> {
         .await
     }
 
+    /// Makes a Service of that name for the Pods made under it.
+    pub async fn service(&self, name: &str) {
+        let service =
+            json!({"metadata": {"name": name}, "spec": {"selector": {"app": name}, "ports": [{"port": 80}]}});
+        let service: Service = serde_json::from_value(service).unwrap();
+        self.api().create(&PostParams::default(), &service).await.unwrap();
+    }
+
+    /// Waits until the Service has one endpoint, which is ready or is not; returns when that was seen.
+    pub async fn until_endpoint(&self, what: &str, ready: bool) -> SystemTime {
+        self.until(what, || async {
+            let slices = self
+                .api::<EndpointSlice>()
+                .list(&ListParams::default())
+                .await
+                .unwrap();
+            let all = slices.items.into_iter().flat_map(|slice| slice.endpoints);
+            let states: Vec<bool> = all
+                .map(|one| one.conditions.and_then(|c| c.ready).unwrap_or(true))
+                .collect();
+            (states == [ready]).then(SystemTime::now)
+        })
+        .await
+    }
+
     pub async fn patch_status<K>(&self, name: &str, patch: Value)
     where
         K: kube::Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>
@@ -342,115 +316,4 @@ pub fn assert_succeeded(status: &ContainerRecreateRequestStatus) {
         bad.is_none() && !status.container_recreate_states.is_empty(),
         "{status:#?}"
     );
-}
-
-/// The daemon as a process of the node.
-pub struct Daemon {
-    child: Child,
-    log: PathBuf,
-}
-
-/// Sends a signal to the program that a child made by the bed stands for, and waits for its end.
-pub fn end(child: &mut Child, signal: Signal) {
-    let path = format!("/proc/{0}/task/{0}/children", child.id());
-    let children = std::fs::read_to_string(path).unwrap();
-    let pid: i32 = children
-        .split_whitespace()
-        .next()
-        .expect("the program runs")
-        .parse()
-        .unwrap();
-    kill(Pid::from_raw(pid), signal).unwrap();
-    child.wait().unwrap();
-}
-
-impl Daemon {
-    /// Starts it with an environment and waits until it is ready.
-    pub fn start(node: &Node, env: &[(&str, &str)]) -> Self {
-        let dir = node.runtime.dir();
-        let log = dir.join("kruise-daemon.log");
-        let file = File::options().create(true).append(true).open(&log).unwrap();
-        let control = dir.join("control.sock");
-        let mut command: Command = node.runtime.command(env!("CARGO_BIN_EXE_kruise-daemon"));
-        command.args([
-            "--node-name",
-            NODE_NAME,
-            "--addr",
-            "0.0.0.0:10221",
-            "--socket-file",
-            "/run/containerd/containerd.sock",
-        ]);
-        // As users run it: the roles of its account, and the fence around its node.
-        let account = node
-            .plane
-            .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(NODE_NAME))
-            .unwrap();
-        command
-            .arg("--kubeconfig")
-            .arg(account)
-            .arg("--control-socket")
-            .arg(control);
-        command.env("RUST_LOG", "kruise=debug").envs(env.iter().copied());
-        command
-            .stdin(Stdio::null())
-            .stdout(file.try_clone().unwrap())
-            .stderr(file);
-        let mut daemon = Self {
-            child: command.spawn().unwrap(),
-            log,
-        };
-        let url = format!("http://{}:10221/readyz", bed_address(node));
-        let start = Instant::now();
-        loop {
-            assert!(daemon.running(), "the daemon ended:\n{}", daemon.tail());
-            if http_ok(&url) {
-                return daemon;
-            }
-            assert!(
-                start.elapsed() < LONG,
-                "the daemon is not ready:\n{}",
-                daemon.tail()
-            );
-            std::thread::sleep(Duration::from_millis(25));
-        }
-    }
-
-    pub fn running(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None))
-    }
-
-    /// Sends a signal and waits for the end; returns how long that took.
-    pub fn end(&mut self, signal: Signal) -> Duration {
-        let start = Instant::now();
-        end(&mut self.child, signal);
-        start.elapsed()
-    }
-
-    pub fn tail(&self) -> String {
-        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
-        let lines: Vec<&str> = text.lines().collect();
-        lines[lines.len().saturating_sub(40)..].join("\n")
-    }
-}
-
-fn bed_address(node: &Node) -> String {
-    let server = node.plane.server();
-    server
-        .trim_start_matches("https://")
-        .rsplit_once(':')
-        .unwrap()
-        .0
-        .to_owned()
-}
-
-fn http_ok(url: &str) -> bool {
-    use std::io::{Read, Write};
-    let (host, path) = url.trim_start_matches("http://").split_once('/').unwrap();
-    let Ok(mut stream) = std::net::TcpStream::connect(host) else {
-        return false;
-    };
-    let _ = stream.write_all(format!("GET /{path} HTTP/1.0\r\nhost: {host}\r\n\r\n").as_bytes());
-    let mut answer = String::new();
-    let _ = stream.read_to_string(&mut answer);
-    answer.split(' ').nth(1) == Some("200")
 }
