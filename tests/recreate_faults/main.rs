@@ -1,0 +1,209 @@
+//! Recreate requests while the container runtime misbehaves: the daemon as it is built, a real API server, and a
+//! runtime made of faults. Each test is a node of its own; the test itself says what kubelet would say.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod node;
+#[path = "../support/mod.rs"]
+mod support;
+
+use kruise::api::container_recreate_request::{
+    ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus,
+};
+use kube::api::{Patch, PatchParams};
+use node::{Node, message};
+use serde_json::json;
+use support::fault_cri::Fault;
+
+#[tokio::test]
+async fn a_stop_that_hangs_is_broken_off_at_the_deadline() {
+    let node = Node::start("hang-stop").await;
+    let pod = node.pod("hang-stop").await;
+    node.runs(&pod, "hs", 0).await;
+    node.runtime.fault("StopContainer", Fault::Hang);
+    node.request(
+        "hang-stop",
+        &pod,
+        "containerd://hs",
+        json!({"activeDeadlineSeconds": 3}),
+    )
+    .await;
+    let status = node.completed("hang-stop").await;
+    assert!(
+        message(&status).contains("TERM had been sent; the stop was broken off"),
+        "{status:#?}"
+    );
+    assert!((3..=5).contains(&node.lived("hang-stop").await));
+    node.runtime.heal("StopContainer");
+    node.still_works().await;
+}
+
+#[tokio::test]
+async fn a_runtime_that_hangs_does_not_delay_the_deadline() {
+    let node = Node::start("hang-list").await;
+    let pod = node.pod("hang-list").await;
+    node.runs(&pod, "hl", 0).await;
+    node.runtime.fault("ListContainers", Fault::Hang);
+    node.request(
+        "hang-list",
+        &pod,
+        "containerd://hl",
+        json!({"activeDeadlineSeconds": 4}),
+    )
+    .await;
+    let status = node.completed("hang-list").await;
+    assert_eq!(status.container_recreate_states[0].phase, Phase::Failed);
+    assert!(message(&status).contains("runtime did not answer"), "{status:#?}");
+    assert!((4..=6).contains(&node.lived("hang-list").await));
+    assert_eq!(node.runtime.calls("StopContainer"), 0);
+    node.runtime.heal("ListContainers");
+    node.still_works().await;
+}
+
+#[tokio::test]
+async fn a_runtime_that_dies_in_mid_stop_is_asked_again_when_it_is_back() {
+    let mut node = Node::start("die").await;
+    let pod = node.pod("die").await;
+    node.runs(&pod, "d0", 0).await;
+    node.runtime.fault("StopContainer", Fault::Hang);
+    node.request("die", &pod, "containerd://d0", json!({})).await;
+    node.runtime
+        .until("the stop", |state| state.calls.contains_key("StopContainer"))
+        .await;
+    node.runtime.kill().await;
+    node.status("die", "it says that the runtime is away", |status| {
+        message(status).contains("tried again")
+            || status.message.as_deref().unwrap_or_default().contains("runtime")
+    })
+    .await;
+    node.runtime.heal("StopContainer");
+    node.runtime.listen();
+    node.runtime
+        .until("the second stop", |state| !state.containers["d0"].running)
+        .await;
+    node.runs(&pod, "d1", 1).await;
+    node.succeeded("die").await;
+}
+
+#[tokio::test]
+async fn a_runtime_that_refuses_fails_the_container_in_words() {
+    let node = Node::start("refuse").await;
+    let pod = node.pod("refuse").await;
+    node.runs(&pod, "r0", 0).await;
+    node.runtime.fault("StopContainer", Fault::Unimplemented);
+    node.request("refuse", &pod, "containerd://r0", json!({})).await;
+    let status = node.completed("refuse").await;
+    assert!(
+        message(&status).starts_with("kill container error: "),
+        "{status:#?}"
+    );
+    assert!(
+        message(&status).contains("does not implement StopContainer"),
+        "{status:#?}"
+    );
+    assert_eq!(
+        status.message.as_deref(),
+        Some("container \"main\" was not recreated")
+    );
+    node.runtime.heal("StopContainer");
+    node.runtime.fault("ListContainers", Fault::Garbage);
+    node.runs(&pod, "r1", 1).await;
+    node.request("garbage", &pod, "containerd://r1", json!({})).await;
+    let said = node
+        .status("garbage", "it says what is wrong", |status| {
+            status.message.is_some()
+        })
+        .await;
+    assert!(
+        said.message.unwrap().contains("cannot be used"),
+        "the runtime's answer is named"
+    );
+    node.runtime.heal("ListContainers");
+    node.runtime
+        .until("the stop", |state| !state.containers["r1"].running)
+        .await;
+    node.runs(&pod, "r2", 2).await;
+    node.succeeded("garbage").await;
+}
+
+#[tokio::test]
+async fn a_container_that_is_gone_already_counts_as_stopped() {
+    let node = Node::start("gone").await;
+    let pod = node.pod("gone").await;
+    node.runs(&pod, "g0", 0).await;
+    node.runtime.state().containers.remove("g0");
+    node.request("gone", &pod, "containerd://g0", json!({})).await;
+    let status = node
+        .status("gone", "it waits for kubelet", |status| {
+            message(status).contains("waiting for kubelet")
+        })
+        .await;
+    assert!(
+        !status.container_recreate_states[0].is_killed,
+        "nothing was stopped: {status:#?}"
+    );
+    node.runs(&pod, "g1", 1).await;
+    node.succeeded("gone").await;
+    assert_eq!(node.runtime.calls("StopContainer"), 0);
+}
+
+#[tokio::test]
+async fn a_runtime_that_nobody_has_ends_the_request() {
+    let node = Node::start("docker").await;
+    let pod = node.pod("docker").await;
+    node.runs(&pod, "x0", 0).await;
+    let status = json!({"status": {"containerStatuses": [{"name": "main", "image": "i", "imageID": "",
+        "ready": true, "restartCount": 0, "containerID": "docker://x0", "state": {"running": {}}}]}});
+    node.pods()
+        .patch_status("docker", &PatchParams::default(), &Patch::Merge(status))
+        .await
+        .unwrap();
+    node.request("docker", &pod, "docker://x0", json!({})).await;
+    let status = node.completed("docker").await;
+    let words = status.message.unwrap();
+    assert!(words.starts_with("failed to find runtime service: "), "{words}");
+    assert!(words.contains("named \"docker\"; there is containerd"), "{words}");
+}
+
+/// More Pods than may be stopped at once: the others wait in words, and every one of them ends.
+#[tokio::test]
+async fn a_crowd_of_requests_is_bounded_and_all_end() {
+    const PODS: usize = kruise::node::recreate::SLOTS + 20;
+    let node = Node::start("crowd").await;
+    let mut pods = Vec::new();
+    for number in 0..PODS {
+        let pod = node.pod(&format!("crowd-{number}")).await;
+        node.runs(&pod, &format!("c{number}-0"), 0).await;
+        pods.push(pod);
+    }
+    node.runtime.fault("StopContainer", Fault::Hang);
+    for (number, pod) in pods.iter().enumerate() {
+        let spec = json!({"activeDeadlineSeconds": 40});
+        node.request(
+            &format!("crowd-{number}"),
+            pod,
+            &format!("containerd://c{number}-0"),
+            spec,
+        )
+        .await;
+    }
+    let limit = kruise::node::recreate::SLOTS;
+    node.runtime
+        .until("all slots taken", |state| {
+            state.calls.get("StopContainer") >= Some(&limit)
+        })
+        .await;
+    let waits =
+        |status: &ContainerRecreateRequestStatus| message(status).contains("other stops on this node");
+    let last = format!("crowd-{}", PODS - 1);
+    node.status(&last, "it says that it waits for a slot", waits)
+        .await;
+    assert_eq!(
+        node.runtime.calls("StopContainer"),
+        limit,
+        "no more than the slots at once"
+    );
+    for number in 0..PODS {
+        let status = node.completed(&format!("crowd-{number}")).await;
+        assert_eq!(status.container_recreate_states[0].phase, Phase::Failed);
+    }
+}

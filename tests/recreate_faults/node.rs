@@ -1,0 +1,219 @@
+//! A node of one test: a runtime made of faults, the daemon as it is built, and the words of kubelet.
+
+use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use kruise::api::container_recreate_request::{
+    ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus,
+};
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use xtask::cluster::{ControlPlane, wait};
+
+use crate::support::fault_cri::{FakeContainer, FaultCri};
+
+/// Longer than anything here takes on a slow machine.
+const LONG: Duration = Duration::from_secs(60);
+
+static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| {
+    let plane = ControlPlane::start().unwrap();
+    let crds = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/crds");
+    plane.kubectl(&["apply", "-k", crds]).unwrap();
+    plane.kubectl(&["create", "serviceaccount", "default"]).unwrap();
+    wait::until("the CRD is served", LONG, || {
+        Ok(plane
+            .kubectl(&["get", "containerrecreaterequests.v1beta1.apps.kruise.io"])
+            .ok())
+    })
+    .unwrap();
+    plane
+});
+
+/// A node: its runtime and its daemon, which end with it.
+pub struct Node {
+    name: &'static str,
+    pub runtime: FaultCri,
+    daemon: Child,
+    client: kube::Client,
+    dir: tempfile::TempDir,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+impl Node {
+    pub async fn start(name: &'static str) -> Self {
+        let kubeconfig = PLANE.kubeconfig().to_owned();
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("containerd.sock");
+        let runtime = FaultCri::start(&socket);
+        let log = std::fs::File::create(dir.path().join("log")).unwrap();
+        let daemon = Command::new(env!("CARGO_BIN_EXE_kruise-daemon"))
+            .args(["--node-name", name, "--addr", "127.0.0.1:0"])
+            .arg("--kubeconfig")
+            .arg(&kubeconfig)
+            .arg("--socket-file")
+            .arg(&socket)
+            .arg("--control-socket")
+            .arg(dir.path().join("control.sock"))
+            .env("RUST_LOG", "kruise=debug")
+            .stdout(Stdio::from(log.try_clone().unwrap()))
+            .stderr(Stdio::from(log))
+            .spawn()
+            .unwrap();
+        let file = kube::config::Kubeconfig::read_from(&kubeconfig).unwrap();
+        let config = kube::Config::from_custom_kubeconfig(file, &Default::default())
+            .await
+            .unwrap();
+        let client = kube::Client::try_from(config).unwrap();
+        Self {
+            name,
+            runtime,
+            daemon,
+            client,
+            dir,
+        }
+    }
+
+    pub fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), "default")
+    }
+
+    fn requests(&self) -> Api<ContainerRecreateRequest> {
+        Api::namespaced(self.client.clone(), "default")
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    /// What kubelet says of the Pod's one container; the runtime has it too.
+    pub async fn runs(&self, pod: &Pod, id: &str, restarts: u32) {
+        let uid = pod.metadata.uid.clone().unwrap();
+        let container = FakeContainer {
+            pod_uid: uid,
+            name: "main".into(),
+            running: true,
+            created_at: i64::from(restarts) + 1,
+            restart_count: restarts,
+            ..FakeContainer::default()
+        };
+        self.runtime.state().containers.insert(id.to_owned(), container);
+        let status = json!({"status": {"phase": "Running", "containerStatuses": [{
+            "name": "main", "image": "i", "imageID": "", "ready": true, "restartCount": restarts,
+            "containerID": format!("containerd://{id}"), "state": {"running": {}},
+        }]}});
+        let name = pod.metadata.name.as_deref().unwrap();
+        self.pods()
+            .patch_status(name, &PatchParams::default(), &Patch::Merge(status))
+            .await
+            .unwrap();
+    }
+
+    pub async fn pod(&self, name: &str) -> Pod {
+        let pod = json!({"metadata": {"name": name}, "spec": {"nodeName": self.name,
+            "containers": [{"name": "main", "image": "i"}]}});
+        self.pods()
+            .create(&PostParams::default(), &serde_json::from_value(pod).unwrap())
+            .await
+            .unwrap()
+    }
+
+    pub async fn request(&self, name: &str, pod: &Pod, id: &str, spec: Value) {
+        let mut object = json!({
+            "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
+            "metadata": {"name": name, "labels": {
+                "crr.apps.kruise.io/active": "true",
+                "crr.apps.kruise.io/node-name": self.name,
+                "crr.apps.kruise.io/pod-uid": pod.metadata.uid,
+            }},
+            "spec": {"podName": pod.metadata.name, "containers": [
+                {"name": "main", "statusContext": {"containerID": id, "restartCount": 0}},
+            ]},
+        });
+        json_patch::merge(&mut object["spec"], &spec);
+        self.requests()
+            .create(&PostParams::default(), &serde_json::from_value(object).unwrap())
+            .await
+            .unwrap();
+    }
+
+    /// The request's status as soon as it is as wanted.
+    pub async fn status(
+        &self,
+        name: &str,
+        what: &str,
+        wanted: impl Fn(&ContainerRecreateRequestStatus) -> bool,
+    ) -> ContainerRecreateRequestStatus {
+        let start = Instant::now();
+        loop {
+            let status = self
+                .requests()
+                .get(name)
+                .await
+                .unwrap()
+                .status
+                .unwrap_or_default();
+            if wanted(&status) {
+                return status;
+            }
+            assert!(
+                start.elapsed() < LONG,
+                "{name}: {what} not after {LONG:?}: {status:#?}\n{}",
+                self.log()
+            );
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    pub async fn completed(&self, name: &str) -> ContainerRecreateRequestStatus {
+        self.status(name, "completed", |status| status.completion_time.is_some())
+            .await
+    }
+
+    /// Waits for the end of a request, which must be a good one.
+    pub async fn succeeded(&self, name: &str) {
+        let status = self.completed(name).await;
+        let states = &status.container_recreate_states;
+        assert_eq!(states[0].phase, Phase::Succeeded, "{status:#?}");
+    }
+
+    /// Seconds from the first to the last moment of a request that is over.
+    pub async fn lived(&self, name: &str) -> i64 {
+        let request = self.requests().get(name).await.unwrap();
+        let end = request.status.unwrap().completion_time.unwrap().0;
+        end.duration_since(request.metadata.creation_timestamp.unwrap().0)
+            .as_secs()
+    }
+
+    /// The daemon lives on and does a plain request.
+    pub async fn still_works(&self) {
+        let name = format!("{}-after", self.name);
+        let pod = self.pod(&name).await;
+        self.runs(&pod, &format!("{name}-old"), 0).await;
+        self.request(&name, &pod, &format!("containerd://{name}-old"), json!({}))
+            .await;
+        self.runtime
+            .until("the stop", |state| {
+                !state.containers[&format!("{name}-old")].running
+            })
+            .await;
+        self.runs(&pod, &format!("{name}-new"), 1).await;
+        self.succeeded(&name).await;
+    }
+}
+
+/// What the request says of its container, if anything.
+pub fn message(status: &ContainerRecreateRequestStatus) -> String {
+    status
+        .container_recreate_states
+        .first()
+        .and_then(|state| state.message.clone())
+        .unwrap_or_default()
+}
