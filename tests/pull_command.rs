@@ -9,7 +9,7 @@ use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use support::fault_cri::FaultCri;
+use support::fault_cri::Bed;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
@@ -43,20 +43,9 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-struct Bed {
-    dir: tempfile::TempDir,
-    server: FaultCri,
-}
-
 impl Bed {
-    fn start() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let server = FaultCri::start(&dir.path().join("cri.sock"));
-        Self { dir, server }
-    }
-
     async fn pull(&self, args: &[&str]) -> Output {
-        pull(&self.dir.path().join("cri.sock"), args, "").await
+        pull(&self.socket(), args, "").await
     }
 }
 
@@ -125,7 +114,7 @@ async fn a_job_manifest_is_read_from_standard_input_with_its_limits() {
         .pull_failures
         .insert("r.test/a:1".to_owned(), VecDeque::from(vec![refused; 5]));
     let yaml = "apiVersion: apps.kruise.io/v1beta1\nkind: ImagePullJob\nmetadata: {name: j}\nspec:\n  image: r.test/a:1\n  pullPolicy: {backoffLimit: 0}\n  sandboxConfig: {annotations: {k: v}}\n  completionPolicy: {}\n";
-    let out = pull(&bed.dir.path().join("cri.sock"), &["-f", "-"], yaml).await;
+    let out = pull(&bed.socket(), &["-f", "-"], yaml).await;
     assert_eq!(out.status.code(), Some(1));
     assert_eq!(bed.server.calls("PullImage"), 1);
     let sandbox = bed.server.state().pulls[0].sandbox_config.clone().unwrap();
@@ -197,7 +186,7 @@ async fn an_interrupt_ends_it_and_the_pull() {
     bed.server.state().pull_takes = Duration::from_secs(600);
     let child = Command::new(env!("CARGO_BIN_EXE_kruise-daemon"))
         .args(["pull", "nginx", "--socket-file"])
-        .arg(bed.dir.path().join("cri.sock"))
+        .arg(bed.socket())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .kill_on_drop(true)

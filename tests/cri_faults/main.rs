@@ -5,32 +5,16 @@ mod discovery;
 #[path = "../support/mod.rs"]
 mod support;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kruise::cri::client::Client;
 use kruise::cri::{Error, PullCause, PullRequest, Runtime};
-use support::fault_cri::{FakeContainer, Fault, FaultCri};
+use support::fault_cri::{Bed, FakeContainer, Fault};
 
 const IMAGE: &str = "registry.test/app:v1";
 
-struct Bed {
-    dir: tempfile::TempDir,
-    server: FaultCri,
-}
-
 impl Bed {
-    fn start() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let server = FaultCri::start(&dir.path().join("containerd.sock"));
-        Self { dir, server }
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.dir.path().join("containerd.sock")
-    }
-
     async fn client(&self) -> Client {
         Client::connect(&self.socket())
             .await

@@ -42,6 +42,24 @@ pub struct FaultCri {
     serving: Option<Serving>,
 }
 
+/// The server in a folder of its own.
+pub struct Bed {
+    pub dir: tempfile::TempDir,
+    pub server: FaultCri,
+}
+
+impl Bed {
+    pub fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let server = FaultCri::start(&dir.path().join("containerd.sock"));
+        Self { dir, server }
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.server.path.clone()
+    }
+}
+
 struct Serving {
     accept: JoinHandle<()>,
     connections: CancellationToken,
