@@ -14,6 +14,13 @@ fn holder(lease: &Lease) -> String {
     spec.and_then(|s| s.holder_identity.clone()).unwrap_or_default()
 }
 
+/// Who leads, once that is somebody other than `before`.
+async fn handed_over(leases: &Api<Lease>, what: &'static str, before: &str) -> String {
+    let before = before.to_owned();
+    let other = move |l: &Lease| !holder(l).is_empty() && holder(l) != before;
+    holder(&until(leases, "kruise-manager", what, other).await)
+}
+
 #[tokio::test]
 async fn a_second_replica_takes_over_within_five_seconds() {
     let world = World::new();
@@ -22,10 +29,7 @@ async fn a_second_replica_takes_over_within_five_seconds() {
     let images = Api::<NodeImage>::all(admin.client.clone());
     let mut first = world.manager("kruise-manager-1");
     first.start().unwrap();
-    let led = until(&leases, "kruise-manager", "held", |l: &Lease| {
-        !holder(l).is_empty()
-    })
-    .await;
+    let led = handed_over(&leases, "held", "").await;
     let mut second = world.manager("kruise-manager-2");
     second.start().unwrap();
     nodes(&admin, &["elect-1", "elect-2"], json!({})).await;
@@ -37,10 +41,7 @@ async fn a_second_replica_takes_over_within_five_seconds() {
     first.kill().unwrap();
     // While nobody leads the daemon answers; the new leader must see it.
     answer(&admin, "elect-1", Answer::Succeeded).await;
-    let taken = until(&leases, "kruise-manager", "taken over", move |l: &Lease| {
-        !holder(l).is_empty() && holder(l) != holder(&led)
-    })
-    .await;
+    let taken = handed_over(&leases, "taken over", &led).await;
     asked(&admin, "elect-2", "nginx", "elect").await;
     let took = killed.elapsed();
     println!("took over after {took:?}");
@@ -62,15 +63,9 @@ async fn a_second_replica_takes_over_within_five_seconds() {
     third.start().unwrap();
     let stopped = Instant::now();
     second.stop().unwrap();
-    until(&leases, "kruise-manager", "handed over", move |l: &Lease| {
-        !holder(l).is_empty() && holder(l) != holder(&taken)
-    })
-    .await;
-    assert!(
-        stopped.elapsed() <= Duration::from_secs(3),
-        "{:?}",
-        stopped.elapsed()
-    );
+    handed_over(&leases, "handed over", &taken).await;
+    let took = stopped.elapsed();
+    assert!(took <= Duration::from_secs(3), "handed over after {took:?}");
 }
 
 #[tokio::test]

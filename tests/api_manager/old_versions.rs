@@ -4,8 +4,10 @@ use k8s_openapi::api::core::v1::{Pod, Secret};
 use kruise::api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase,
 };
+use kruise::api::image_pull_job::ImagePullJobStatus;
 use kruise::api::keys;
 use kruise::api::node_image::{ImagePullPhase, ImageTagStatus, NodeImage};
+use kruise::cluster::Cluster;
 use kube::ResourceExt;
 use kube::api::Api;
 use serde_json::{Value, json};
@@ -23,19 +25,28 @@ fn tag(image: &NodeImage, name: &str, tag: &str) -> Option<ImageTagStatus> {
     tags.iter().find(|t| t.tag == tag).cloned()
 }
 
+/// A job for an image that there is and one for an image that there is not, with a secret.
+async fn ask_for_images(admin: &Cluster) {
+    let secret = json!({ "metadata": { "name": "old-pull" }, "type": "kubernetes.io/dockerconfigjson",
+        "stringData": { ".dockerconfigjson": "{\"auths\":{}}" } });
+    create(&api::<Secret>(admin), secret).await;
+    for image in ["good", "bad"] {
+        let spec = json!({ "image": format!("old:{image}"), "pullSecrets": ["old-pull"],
+            "selector": { "matchLabels": { "set": "old-images" } } });
+        create(&jobs(admin), job(&format!("old-{image}"), spec)).await;
+    }
+}
+
+/// The counters of a job that has ended: desired, active, succeeded, failed.
+fn counters(status: &ImagePullJobStatus) -> [i32; 4] {
+    [status.desired, status.active, status.succeeded, status.failed]
+}
+
 #[tokio::test]
 async fn jobs_end_whose_daemon_knows_v1alpha1_alone() {
     let admin = world().admin().await;
     nodes(&admin, &["old-images"], json!({ "set": "old-images" })).await;
-    let secrets = Api::<Secret>::namespaced(admin.client.clone(), "default");
-    let secret = json!({ "metadata": { "name": "old-pull" }, "type": "kubernetes.io/dockerconfigjson",
-        "stringData": { ".dockerconfigjson": "{\"auths\":{}}" } });
-    create(&secrets, secret).await;
-    for image in ["good", "bad"] {
-        let spec = json!({ "image": format!("old:{image}"), "pullSecrets": ["old-pull"],
-            "selector": { "matchLabels": { "set": "old-images" } } });
-        create(&jobs(&admin), job(&format!("old-{image}"), spec)).await;
-    }
+    ask_for_images(&admin).await;
     asked(&admin, "old-images", "old", "good").await;
     let before = asked(&admin, "old-images", "old", "bad").await;
     assert_eq!(
@@ -58,19 +69,11 @@ async fn jobs_end_whose_daemon_knows_v1alpha1_alone() {
     }
 
     daemon.pulls_may_end.send(true).unwrap();
-    let good = until(&jobs(&admin), "old-good", "ended", completed)
-        .await
-        .status
-        .unwrap();
-    assert_eq!(
-        (good.desired, good.active, good.succeeded, good.failed),
-        (1, 0, 1, 0)
-    );
-    let bad = until(&jobs(&admin), "old-bad", "ended", completed)
-        .await
-        .status
-        .unwrap();
-    assert_eq!((bad.desired, bad.active, bad.succeeded, bad.failed), (1, 0, 0, 1));
+    let good = until(&jobs(&admin), "old-good", "ended", completed).await;
+    assert_eq!(counters(&good.status.unwrap()), [1, 0, 1, 0]);
+    let bad = until(&jobs(&admin), "old-bad", "ended", completed).await;
+    let bad = bad.status.unwrap();
+    assert_eq!(counters(&bad), [1, 0, 0, 1]);
     assert_eq!(bad.failed_nodes, ["old-images"]);
 
     let after = images.get("old-images").await.unwrap();
@@ -88,6 +91,17 @@ async fn jobs_end_whose_daemon_knows_v1alpha1_alone() {
     );
 }
 
+/// A Pod with our readiness gate, on a node that an old daemon will have.
+async fn gated_pod(admin: &Cluster) -> Api<Pod> {
+    nodes(admin, &["old-recreate"], json!({})).await;
+    pod(admin, "old-pod", "old-recreate", json!({}), true).await;
+    until(&api(admin), "old-pod", "condition made", |p: &Pod| {
+        condition(p, "KruisePodReady").is_some()
+    })
+    .await;
+    api(admin)
+}
+
 /// The conditions of a request as JSON, the one of that type first.
 fn conditions(request: &ContainerRecreateRequest, type_: &str) -> Vec<Value> {
     let all = request.status.iter().flat_map(|s| s.conditions.iter());
@@ -103,24 +117,14 @@ fn conditions(request: &ContainerRecreateRequest, type_: &str) -> Vec<Value> {
 async fn a_request_completes_whose_daemon_knows_v1alpha1_alone() {
     let admin = world().admin().await;
     let requests: Api<ContainerRecreateRequest> = api(&admin);
-    let pods: Api<Pod> = api(&admin);
-    nodes(&admin, &["old-recreate"], json!({})).await;
-    pod(&admin, "old-pod", "old-recreate", json!({}), true).await;
-    until(&pods, "old-pod", "condition made", |p: &Pod| {
-        condition(p, "KruisePodReady").is_some()
-    })
-    .await;
+    let pods = gated_pod(&admin).await;
     let more = json!({ "strategy": { "unreadyGracePeriodSeconds": 1 } });
     requests::create(&requests, "old", "old-pod", more).await;
     // What v1alpha1 has no field for, there before the daemon comes.
     let foreign = json!({ "type": "example.com/Seen", "status": "False", "reason": "Because", "message": "of this",
         "lastTransitionTime": "2026-01-02T03:04:05Z" });
-    merge_status(
-        &requests,
-        "old",
-        json!({ "phase": "Pending", "conditions": [foreign] }),
-    )
-    .await;
+    let status = json!({ "phase": "Pending", "conditions": [foreign] });
+    merge_status(&requests, "old", status).await;
 
     let mut daemon = OldDaemon::start("old-recreate").await;
     let stopped = tokio::time::timeout(PATIENCE, daemon.stopped.recv()).await;

@@ -40,6 +40,15 @@ async fn copy_of(copies: &Api<Secret>, source: &str) -> Option<Secret> {
     copy
 }
 
+/// Waits until the copy names these jobs, and no others.
+async fn referred_to_by(copies: &Api<Secret>, name: &str, jobs: &'static str) {
+    let wanted = |s: &Secret| {
+        let named = s.annotations().get("imagepulljobs.kruise.io/references");
+        named.is_some_and(|named| named == jobs)
+    };
+    until(copies, name, jobs, wanted).await;
+}
+
 #[tokio::test]
 async fn a_copy_follows_its_source_is_shared_and_goes_with_the_last_job() {
     let admin = world().admin().await;
@@ -57,44 +66,25 @@ async fn a_copy_follows_its_source_is_shared_and_goes_with_the_last_job() {
     let copy = copy_of(&copies, "pull").await.expect("a copy");
     let named = &image.spec.images["r/private"].pull_secrets;
     assert_eq!(named.len(), 1);
-    assert_eq!(
-        (named[0].namespace.as_str(), named[0].name.as_str()),
-        (INTO, copy.name_any().as_str())
-    );
+    assert_eq!((&*named[0].namespace, &named[0].name), (INTO, &copy.name_any()));
     assert_eq!(named[0].mode.as_deref(), Some("batch"));
     assert_eq!(copy.type_.as_deref(), Some("kubernetes.io/dockerconfigjson"));
-    assert!(
-        copy.labels().is_empty() && !copy.annotations().contains_key("note"),
-        "{copy:?}"
-    );
-    let references = "imagepulljobs.kruise.io/references";
-    let both = "default/secret-a,default/secret-b";
-    until(&copies, &copy.name_any(), "referred to by both", |s: &Secret| {
-        s.annotations().get(references).is_some_and(|r| r == both)
-    })
-    .await;
+    let note = copy.annotations().contains_key("note");
+    assert!(copy.labels().is_empty() && !note, "{copy:?}");
+    referred_to_by(&copies, &copy.name_any(), "default/secret-a,default/secret-b").await;
 
-    let new = json!({ "stringData": { ".dockerconfigjson": config("two") } });
-    sources
-        .patch("pull", &PatchParams::default(), &Patch::Merge(&new))
-        .await
-        .unwrap();
+    let new = Patch::Merge(json!({ "stringData": { ".dockerconfigjson": config("two") } }));
+    let params = PatchParams::default();
+    sources.patch("pull", &params, &new).await.unwrap();
     until(&copies, &copy.name_any(), "as its source", |s: &Secret| {
         data(s).is_some_and(|d| d.0 == config("two").into_bytes())
     })
     .await;
 
-    jobs(&admin)
-        .delete("secret-a", &DeleteParams::default())
-        .await
-        .unwrap();
+    let now = DeleteParams::default();
+    jobs(&admin).delete("secret-a", &now).await.unwrap();
     until_gone(&jobs(&admin), "secret-a").await;
-    until(&copies, &copy.name_any(), "referred to by one", |s: &Secret| {
-        s.annotations()
-            .get(references)
-            .is_some_and(|r| r == "default/secret-b")
-    })
-    .await;
+    referred_to_by(&copies, &copy.name_any(), "default/secret-b").await;
     answer(&admin, "secret-1", Answer::Succeeded).await;
     until(&jobs(&admin), "secret-b", "ended", completed).await;
     until_gone(&copies, &copy.name_any()).await;

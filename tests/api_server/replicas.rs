@@ -49,13 +49,9 @@ fn replicas_take_over_and_certificates_come_back() {
         "{refused}"
     );
 
-    let secret = [
-        "--namespace=kruise-system",
-        "secret",
-        "kruise-manager-webhook-certs",
-    ];
+    let certificates = "secret/kruise-manager-webhook-certs";
     plane
-        .kubectl(&["delete", secret[0], secret[1], secret[2]])
+        .kubectl(&["delete", "--namespace=kruise-system", certificates])
         .unwrap();
     wait::until("another authority is announced", PATIENCE, || {
         Ok((read(&plane, AUTHORITY) != authority).then_some(()))

@@ -1,5 +1,7 @@
 //! Objects that were stored under upstream's CRDs, after ours were applied over them.
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 use xtask::cluster::{ControlPlane, wait};
 
@@ -31,6 +33,18 @@ fn old(version: &str, kind: &str, spec: Value) -> Value {
     json!({ "apiVersion": version, "kind": kind, "metadata": { "name": "old" }, "spec": spec })
 }
 
+/// Tries until the API server refuses, which takes a moment to heed a new schema or policy.
+async fn until_refused(what: &str, attempt: impl AsyncFn() -> Result<Value, String>) {
+    let begun = Instant::now();
+    while attempt().await.is_ok() {
+        assert!(
+            begun.elapsed() < PATIENCE,
+            "{what} is not refused after {PATIENCE:?}"
+        );
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
 /// What our rules would refuse today stays updatable, as long as the update leaves it alone.
 #[tokio::test]
 async fn a_job_with_stored_mistakes_can_be_updated() {
@@ -50,15 +64,11 @@ async fn a_job_with_stored_mistakes_can_be_updated() {
     });
     create(&jobs, old(BETA, "ImagePullJob", spec)).await.unwrap();
     install(&plane, "crds");
-    let settled = std::time::Instant::now();
-    // The API server takes a moment to serve the new schema: then a new mistake is refused.
-    while merge(&jobs, "old", json!({ "spec": { "parallelism": "20%" } }))
-        .await
-        .is_ok()
-    {
-        assert!(settled.elapsed() < PATIENCE, "the new schema is not served");
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    }
+    let mistake = json!({ "spec": { "parallelism": "20%" } });
+    until_refused("a new mistake", async || {
+        merge(&jobs, "old", mistake.clone()).await
+    })
+    .await;
     for patch in [
         json!({ "metadata": { "finalizers": ["example.com/mark"] } }),
         json!({ "spec": { "image": "nginx:2", "parallelism": 2 } }),
@@ -82,14 +92,11 @@ async fn a_node_image_with_stored_mistakes_can_be_updated() {
     let spec = json!({ "images": { "": bad } });
     create(&images, old(BETA, "NodeImage", spec)).await.unwrap();
     install(&plane, "crds");
-    let settled = std::time::Instant::now();
-    while merge(&images, "old", json!({ "spec": { "images": { "more": bad } } }))
-        .await
-        .is_ok()
-    {
-        assert!(settled.elapsed() < PATIENCE, "the new schema is not served");
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    }
+    let mistake = json!({ "spec": { "images": { "more": bad } } });
+    until_refused("a new mistake", async || {
+        merge(&images, "old", mistake.clone()).await
+    })
+    .await;
     let finalizers = json!({ "metadata": { "finalizers": ["example.com/mark"] } });
     merge(&images, "old", finalizers).await.unwrap();
     merge_status(&images, "old", json!({ "status": { "desired": 1 } }))
@@ -150,33 +157,23 @@ fn authority(plane: &ControlPlane) -> String {
 async fn objects_of_the_older_version_are_stored_anew() {
     let plane = ControlPlane::start().unwrap();
     install_upstream(&plane, "v1alpha1");
-    let alpha = "apps.kruise.io/v1alpha1";
     let asked = json!({ "images": { "nginx": { "tags": [{ "tag": "1" }] } } });
-    for object in [
-        old(alpha, "NodeImage", asked.clone()),
-        old(
-            alpha,
+    for (kind, spec) in [
+        ("NodeImage", asked.clone()),
+        (
             "ImagePullJob",
             json!({ "image": "nginx", "completionPolicy": {} }),
         ),
-        old(
-            alpha,
+        (
             "ContainerRecreateRequest",
             json!({ "podName": "p", "containers": [{ "name": "c" }] }),
         ),
     ] {
+        let object = old("apps.kruise.io/v1alpha1", kind, spec);
         plane.apply(&object.to_string()).unwrap();
     }
-    let revision = |kind: &str| {
-        plane
-            .kubectl(&[
-                "get",
-                kind,
-                "old",
-                "--output=jsonpath={.metadata.resourceVersion}",
-            ])
-            .unwrap()
-    };
+    let path = "--output=jsonpath={.metadata.resourceVersion}";
+    let revision = |kind: &str| plane.kubectl(&["get", kind, "old", path]).unwrap();
     let before = KINDS.map(revision);
 
     install(&plane, "default");
@@ -212,49 +209,37 @@ async fn labels_that_admission_did_not_set_can_be_set_once() {
         Some("default"),
     );
     let made = |name: &str, labels: Value| {
-        json!({ "apiVersion": BETA, "kind": "ContainerRecreateRequest", "metadata": { "name": name, "labels": labels },
-                "spec": { "podName": "p", "containers": [{ "name": "app" }] } })
+        let mut object = old(
+            BETA,
+            "ContainerRecreateRequest",
+            json!({ "podName": "p", "containers": [{ "name": "app" }] }),
+        );
+        object["metadata"] = json!({ "name": name, "labels": labels });
+        object
     };
     let labels = |uid: &str, node: &str| json!({ "crr.apps.kruise.io/pod-uid": uid, "crr.apps.kruise.io/node-name": node });
-    create(&requests, made("labelled", labels("uid-1", "n1")))
-        .await
-        .unwrap();
+    let labelled = made("labelled", labels("uid-1", "n1"));
+    create(&requests, labelled).await.unwrap();
     create(&requests, made("bare", json!({}))).await.unwrap();
-    let begun = std::time::Instant::now();
-    // The API server takes a moment to heed a new policy.
-    while merge(
-        &requests,
-        "labelled",
-        json!({ "metadata": { "labels": labels("uid-2", "n1") } }),
-    )
-    .await
-    .is_ok()
-    {
-        assert!(begun.elapsed() < PATIENCE, "the policy is not heeded");
-        merge(
-            &requests,
-            "labelled",
-            json!({ "metadata": { "labels": labels("uid-1", "n1") } }),
-        )
-        .await
-        .ok();
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    }
-    merge(
-        &requests,
-        "bare",
-        json!({ "metadata": { "labels": labels("uid-1", "n1") } }),
-    )
-    .await
-    .unwrap();
+    let label = |name: &'static str, uid: &str| {
+        let labels = json!({ "metadata": { "labels": labels(uid, "n1") } });
+        merge(&requests, name, labels)
+    };
+    until_refused("another label", async || {
+        let changed = label("labelled", "uid-2").await;
+        if changed.is_ok() {
+            label("labelled", "uid-1").await.ok();
+        }
+        changed
+    })
+    .await;
+    label("bare", "uid-1").await.unwrap();
     for label in ["pod-uid", "node-name"] {
         let key = format!("crr.apps.kruise.io/{label}");
         for value in [json!("other"), Value::Null] {
             let change = json!({ "metadata": { "labels": { &key: value } } });
-            refused(
-                merge(&requests, "bare", change).await,
-                &format!("metadata.labels[{key}] cannot be changed"),
-            );
+            let answer = merge(&requests, "bare", change).await;
+            refused(answer, &format!("metadata.labels[{key}] cannot be changed"));
         }
     }
 }
