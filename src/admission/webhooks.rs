@@ -271,13 +271,8 @@ async fn keep_one<K: Object + Send + Sync + 'static>(
     let api: Api<K> = Api::all(cluster.client.clone());
     let only = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let (mirror, watching) = mirror(api.clone(), only, move |object: K| {
-        Some(
-            serde_json::to_value(object)
-                .ok()?
-                .pointer(pointer)
-                .cloned()
-                .unwrap_or_default(),
-        )
+        let object = serde_json::to_value(object).ok()?;
+        Some(object.pointer(pointer).cloned().unwrap_or_default())
     });
     let key = Key::cluster(name);
     let work = async {
