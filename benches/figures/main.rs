@@ -52,6 +52,5 @@ async fn measure(which: &Which) -> Result<Figures> {
     footprint::idle(&side, &mut figures).await?;
     eprintln!("==> {name}: a job over 1,000 nodes");
     fan_out::measure(&side, &mut figures).await?;
-    side.end()?;
     Ok(figures)
 }

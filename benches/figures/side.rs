@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use kube::Client;
 use xtask::cluster::{Bound, NODE_NAME, Node, finish};
+use xtask::peer::{Peer, background, healthy};
 
 use crate::cluster::{self, NODE_IMAGE};
 
@@ -30,7 +31,6 @@ pub struct Side {
     pub daemon_start: Duration,
     /// Sizes of the binaries in bytes: daemon, manager.
     pub sizes: (u64, u64),
-    scratch: Option<PathBuf>,
 }
 
 impl Which {
@@ -52,7 +52,7 @@ impl Side {
         let client = cluster::client(&plane.kubeconfig_for("kube-public", "user", Bound::Nothing)?).await?;
         let programs = match which {
             Which::Ours(dir) => Ours { node: &node, dir }.start()?,
-            Which::Peer(dir) => Peer { node: &node, dir }.start()?,
+            Which::Peer(dir) => start_peer(&node, dir)?,
         };
         cluster::until(&client, NODE_IMAGE, None, NODE_NAME, |_| true)
             .await
@@ -62,7 +62,6 @@ impl Side {
             manager,
             daemon_start,
             sizes,
-            scratch,
         } = programs;
         Ok(Self {
             node,
@@ -71,15 +70,7 @@ impl Side {
             manager,
             daemon_start,
             sizes,
-            scratch,
         })
-    }
-
-    pub fn end(self) -> Result<()> {
-        if let Some(dir) = self.scratch {
-            std::fs::remove_dir_all(dir)?;
-        }
-        Ok(())
     }
 }
 
@@ -88,7 +79,6 @@ struct Programs {
     manager: u32,
     daemon_start: Duration,
     sizes: (u64, u64),
-    scratch: Option<PathBuf>,
 }
 
 struct Ours<'a> {
@@ -142,85 +132,28 @@ impl Ours<'_> {
             manager,
             daemon_start: start.elapsed(),
             sizes,
-            scratch: None,
         })
     }
 }
 
-struct Peer<'a> {
-    node: &'a Node,
-    dir: &'a Path,
-}
-
-impl Peer<'_> {
-    fn start(&self) -> Result<Programs> {
-        let plane = &self.node.plane;
-        let scratch = std::env::temp_dir().join(format!("kruise-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&scratch)?;
-        self.script(&scratch, plane.kubeconfig(), &["install"])?;
-        let config = plane.kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)?;
-        let manager = self.script(&scratch, &config, &["manager"])?;
-        healthy(self.node, 18000, "/readyz")?;
-        let config = plane.kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(NODE_NAME))?;
-        let start = std::time::Instant::now();
-        let daemon = self.script(
-            &scratch,
-            &config,
-            &["daemon", NODE_NAME, "/run/containerd/containerd.sock"],
-        )?;
-        healthy(self.node, 10221, "/healthz")?;
-        let sizes = (
-            size(&scratch.join("kruise-daemon"))?,
-            size(&scratch.join("kruise-manager"))?,
-        );
-        let number = |text: String| text.trim().parse().context("run.sh printed no process ID");
-        let (daemon, manager) = (number(daemon)?, number(manager)?);
-        Ok(Programs {
-            daemon,
-            manager,
-            daemon_start: start.elapsed(),
-            sizes,
-            scratch: Some(scratch),
-        })
-    }
-
-    fn script(&self, scratch: &Path, kubeconfig: &Path, args: &[&str]) -> Result<String> {
-        let kubectl = xtask::cluster::Cache::open()?.kubernetes_dir();
-        let mut command = self.node.runtime.command("bash");
-        command
-            .arg(self.dir.join("run.sh"))
-            .args(args)
-            .env("KUBECONFIG", kubeconfig)
-            .env("DIR", scratch);
-        let path = std::env::var("PATH").unwrap_or_default();
-        finish(command.env("PATH", format!("{}:{path}", kubectl.display())))
-    }
-}
-
-/// Runs a shell line in the background of the node; gives its process ID there.
-fn background(node: &Node, line: &str, name: &str) -> Result<u32> {
-    let log = node.plane.dir().join(format!("{name}.log"));
-    let script = format!("env {line} > {} 2>&1 < /dev/null & echo $!", log.display());
-    let pid = finish(node.runtime.command("bash").args(["-c", &script]))?;
-    pid.trim()
-        .parse()
-        .with_context(|| format!("no process ID: {pid}"))
-}
-
-/// Waits until a program on the node answers 200.
-fn healthy(node: &Node, port: u16, path: &str) -> Result<()> {
-    let script = format!(
-        "for try in {{1..12000}}; do exec 3<>/dev/tcp/127.0.0.1/{port} && {{ printf 'GET {path} HTTP/1.0\\r\\n\\r\\n' >&3; \
-         read -r line <&3; exec 3>&-; [[ $line == *' 200 '* ]] && exit 0; }}; sleep 0.005; done 2>/dev/null; exit 1"
-    );
-    let done = finish(node.runtime.command("bash").args(["-c", &script]));
-    if done.is_err() {
-        bail!(
-            "nothing healthy at port {port} of the node; logs are in {}",
-            node.plane.dir().display()
-        );
-    }
-    Ok(())
+/// Starts the Go one from the folder with its `run.sh`.
+fn start_peer(node: &Node, dir: &Path) -> Result<Programs> {
+    let peer = Peer::new(node, dir);
+    peer.install()?;
+    let manager = peer.manager()?;
+    let account = peer.daemon_account()?;
+    let start = std::time::Instant::now();
+    let daemon = peer.daemon(&account)?;
+    healthy(node, 10221, "/healthz")?;
+    Ok(Programs {
+        daemon,
+        manager,
+        daemon_start: start.elapsed(),
+        sizes: (
+            size(&peer.scratch().join("kruise-daemon"))?,
+            size(&peer.scratch().join("kruise-manager"))?,
+        ),
+    })
 }
 
 fn size(path: &Path) -> Result<u64> {

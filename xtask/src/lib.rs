@@ -5,6 +5,7 @@ pub mod cluster;
 pub mod codegen;
 pub mod demo;
 pub mod image;
+pub mod peer;
 pub mod test;
 
 mod parts;
