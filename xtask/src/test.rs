@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{Read, pipe};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -15,6 +16,8 @@ use crate::cluster::{CONTAINERDS, Cache, finish};
 
 /// The feature that lets cargo build tests of real components.
 const FEATURES: &str = "kruise-rs/cluster-tests,xtask/cluster-tests";
+/// The feature that lets cargo build tests that run the Go implementation too.
+const PEER_FEATURE: &str = "peer-tests";
 /// How many targets run at a time. Beds mostly wait, so two of them keep two cores busy.
 const SIDE_BY_SIDE: usize = 2;
 /// Tests of one target that run at a time where they start real components.
@@ -26,13 +29,23 @@ pub struct Options {
     /// Run only these test targets (files of `tests/` without `.rs`)
     #[arg(long, value_name = "NAME", num_args = 1..)]
     only: Vec<String>,
+    /// Folder of the Go implementation (its `run.sh` and binaries), for the tests that run it together with ours
+    #[arg(long, value_name = "DIR")]
+    peer: Option<PathBuf>,
 }
 
-/// A test target: its name and whether it starts real components.
+/// How cargo is called.
+struct Cargo {
+    /// Folder of the Go implementation.
+    peer: Option<PathBuf>,
+}
+
+/// A test target: its name, whether it starts real components, and whether those of the Go implementation too.
 #[derive(Debug, PartialEq, Eq)]
 struct Target {
     name: String,
     cluster: bool,
+    peer: bool,
 }
 
 /// One run of `cargo test`.
@@ -69,20 +82,25 @@ pub fn prepare_all(cache: &Cache) -> Result<()> {
 pub fn run(options: &Options) -> Result<()> {
     let start = Instant::now();
     prepare_all(&Cache::open()?)?;
-    let targets = targets(&options.only)?;
-    let mut rows = vec![build(&targets, options.only.is_empty())?];
+    let peer = options.peer.as_deref().map(Path::canonicalize).transpose();
+    let cargo = Cargo {
+        peer: peer.context("--peer: no such folder")?,
+    };
+    let targets = targets(&options.only, cargo.peer.is_some())?;
+    let mut rows = vec![build(&cargo, &targets, options.only.is_empty())?];
     let mut jobs: VecDeque<Job> = targets.iter().map(Target::job).collect();
     if options.only.is_empty() {
         jobs.push_back(Job::new("libraries and programs", &["--lib", "--bins"], 2));
         jobs.push_back(Job::new("examples in the documentation", &["--doc"], 2));
     }
-    let mut done = side_by_side(jobs)?;
+    let mut done = side_by_side(&cargo, jobs)?;
     done.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
     rows.extend(done);
     summary(&rows, start.elapsed().as_secs_f64())
 }
 
-fn targets(only: &[String]) -> Result<Vec<Target>> {
+/// The targets to run; those of the Go implementation only where its folder is there.
+fn targets(only: &[String], peer: bool) -> Result<Vec<Target>> {
     let text = finish(Command::new("cargo").args(["metadata", "--no-deps", "--format-version", "1"]))?;
     let all = parse_targets(&serde_json::from_str(&text)?).context("cargo metadata has another form")?;
     if let Some(unknown) = only.iter().find(|n| !all.iter().any(|t| t.name == **n)) {
@@ -92,10 +110,17 @@ fn targets(only: &[String]) -> Result<Vec<Target>> {
             names.join(", ")
         );
     }
-    let mut targets: Vec<Target> = all
-        .into_iter()
-        .filter(|t| only.is_empty() || only.contains(&t.name))
-        .collect();
+    let wanted = |t: &Target| only.is_empty() || only.contains(&t.name);
+    let (mut targets, absent): (Vec<_>, Vec<_>) =
+        all.into_iter().filter(wanted).partition(|t| peer || !t.peer);
+    for Target { name, .. } in absent {
+        if !only.is_empty() {
+            bail!("--only {name}: it runs the Go implementation; say with --peer where that is");
+        }
+        eprintln!(
+            "Not tested: {name}, because it runs the Go implementation and no --peer says where that is"
+        );
+    }
     // Those that take long begin first.
     targets.sort_by_key(|t| !t.cluster);
     Ok(targets)
@@ -109,9 +134,11 @@ fn parse_targets(metadata: &serde_json::Value) -> Option<Vec<Target>> {
                 continue;
             }
             let features = target["required-features"].as_array();
+            let needs = |feature: &str| features.is_some_and(|f| f.iter().any(|f| f == feature));
             targets.push(Target {
                 name: target["name"].as_str()?.to_owned(),
-                cluster: features.is_some_and(|f| f.iter().any(|f| f == "cluster-tests")),
+                cluster: needs("cluster-tests") || needs(PEER_FEATURE),
+                peer: needs(PEER_FEATURE),
             });
         }
     }
@@ -135,11 +162,11 @@ impl Job {
     }
 
     /// Runs it to its end, prints what it said in one piece, and counts.
-    fn run(&self) -> Result<Row> {
+    fn run(&self, cargo: &Cargo) -> Result<Row> {
         eprintln!("... {}", self.name);
         let start = Instant::now();
         let (mut said, output) = pipe()?;
-        let mut command = cargo_test(&self.args);
+        let mut command = cargo.test(&self.args);
         command.args([
             "--no-fail-fast",
             "--",
@@ -170,23 +197,29 @@ impl Job {
     }
 }
 
-fn cargo_test(args: &[String]) -> Command {
-    let mut command = Command::new("cargo");
-    command
-        .args(["test", "--quiet", "--workspace", "--features", FEATURES])
-        .args(args);
-    command
+impl Cargo {
+    fn test(&self, args: &[String]) -> Command {
+        let mut command = Command::new("cargo");
+        command.args(["test", "--quiet", "--workspace", "--features", FEATURES]);
+        if let Some(dir) = &self.peer {
+            command.args(["--features", &format!("kruise-rs/{PEER_FEATURE}")]);
+            command.env("KRUISE_PEER", dir);
+        }
+        command.args(args);
+        command
+    }
 }
 
 /// Compiles everything that is going to run, so that the times of the tests are their own.
-fn build(targets: &[Target], all: bool) -> Result<Row> {
+fn build(cargo: &Cargo, targets: &[Target], all: bool) -> Result<Row> {
     eprintln!("... build");
     let start = Instant::now();
     let mut args = vec!["--no-run".to_owned()];
     if !all {
         args.extend(targets.iter().flat_map(|t| ["--test".to_owned(), t.name.clone()]));
     }
-    if !cargo_test(&args)
+    if !cargo
+        .test(&args)
         .status()
         .context("cannot start cargo")?
         .success()
@@ -202,13 +235,13 @@ fn build(targets: &[Target], all: bool) -> Result<Row> {
 }
 
 /// Runs the jobs, some at a time, in the order given.
-fn side_by_side(jobs: VecDeque<Job>) -> Result<Vec<Row>> {
+fn side_by_side(cargo: &Cargo, jobs: VecDeque<Job>) -> Result<Vec<Row>> {
     let jobs = Mutex::new(jobs);
     let next = || jobs.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     let work = || -> Result<Vec<Row>> {
         let mut rows = Vec::new();
         while let Some(job) = next() {
-            rows.push(job.run()?);
+            rows.push(job.run(cargo)?);
         }
         Ok(rows)
     };
@@ -305,9 +338,18 @@ mod tests {
             { "kind": ["lib"], "name": "p" },
             { "kind": ["test"], "name": "plain" },
             { "kind": ["test"], "name": "real", "required-features": ["cluster-tests"] },
+            { "kind": ["test"], "name": "both", "required-features": ["peer-tests"] },
         ]}]});
         let found = parse_targets(&metadata).unwrap();
-        let told: Vec<_> = found.iter().map(|t| (t.name.as_str(), t.cluster)).collect();
-        assert_eq!(told, [("plain", false), ("real", true)]);
+        let told: Vec<_> = found
+            .iter()
+            .map(|t| (t.name.as_str(), t.cluster, t.peer))
+            .collect();
+        let expected = [
+            ("plain", false, false),
+            ("real", true, false),
+            ("both", true, true),
+        ];
+        assert_eq!(told, expected);
     }
 }

@@ -1,0 +1,181 @@
+//! A node, and either implementation's programs as processes of it.
+
+use std::fmt::Debug;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kube::api::{Api, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config, Resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use xtask::cluster::{Bound, Component, NODE_NAME, Node};
+use xtask::peer::{Peer, healthy};
+
+/// Longer than anything takes here, the Go manager's start included.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+pub struct Bed {
+    pub node: Node,
+    pub client: Client,
+}
+
+impl Bed {
+    pub async fn start() -> Self {
+        let node = tokio::task::spawn_blocking(|| Node::start().unwrap())
+            .await
+            .unwrap();
+        let file = Kubeconfig::read_from(node.plane.kubeconfig()).unwrap();
+        let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+            .await
+            .unwrap();
+        let client = Client::try_from(config).unwrap();
+        Self { node, client }
+    }
+
+    /// The Go implementation.
+    pub fn peer(&self) -> Peer<'_> {
+        let dir = std::env::var_os("KRUISE_PEER").expect("run this by 'cargo xtask test --peer DIR'");
+        Peer::new(&self.node, Path::new(&dir))
+    }
+
+    /// Ours, as users install it. Its Pods have no image here, for the programs run as processes.
+    pub fn install(&self) {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/default");
+        self.node.plane.kubectl(&["apply", "-k", path]).unwrap();
+    }
+
+    /// What the Go implementation's chart grants its daemon, and its plain manifests leave out.
+    pub fn let_daemons_read_pull_secrets(&self) {
+        let name = "kruise-daemon-secret-role";
+        let role = [
+            "create",
+            "role",
+            name,
+            "--verb=get,list,watch",
+            "--resource=secrets",
+        ];
+        let role_of = format!("--role={name}");
+        let binding = [
+            "create",
+            "rolebinding",
+            name,
+            &role_of,
+            "--serviceaccount=kruise-system:kruise-daemon",
+        ];
+        for args in [role, binding] {
+            let args = [&args[..], &["--namespace=kruise-daemon-config"]].concat();
+            self.node.plane.kubectl(&args).unwrap();
+        }
+    }
+
+    /// Our manager, started and ready.
+    pub fn manager(&self) -> Component {
+        let plane = &self.node.plane;
+        let account = plane
+            .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
+            .unwrap();
+        let program = plane.component("kruise-manager", env!("CARGO_BIN_EXE_kruise-manager"));
+        let mut manager = program
+            .args([
+                format!("--kubeconfig={}", account.display()),
+                "--nodeimage-creation-delay=0s".into(),
+            ])
+            .env("WEBHOOK_HOST", "127.0.0.1")
+            .env("WEBHOOK_PORT", "9443")
+            .env("POD_NAMESPACE", "kruise-system")
+            .env("RUST_LOG", "info,kruise=debug");
+        manager.spawn().unwrap();
+        healthy(&self.node, 8000, "/readyz").unwrap();
+        manager
+    }
+
+    /// Our daemon, started and ready.
+    pub fn daemon(&self) -> Component {
+        let plane = &self.node.plane;
+        let account = plane
+            .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(NODE_NAME))
+            .unwrap();
+        let program = plane.component("kruise-daemon", env!("CARGO_BIN_EXE_kruise-daemon"));
+        let mut daemon = program
+            .args([
+                format!("--kubeconfig={}", account.display()),
+                format!("--control-socket={}", plane.dir().join("control.sock").display()),
+                "--socket-file=/run/containerd/containerd.sock".into(),
+            ])
+            .env("NODE_NAME", NODE_NAME)
+            .env("RUST_LOG", "info,kruise=debug");
+        daemon.spawn().unwrap();
+        healthy(&self.node, 10221, "/readyz").unwrap();
+        daemon
+    }
+
+    pub fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>,
+    {
+        Api::namespaced(self.client.clone(), "default")
+    }
+
+    /// Waits until the object is as `wanted`; says what it and the logs are like where it never is.
+    pub async fn until<K>(&self, api: Api<K>, name: &str, what: &str, wanted: impl Fn(&K) -> bool) -> K
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize + Send + 'static,
+    {
+        let is_so = |object: Option<&K>| object.is_some_and(&wanted);
+        let seen = kube::runtime::wait::await_condition(api.clone(), name, is_so);
+        match tokio::time::timeout(PATIENCE, seen).await {
+            Ok(Ok(object)) => object.expect("only an object can be as wanted"),
+            _ => panic!(
+                "{name} never became as wanted ({what}); it is {}\n{}",
+                serde_json::to_string(&api.get_opt(name).await.unwrap()).unwrap(),
+                self.logs()
+            ),
+        }
+    }
+
+    /// The ends of the logs of the programs under test.
+    pub fn logs(&self) -> String {
+        let dir = self.node.plane.dir();
+        let files: [PathBuf; 5] = [
+            dir.join("kruise-manager.log"),
+            dir.join("kruise-daemon.log"),
+            dir.join("peer/manager.log"),
+            dir.join(format!("peer/daemon-{NODE_NAME}.log")),
+            dir.join("audit.log"),
+        ];
+        let end = |file: &PathBuf| {
+            let text = std::fs::read_to_string(file).ok()?;
+            let lines: Vec<&str> = text.lines().collect();
+            let last = lines[lines.len().saturating_sub(40)..].join("\n");
+            Some(format!("==> {}\n{last}\n", file.display()))
+        };
+        files.iter().filter_map(end).collect()
+    }
+}
+
+impl Drop for Bed {
+    /// The Go daemon wants `/hostvarrun` to link its socket from, and nobody else has need of it.
+    fn drop(&mut self) {
+        // Neither is there where the Go daemon did not run.
+        let _ = std::fs::remove_file(format!("/hostvarrun/peer-{NODE_NAME}"));
+        let _ = std::fs::remove_dir("/hostvarrun");
+    }
+}
+
+/// Creates an object given as JSON, again and again while a webhook is not there yet.
+pub async fn create<K>(api: &Api<K>, object: Value) -> K
+where
+    K: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone + Debug,
+{
+    let object: K = serde_json::from_value(object).unwrap();
+    let start = std::time::Instant::now();
+    loop {
+        match api.create(&PostParams::default(), &object).await {
+            Ok(made) => return made,
+            Err(why) => assert!(start.elapsed() < PATIENCE, "{why}"),
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}

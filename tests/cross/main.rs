@@ -1,0 +1,7 @@
+//! Our programs together with those of the Go implementation: its manager with our daemon, its daemon with our
+//! manager, and taking over from it. `cargo xtask test --peer DIR` says where its folder is (`KRUISE_PEER`).
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod bed;
+mod together;
+mod work;

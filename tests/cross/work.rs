@@ -1,0 +1,174 @@
+//! What must work whoever is manager and whoever daemon.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kruise::api::container_recreate_request::{
+    ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase,
+};
+use kruise::api::image_pull_job::{ImagePullJob, ImagePullJobStatus};
+use kruise::api::node_image::{ImagePullPhase, NodeImage};
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+use xtask::cluster::{Image, NODE_NAME};
+
+use crate::bed::{Bed, create};
+
+/// Creates a job for this node and waits for its end.
+async fn job(bed: &Bed, name: &str, image: &str, more: Value) -> ImagePullJobStatus {
+    let mut spec = json!({ "image": image, "selector": { "names": [NODE_NAME] },
+        "completionPolicy": { "type": "Always" }, "pullPolicy": { "backoffLimit": 0, "timeoutSeconds": 60 } });
+    json_patch::merge(&mut spec, &more);
+    let jobs: Api<ImagePullJob> = bed.api();
+    create(&jobs, json!({ "metadata": { "name": name }, "spec": spec })).await;
+    let ended = bed
+        .until(jobs, name, "ended", |j| {
+            j.status.as_ref().is_some_and(|s| s.completion_time.is_some())
+        })
+        .await;
+    ended.status.unwrap()
+}
+
+/// Creates a job for this node, which must succeed.
+async fn succeeds(bed: &Bed, name: &str, image: &str, more: Value) {
+    let status = job(bed, name, image, more).await;
+    let counts = (status.desired, status.active, status.succeeded, status.failed);
+    if counts != (1, 0, 1, 0) {
+        let images: Api<NodeImage> = Api::all(bed.client.clone());
+        let node = images.get(NODE_NAME).await.unwrap();
+        panic!("{name}: {status:?}, {node:?}\n{}", bed.logs());
+    }
+}
+
+/// Jobs: an image that is pulled, one that is there, a digest where `digests`, one with a password, one that is nowhere.
+pub async fn pulls_images(bed: &Bed, digests: bool) {
+    let images: Api<NodeImage> = Api::all(bed.client.clone());
+    bed.until(images.clone(), NODE_NAME, "there", |_| true).await;
+    let registry = &bed.node.runtime.registry;
+    registry
+        .push("cross/large:1", &Image::scratch().random(8).cmd(["none"]))
+        .unwrap();
+    let listed = || bed.node.runtime.ctr(&["images", "list", "-q"]).unwrap();
+    assert!(!listed().contains("cross/large"));
+    succeeds(bed, "pulled", "cross/large:1", json!({})).await;
+    assert!(listed().contains("docker.io/cross/large:1"), "{}", listed());
+    succeeds(bed, "present", "cross/large:1", json!({})).await;
+    let image = images.get(NODE_NAME).await.unwrap();
+    let tag = &image.status.unwrap().image_statuses["cross/large"].tags[0];
+    assert_eq!((&tag.phase, tag.progress), (&ImagePullPhase::Succeeded, 100));
+    assert!(
+        tag.image_id
+            .as_ref()
+            .is_some_and(|id| id.starts_with("cross/large@sha256:")),
+        "{tag:?}"
+    );
+    if digests {
+        let table = bed
+            .node
+            .runtime
+            .ctr(&["images", "list", "name==docker.io/cross/large:1"])
+            .unwrap();
+        let digest = table
+            .split_whitespace()
+            .find(|word| word.starts_with("sha256:"))
+            .unwrap();
+        let digest = format!("cross/large@{digest}");
+        succeeds(bed, "digest", &digest, json!({})).await;
+    }
+
+    let secret = json!({ "metadata": { "name": "pull" }, "type": "kubernetes.io/dockerconfigjson",
+        "stringData": { ".dockerconfigjson": registry.docker_config() } });
+    create(&bed.api::<Secret>(), secret).await;
+    let private = format!("{}/cross/large:1", registry.private_host());
+    succeeds(bed, "private", &private, json!({ "pullSecrets": ["pull"] })).await;
+
+    let failed = job(bed, "nowhere", "cross/nowhere:1", json!({})).await;
+    assert_eq!((failed.succeeded, failed.failed), (0, 1), "{failed:?}");
+    assert_eq!(failed.failed_nodes, [NODE_NAME]);
+}
+
+/// Container IDs and restart counts of a Pod.
+fn containers(pod: &Pod) -> BTreeMap<String, (String, i32)> {
+    let statuses = pod.status.as_ref().and_then(|s| s.container_statuses.as_ref());
+    let all = statuses.into_iter().flatten();
+    all.map(|s| {
+        (
+            s.name.clone(),
+            (s.container_id.clone().unwrap_or_default(), s.restart_count),
+        )
+    })
+    .collect()
+}
+
+fn is(pod: &Pod, type_: &str) -> bool {
+    let conditions = pod.status.as_ref().and_then(|s| s.conditions.as_ref());
+    conditions.is_some_and(|all| all.iter().any(|c| c.type_ == type_ && c.status == "True"))
+}
+
+async fn pod(bed: &Bed, name: &str, count: usize) {
+    let parts: Vec<Value> = (0..count)
+        .map(|n| json!({ "name": format!("c{n}"), "image": "kruise-test/slow-stop:1", "imagePullPolicy": "IfNotPresent" }))
+        .collect();
+    let spec = json!({ "nodeName": NODE_NAME, "containers": parts, "terminationGracePeriodSeconds": 10,
+        "readinessGates": [{ "conditionType": "KruisePodReady" }] });
+    create(
+        &bed.api::<Pod>(),
+        json!({ "metadata": { "name": name }, "spec": spec }),
+    )
+    .await;
+}
+
+/// Requests: one container, three, under force, and after a time of being unready.
+pub async fn recreates_containers(bed: &Bed) {
+    let cases = [
+        ("one", 1, json!({})),
+        ("three", 3, json!({ "minStartedSeconds": 1 })),
+        ("force", 1, json!({ "forceRecreate": true })),
+        ("unready", 1, json!({ "unreadyGracePeriodSeconds": 1 })),
+    ];
+    for (name, count, _) in &cases {
+        pod(bed, name, *count).await;
+    }
+    let pods: Api<Pod> = bed.api();
+    let requests: Api<ContainerRecreateRequest> = bed.api();
+    let mut before = Vec::new();
+    for (name, count, strategy) in &cases {
+        let ready = bed.until(pods.clone(), name, "ready", |p| is(p, "Ready")).await;
+        before.push(containers(&ready));
+        let asked: Vec<Value> = (0..*count).map(|n| json!({ "name": format!("c{n}") })).collect();
+        let spec = json!({ "podName": name, "containers": asked, "strategy": strategy, "activeDeadlineSeconds": 90 });
+        create(&requests, json!({ "metadata": { "name": name }, "spec": spec })).await;
+    }
+    for ((name, count, _), before) in cases.iter().zip(before) {
+        let ended = bed
+            .until(requests.clone(), name, "cleared up", |r| {
+                let done = r.status.as_ref().is_some_and(|s| s.completion_time.is_some());
+                done && !r.labels().contains_key("crr.apps.kruise.io/active") && r.finalizers().is_empty()
+            })
+            .await;
+        let status = ended.status.unwrap();
+        let states = &status.container_recreate_states;
+        assert!(
+            status.phase == Phase::Completed
+                && states.len() == *count
+                && states.iter().all(|s| s.phase == Phase::Succeeded),
+            "{name}: {status:?}\n{}",
+            bed.logs()
+        );
+        let after = bed
+            .until(pods.clone(), name, "ready again", |p| is(p, "Ready"))
+            .await;
+        for (container, (id, restarts)) in containers(&after) {
+            assert_ne!(
+                before[&container].0, id,
+                "{name}: {container} is still the old one"
+            );
+            assert_eq!(restarts, 1, "{name}: {container}");
+        }
+        let graced = status
+            .conditions
+            .iter()
+            .any(|c| c.type_ == "PreRecreateGrace" && c.status == "True");
+        assert_eq!(graced, *name == "unready");
+    }
+}
