@@ -103,7 +103,7 @@ fn webhook(step: &str, (kind, rest, plural, operations, failure): &Hook) -> Valu
             "namespace": keys::SYSTEM_NAMESPACE,
             "name": keys::WEBHOOK_SERVICE,
             "path": format!("/{step}-apps-kruise-io-{kind}"),
-        } },
+        }, "url": null }, // when applied, takes away the URL of a manager with `WEBHOOK_HOST`
         "rules": [{
             "apiGroups": [GROUP],
             "apiVersions": [V1BETA1],

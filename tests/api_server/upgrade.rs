@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use xtask::cluster::{ControlPlane, wait};
 
-use crate::world::{PATIENCE, Replica, connect, create, get, install, merge, merge_status, refused, typed};
+use crate::world::{
+    PATIENCE, Replica, connect, create, get, install, merge, merge_status, refused, typed, webhooks_answer,
+};
 
 const BETA: &str = "apps.kruise.io/v1beta1";
 const KINDS: [&str; 3] = ["nodeimages", "imagepulljobs", "containerrecreaterequests"];
@@ -144,6 +146,47 @@ fn applying_again_keeps_the_authority() {
         authority
     );
     assert_eq!(read(hooks, "{.webhooks[0].clientConfig.caBundle}"), authority);
+}
+
+/// A manager on the host writes a URL in the place of the Service. Applying takes it away, keeps the authority, and
+/// the manager points the API server at itself again.
+#[test]
+fn applying_again_beside_a_manager_on_the_host() {
+    let plane = ControlPlane::start().unwrap();
+    install(&plane, "default");
+    let replica = Replica::start(&plane);
+    replica.leading.send(true).unwrap();
+    webhooks_answer(&plane);
+    let path = format!("{}/deploy/default", env!("CARGO_MANIFEST_DIR"));
+    for how in [&[][..], &["--server-side", "--force-conflicts"], &[]] {
+        plane.kubectl(&[&["apply", "-k", &path], how].concat()).unwrap();
+        webhooks_answer(&plane);
+    }
+    replica.leading.send(false).unwrap();
+    install(&plane, "default");
+    for (what, config) in [
+        (
+            "crd/nodeimages.apps.kruise.io",
+            ".spec.conversion.webhook.clientConfig",
+        ),
+        (
+            "mutatingwebhookconfiguration/kruise-mutating-webhook-configuration",
+            ".webhooks[0].clientConfig",
+        ),
+        (
+            "validatingwebhookconfiguration/kruise-validating-webhook-configuration",
+            ".webhooks[0].clientConfig",
+        ),
+    ] {
+        let read = |field: &str| {
+            let path = format!("--output=jsonpath={{{config}.{field}}}");
+            plane.kubectl(&["get", what, &path]).unwrap()
+        };
+        assert_eq!(read("service.name"), "kruise-webhook-service", "{what}");
+        assert_eq!(read("url"), "", "{what}");
+        assert_ne!(read("caBundle"), "", "{what}");
+    }
+    replica.shutdown.cancel();
 }
 
 /// A certificate authority, as the API server wants it in a CRD: any will do.
