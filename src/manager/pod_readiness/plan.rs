@@ -56,7 +56,7 @@ pub fn change(pod: &Pod, key: &NotReadyKey, hold: bool, now: Timestamp) -> Optio
         return None;
     }
     let ready = holders.is_empty();
-    let message = write(&holders);
+    let message = message_of(&holders);
     let since = current
         .filter(|c| status_is(c, ready))
         .and_then(|c| c.last_transition_time.as_ref());
@@ -85,13 +85,19 @@ pub fn change(pod: &Pod, key: &NotReadyKey, hold: bool, now: Timestamp) -> Optio
     Some(patch(uid, pod.metadata.resource_version.as_deref(), new))
 }
 
-/// Those who hold the Pod. What is not such a list is nobody's.
 fn read(condition: Option<&PodCondition>) -> BTreeSet<NotReadyKey> {
-    let message = condition.and_then(|c| c.message.as_deref()).unwrap_or_default();
+    holders_of(condition.and_then(|c| c.message.as_deref()).unwrap_or_default())
+}
+
+/// Those who hold the Pod, by the condition's message. What is not such a list is nobody's.
+#[must_use]
+pub fn holders_of(message: &str) -> BTreeSet<NotReadyKey> {
     serde_json::from_str(message).unwrap_or_default()
 }
 
-fn write(holders: &BTreeSet<NotReadyKey>) -> String {
+/// The condition's message while these hold the Pod; empty when nobody does.
+#[must_use]
+pub fn message_of(holders: &BTreeSet<NotReadyKey>) -> String {
     if holders.is_empty() {
         return String::new();
     }

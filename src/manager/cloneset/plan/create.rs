@@ -1,0 +1,159 @@
+//! New Pods.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::types::{Act, Revision};
+use super::view::View;
+use super::{lifecycle, volumes};
+use crate::api::cloneset::texts;
+use crate::api::keys;
+use crate::api::lifecycle::LifecycleStateType as State;
+use crate::manager::cloneset::revision::short;
+
+/// Characters of an instance id.
+const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+/// How many of them it has.
+const LENGTH: usize = 5;
+/// Gates that we put into our Pods ourselves, so that no outage of ours can stop a Pod's creation.
+const GATES: [&str; 2] = [keys::IN_PLACE_UPDATE_READY, keys::KRUISE_POD_READY];
+
+/// Acts that make `count` Pods, the first `old` of them of the current revision.
+pub(super) fn create(view: &View<'_>, claims: &BTreeSet<&str>, count: usize, old: usize) -> Vec<Act> {
+    let observed = view.observed;
+    let ids = instance_ids(view, claims, count);
+    let make = |(at, id): (usize, String)| {
+        let name = if at < old {
+            &observed.current
+        } else {
+            &observed.update
+        };
+        let revision = view.revision(name)?;
+        Some(Act::CreatePod {
+            name: pod_name(view, &id),
+            pod: pod(view, revision, &id),
+            claims: volumes::missing(view, claims, &id),
+        })
+    };
+    ids.into_iter().enumerate().filter_map(make).collect()
+}
+
+fn pod_name(view: &View<'_>, id: &str) -> String {
+    format!(
+        "{}-{id}",
+        view.observed.set.metadata.name.as_deref().unwrap_or_default()
+    )
+}
+
+/// Ids that no Pod has, sorted: first those of the claims that stay without a Pod, then new ones.
+fn instance_ids(view: &View<'_>, claims: &BTreeSet<&str>, count: usize) -> BTreeSet<String> {
+    let observed = view.observed;
+    let of_pod = |pod: &std::sync::Arc<crate::in_place::Pod>| {
+        let last = pod.name.rsplit_once('-').map(|(_, id)| id.to_owned());
+        [pod.labels.get(keys::CLONESET_INSTANCE_ID).cloned(), last]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+    };
+    let mut taken: BTreeSet<String> = observed.pods.iter().flat_map(of_pod).collect();
+    let stay = observed
+        .claims
+        .iter()
+        .filter(|c| claims.contains(c.name.as_str()));
+    let left = stay.filter(|c| !c.instance.is_empty() && !taken.contains(&c.instance));
+    let mut ids: BTreeSet<String> = left.map(|c| c.instance.clone()).collect();
+    ids = ids.into_iter().take(count).collect();
+    // A claim that is being deleted keeps its name for a while.
+    taken.extend(observed.claims.iter().map(|c| c.instance.clone()));
+    let mut seed = observed.seed;
+    while ids.len() < count {
+        let id = random_id(&mut seed);
+        if !taken.contains(&id) {
+            ids.insert(id);
+        }
+    }
+    ids
+}
+
+/// The next id out of `seed` (splitmix64).
+fn random_id(seed: &mut u64) -> String {
+    *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut bits = *seed;
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^= bits >> 31;
+    let letters = ALPHABET.len() as u64;
+    let letter = |_| {
+        let at = usize::try_from(bits % letters).unwrap_or_default();
+        bits /= letters;
+        char::from(ALPHABET[at])
+    };
+    (0..LENGTH).map(letter).collect()
+}
+
+/// The labels that tell a Pod's revision.
+pub(super) fn revision_labels(view: &View<'_>, revision: &str) -> [(&'static str, String); 2] {
+    let hash = short(revision).to_owned();
+    let full = if view.observed.switches.short_hash {
+        hash.clone()
+    } else {
+        revision.to_owned()
+    };
+    [
+        (keys::CONTROLLER_REVISION_HASH, full),
+        (keys::POD_TEMPLATE_HASH, hash),
+    ]
+}
+
+/// The reference of the CloneSet to itself as the controller of what it makes.
+pub(super) fn owner(view: &View<'_>) -> Value {
+    let meta = &view.observed.set.metadata;
+    json!({
+        "apiVersion": "apps.kruise.io/v1beta1",
+        "kind": "CloneSet",
+        "name": meta.name,
+        "uid": meta.uid,
+        "controller": true,
+        "blockOwnerDeletion": true,
+    })
+}
+
+/// A Pod made from the revision's template.
+fn pod(view: &View<'_>, revision: &Revision, id: &str) -> Value {
+    let template = &revision.data["spec"]["template"];
+    let mut spec = template["spec"].clone();
+    gate(&mut spec);
+    volumes::mount(view, &mut spec, id);
+    let mark = lifecycle::marks(&State::PreparingNormal, view.now);
+    let mut labels = texts(&template["metadata"]["labels"]);
+    labels.extend(texts(&mark["labels"]));
+    labels.extend(revision_labels(view, &revision.name).map(|(k, v)| (k.to_owned(), v)));
+    labels.insert(keys::CLONESET_INSTANCE_ID.to_owned(), id.to_owned());
+    let mut annotations = texts(&template["metadata"]["annotations"]);
+    annotations.extend(texts(&mark["annotations"]));
+    let mut metadata = json!({
+        "generateName": pod_name(view, ""),
+        "name": pod_name(view, id),
+        "namespace": view.observed.set.metadata.namespace,
+        "labels": labels,
+        "annotations": annotations,
+        "ownerReferences": [owner(view)],
+    });
+    let finalizers = &template["metadata"]["finalizers"];
+    if finalizers.is_array() {
+        metadata["finalizers"] = finalizers.clone();
+    }
+    json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec })
+}
+
+/// Appends our gates where the template has them not.
+fn gate(spec: &mut Value) {
+    let mut gates = spec["readinessGates"].as_array().cloned().unwrap_or_default();
+    for gate in GATES {
+        if gates.iter().all(|g| g["conditionType"] != gate) {
+            gates.push(json!({ "conditionType": gate }));
+        }
+    }
+    spec["readinessGates"] = Value::Array(gates);
+}

@@ -1,0 +1,132 @@
+//! The state of a Pod, and the keys that hold it out of its Services while a hook acts.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::pods;
+use super::view::View;
+use crate::api::keys;
+use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
+use crate::in_place::ready::{condition, seconds, since, unready};
+use crate::in_place::{Pod, Progress, Target, Write, progress};
+use crate::manager::pod_readiness::plan::{NotReadyKey, holders_of, message_of};
+
+/// The state of a Pod whose update in place is over.
+pub(super) fn after_update(view: &View<'_>, pod: &Pod) -> State {
+    match view.in_place_update() {
+        Some(hook) if !pods::all_hooked(hook, pod) => State::Updated,
+        _ => State::Normal,
+    }
+}
+
+/// The state of a Pod that need not be deleted after all: an update that did not end goes on.
+pub(super) fn after_cancel(pod: &Pod) -> State {
+    match progress(pod) {
+        Progress::Done => State::PreparingNormal,
+        Progress::Waiting(_) => State::Updating,
+    }
+}
+
+/// Label and annotation of a state.
+pub(super) fn marks(state: &State, now: Timestamp) -> Value {
+    json!({
+        "labels": { keys::LIFECYCLE_STATE: state },
+        "annotations": { keys::LIFECYCLE_TIMESTAMP: seconds(now) },
+    })
+}
+
+/// The one write that brings a Pod into a state, and its gates to what the state asks for; `None` when they are so.
+///
+/// `ready` is condition InPlaceUpdateReady, if it is to change. Our keys alone are in a patch of the Pod's status,
+/// so the API server takes the label along.
+pub(super) fn write(view: &View<'_>, pod: &Pod, to: Option<State>, ready: Option<Value>) -> Option<Write> {
+    let state = to.clone().unwrap_or_else(|| pods::state(pod));
+    let mut conditions: Vec<Value> = ready.into_iter().collect();
+    let held = hold(view, pod, &state);
+    let guarded = !held.is_empty() && pod.condition(keys::KRUISE_POD_READY).is_some();
+    conditions.extend(held);
+    let mut patch = json!({});
+    if let Some(to) = to.filter(|to| {
+        pod.labels
+            .get(keys::LIFECYCLE_STATE)
+            .is_none_or(|s| s != to.as_str())
+    }) {
+        patch["metadata"] = marks(&to, view.now);
+    }
+    if let Some(hash) = template_hash(pod) {
+        patch["metadata"]["labels"][keys::POD_TEMPLATE_HASH] = json!(hash);
+    }
+    if conditions.is_empty() {
+        return (patch != json!({})).then(|| Write::new(Target::Pod, pod, patch));
+    }
+    patch["status"]["conditions"] = Value::Array(conditions);
+    let write = Write::new(Target::Status, pod, patch);
+    Some(if guarded { write.guarded(pod) } else { write })
+}
+
+/// The short hash of the Pod's revision, where its own label lacks.
+fn template_hash(pod: &Pod) -> Option<&str> {
+    let revision = pod.labels.get(keys::CONTROLLER_REVISION_HASH)?;
+    let lacks = !pod.labels.contains_key(keys::POD_TEMPLATE_HASH);
+    lacks.then(|| crate::manager::cloneset::revision::short(revision))
+}
+
+/// Conditions that change for the keys that hold a Pod in `state`.
+///
+/// A Pod that is being updated keeps what its preparation set; in use, no key of ours may be left.
+fn hold(view: &View<'_>, pod: &Pod, state: &State) -> Vec<Value> {
+    let current = pod.condition(keys::KRUISE_POD_READY);
+    if !pod.gated(keys::KRUISE_POD_READY) || (pod.node.is_none() && current.is_none()) {
+        return Vec::new();
+    }
+    let before = current.map(|c| holders_of(&c.message)).unwrap_or_default();
+    let mut after = before.clone();
+    let marks = |hook: Option<&LifecycleHook>| hook.is_some_and(|h| h.mark_pod_not_ready);
+    match state {
+        State::PreparingDelete => set(&mut after, keys::PRE_DELETE_HOOK, marks(view.pre_delete())),
+        State::PreparingUpdate => set(&mut after, keys::PRE_UPDATE_HOOK, marks(view.in_place_update())),
+        State::Normal | State::PreparingNormal | State::Updated => {
+            set(&mut after, keys::PRE_DELETE_HOOK, false);
+            set(&mut after, keys::PRE_UPDATE_HOOK, false);
+        }
+        State::Updating | State::Other(_) => {}
+    }
+    if after == before && current.is_some_and(|c| c.holds == after.is_empty()) {
+        return Vec::new();
+    }
+    let holds = after.is_empty();
+    let mut conditions = vec![condition(
+        keys::KRUISE_POD_READY,
+        holds,
+        "",
+        &message_of(&after),
+        since(current, holds, view.now),
+    )];
+    if !holds {
+        conditions.extend(unready(pod, keys::KRUISE_POD_READY, view.now));
+    }
+    conditions
+}
+
+fn set(holders: &mut BTreeSet<NotReadyKey>, key: &str, held: bool) {
+    let key = NotReadyKey {
+        user_agent: keys::LIFECYCLE_USER_AGENT.to_owned(),
+        key: key.to_owned(),
+    };
+    if held {
+        holders.insert(key);
+    } else {
+        holders.remove(&key);
+    }
+}
+
+/// Puts the items of a hook onto the Pod again.
+pub(super) fn hook_again(hook: &LifecycleHook) -> Value {
+    let mut metadata = json!({ "labels": hook.labels_handler });
+    if !hook.finalizers_handler.is_empty() {
+        metadata["finalizers"] = json!(hook.finalizers_handler);
+    }
+    json!({ "metadata": metadata })
+}

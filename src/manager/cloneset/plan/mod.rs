@@ -1,0 +1,118 @@
+//! Every decision about a CloneSet: how many Pods, which of them are updated and how, what to tell.
+//!
+//! [`plan`] looks at what is there and says what to do next; done and looked at again, it comes to rest in the
+//! state that the CloneSet asks for. In one pass:
+//!
+//! 1. Pods are adopted and released, claims of Pods that are gone cleaned up ([`own`], [`volumes`]).
+//! 2. Pods are made, kept or deleted ([`scale`]).
+//! 3. Every Pod gets the next step of its update in place and of its lifecycle ([`refresh`]).
+//! 4. If the number of Pods is right, Pods are updated within the limits ([`update`]).
+//! 5. New images are pulled ahead ([`predownload`]); status and conditions are told ([`status`]).
+//!
+//! A failure delays what it concerns, until a time, and nothing else.
+//!
+//! # Where OpenKruise is odd
+//!
+//! Kept, for somebody may count on it: `OnDelete` fixes `maxUnavailable` at 20 %, rounded down; while any deletion is
+//! planned, ordinary scaling in waits; Pods that are ready for less than `minReadySeconds` count against the limit
+//! of deletions; a Pod whose deletion is cancelled is `PreparingNormal` first; order priority puts Pods without any
+//! listed label first; a Pod that is marked for deletion keeps its place among those to update; deletions are not
+//! cancelled where a hook marks Pods not ready; claims alone change nothing.
+//!
+//! Mended: orphans are adopted; conditions of failures go when they are over; the progress deadline starts with the
+//! rollout; fractions of percents count; Pods that cannot be made do not stop deletions that are due; claims
+//! without an id are nobody's; volumes keep the order of their templates; keys that are removed, or the first of
+//! their map, are seen as environment; a last batch of resources is done; a Pod prepared for an update that it is
+//! not to have any more goes back, also when it was prepared for a roll-back; a Pod in use is held by none of our
+//! keys; a Pod whose deletion is cancelled in mid-update goes on with the update; a registry's port is no tag; resizing
+//! and updating do not collide; what is marked for deletion already is not marked, nor told, again; changes of
+//! metadata alone do not make a Pod unready.
+
+mod create;
+mod lifecycle;
+pub mod limits;
+pub mod numbers;
+pub mod order;
+mod own;
+pub mod pods;
+mod predownload;
+mod progress;
+mod refresh;
+mod scale;
+mod status;
+#[cfg(test)]
+mod tests;
+pub mod types;
+mod update;
+mod view;
+mod volumes;
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde_json::json;
+
+use refresh::Pending;
+pub use types::{Act, Claim, Event, Failure, Observed, Plan, Revision, Subject, Switches, Why};
+use view::{Draft, View};
+
+/// What to do about a CloneSet at `now`, given what is observed of it. The same observation gives the same plan.
+#[must_use]
+pub fn plan(observed: &Observed, now: Timestamp) -> Plan {
+    let mut draft = Draft::default();
+    let mut view = View::new(observed, Vec::new(), now);
+    let early = own::claim(&mut view, &mut draft);
+    let mut status = status::counters(&view);
+    if observed.set.metadata.deletion_timestamp.is_none() {
+        work(&view, early, &mut draft);
+        predownload::pre_download(&view, status.updated_ready_replicas, &mut draft);
+        forget_deleted(&view, &mut draft);
+        status::conditions(&view, &mut status, &mut draft);
+    }
+    let changed = observed.set.status.as_ref() != Some(&status);
+    let mut plan = draft.plan();
+    plan.status = changed.then_some(status);
+    plan
+}
+
+/// Scales, refreshes and updates.
+fn work(view: &View<'_>, early: bool, draft: &mut Draft) {
+    let claims = volumes::clean_up(view, draft);
+    let scaled = early || scale::scale(view, &claims, draft);
+    let mut pending: BTreeMap<String, Pending> = BTreeMap::new();
+    for pod in &view.pods {
+        if draft.touched(pod) {
+            continue;
+        }
+        if let Some(needed) = refresh::refresh(view, pod, draft) {
+            pending.insert(pod.uid.clone(), needed);
+        }
+    }
+    if !scaled {
+        update::update(view, &mut pending, draft);
+    }
+    for pod in &view.pods {
+        if let Some(needed) = pending.remove(&pod.uid) {
+            draft.patch(view, pod, needed.why, needed.writes);
+        }
+    }
+}
+
+/// Takes the names of Pods that are gone off `podsToDelete`.
+fn forget_deleted(view: &View<'_>, draft: &mut Draft) {
+    let Some(scale) = &view.spec.scale_strategy else {
+        return;
+    };
+    let there = |name: &&String| view.pods.iter().any(|pod| pod.name == **name);
+    let left: Vec<&String> = scale.pods_to_delete.iter().filter(there).collect();
+    if left.len() == scale.pods_to_delete.len() {
+        return;
+    }
+    let left = if left.is_empty() { json!(null) } else { json!(left) };
+    let version = &view.observed.set.metadata.resource_version;
+    let patch = json!({
+        "metadata": { "resourceVersion": version },
+        "spec": { "scaleStrategy": { "podsToDelete": left } },
+    });
+    draft.act(view, Act::PatchSet(patch));
+}

@@ -1,0 +1,131 @@
+//! Which Pod comes first: for an update, and for a deletion.
+
+mod priority;
+mod rank;
+mod scatter;
+#[cfg(test)]
+mod tests;
+
+use std::cmp::{Ordering, Reverse};
+
+use jiff::Timestamp;
+
+use super::pods;
+use crate::api::cloneset::RollingUpdateCloneSetStrategy;
+use crate::api::lifecycle::LifecycleStateType as State;
+use crate::in_place::Pod;
+pub use rank::{Spread, ranks};
+
+/// Puts those of `pods` whose places `candidates` names in the order of their update.
+#[must_use]
+pub fn update(
+    pods: &[&Pod],
+    mut candidates: Vec<usize>,
+    strategy: Option<&RollingUpdateCloneSetStrategy>,
+) -> Vec<usize> {
+    candidates.sort_by(|a, b| active(pods[*a], pods[*b]));
+    if let Some(priority) = strategy.and_then(|s| s.priority_strategy.as_ref()) {
+        priority::sort(pods, &mut candidates, priority);
+    }
+    if let Some(strategy) = strategy {
+        candidates = scatter::sort(pods, candidates, &strategy.scatter_strategy);
+    }
+    candidates.sort_by_key(|at| pods::state(pods[*at]) != State::PreparingUpdate);
+    candidates
+}
+
+/// Kubernetes' order of active Pods: what serves least comes first.
+fn active(a: &Pod, b: &Pod) -> Ordering {
+    node(a, b)
+        .then_with(|| a.condition_ready().cmp(&b.condition_ready()))
+        .then_with(|| age(a, b))
+}
+
+fn node(a: &Pod, b: &Pod) -> Ordering {
+    let phase = |pod: &Pod| match pod.phase.as_str() {
+        "Unknown" => 1,
+        "Running" => 2,
+        _ => 0,
+    };
+    a.node
+        .is_some()
+        .cmp(&b.node.is_some())
+        .then(phase(a).cmp(&phase(b)))
+}
+
+/// Of two Pods that are ready alike: the one that became so later, was restarted more often, was made later.
+fn age(a: &Pod, b: &Pod) -> Ordering {
+    let since = |pod: &Pod| pod.condition("Ready").filter(|c| c.holds).and_then(|c| c.since);
+    let by_ready = match a.condition_ready() && b.condition_ready() {
+        true => later_first(since(a), since(b)),
+        false => Ordering::Equal,
+    };
+    by_ready
+        .then_with(|| Reverse(pods::restarts(a)).cmp(&Reverse(pods::restarts(b))))
+        .then_with(|| later_first(a.created, b.created))
+        .then_with(|| a.name.cmp(&b.name))
+}
+
+/// No time at all comes before every time.
+fn later_first(a: Option<Timestamp>, b: Option<Timestamp>) -> Ordering {
+    let key = |time: Option<Timestamp>| (time.is_some(), Reverse(time));
+    key(a).cmp(&key(b))
+}
+
+/// What the choice of Pods for deletion goes by.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice<'a> {
+    /// Seconds that a Pod must be ready for to be available.
+    pub min_ready_seconds: i32,
+    /// The time.
+    pub now: Timestamp,
+    /// How the Pods are to be spread.
+    pub spread: &'a Spread<'a>,
+}
+
+/// The first `count` of `pods` to delete, in order; all of them, as they stand, when there are not more.
+#[must_use]
+pub fn delete<'a>(pods: &[&'a Pod], count: usize, choice: &Choice<'_>) -> Vec<&'a Pod> {
+    if count >= pods.len() {
+        return pods.to_vec();
+    }
+    let ranks = ranks(pods, choice.spread);
+    let available = |pod: &Pod| pods::available(pod, choice.min_ready_seconds, choice.now);
+    let mut order: Vec<(&'a Pod, f64)> = pods.iter().copied().zip(ranks).collect();
+    order.sort_by(|(a, rank_a), (b, rank_b)| {
+        node(a, b)
+            .then_with(|| available(a).cmp(&available(b)))
+            .then_with(|| ranked((a, *rank_a), (b, *rank_b)))
+    });
+    order.into_iter().take(count).map(|(pod, _)| pod).collect()
+}
+
+/// The order of deletion but for what a node and availability say.
+fn ranked((a, rank_a): (&Pod, f64), (b, rank_b): (&Pod, f64)) -> Ordering {
+    a.condition_ready()
+        .cmp(&b.condition_ready())
+        .then_with(|| pods::deletion_cost(a).cmp(&pods::deletion_cost(b)))
+        .then_with(|| rank_b.total_cmp(&rank_a))
+        .then_with(|| age(a, b))
+}
+
+/// The `total` Pods to delete, of which `from_old` come out of `old`; with as many as that or more, all do.
+#[must_use]
+pub fn split<'a>(
+    old: &[&'a Pod],
+    new: &[&'a Pod],
+    total: usize,
+    from_old: usize,
+    choice: &Choice<'_>,
+) -> Vec<&'a Pod> {
+    let from_old = from_old.min(total);
+    let mut chosen = if from_old > 0 {
+        delete(old, from_old, choice)
+    } else {
+        Vec::new()
+    };
+    if total > from_old {
+        chosen.extend(delete(new, total - from_old, choice));
+    }
+    chosen
+}

@@ -1,0 +1,38 @@
+//! Pods that the strategy gives priority.
+
+use std::cmp::Reverse;
+
+use crate::api::update_priority::UpdatePriorityStrategy;
+use crate::in_place::Pod;
+use crate::manager::view::matches;
+
+/// Sorts by priority; Pods of the same priority keep their order.
+///
+/// Pods that have none of the listed labels come first, as upstream has it.
+pub fn sort(pods: &[&Pod], candidates: &mut [usize], strategy: &UpdatePriorityStrategy) {
+    if strategy.weight_priority.is_empty() {
+        candidates.sort_by_cached_key(|at| order(pods[*at], strategy));
+    } else {
+        candidates.sort_by_cached_key(|at| Reverse(weight(pods[*at], strategy)));
+    }
+}
+
+/// The sum of the weights of all terms that match.
+fn weight(pod: &Pod, strategy: &UpdatePriorityStrategy) -> i64 {
+    let terms = strategy.weight_priority.iter();
+    let matching = terms.filter(|term| matches(&term.match_selector, &pod.labels));
+    matching.map(|term| i64::from(term.weight)).sum()
+}
+
+/// Which of the terms is the first that the Pod has, and the number that the label's value ends in.
+fn order(pod: &Pod, strategy: &UpdatePriorityStrategy) -> (Option<usize>, Reverse<u64>) {
+    let mut terms = strategy.order_priority.iter().enumerate();
+    let found = terms.find_map(|(level, term)| Some((level, pod.labels.get(&term.ordered_key)?)));
+    match found {
+        None => (None, Reverse(0)),
+        Some((level, value)) => {
+            let digits = value.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+            (Some(level), Reverse(value[digits..].parse().unwrap_or_default()))
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Ranks: the more Pods share a place, the sooner one of them goes.
+
+use std::collections::BTreeMap;
+
+use super::{node, ranked};
+use crate::in_place::Pod;
+
+/// Label whose value is a node's own.
+const HOSTNAME: &str = "kubernetes.io/hostname";
+
+/// How Pods are to be spread.
+#[derive(Clone, Debug, Default)]
+pub struct Spread<'a> {
+    /// Keys of the topology spread constraints.
+    pub keys: Vec<String>,
+    /// Labels of the nodes.
+    pub nodes: Option<&'a BTreeMap<String, BTreeMap<String, String>>>,
+}
+
+/// The rank of each Pod; higher is deleted sooner.
+#[must_use]
+pub fn ranks(pods: &[&Pod], spread: &Spread<'_>) -> Vec<f64> {
+    let same_node = same_node(pods);
+    if spread.keys.is_empty() {
+        return same_node;
+    }
+    let mut ranks = vec![0.0; pods.len()];
+    for key in &spread.keys {
+        let label = |node: &String| spread.nodes?.get(node)?.get(key);
+        let mut places: BTreeMap<&String, Vec<usize>> = BTreeMap::new();
+        for (at, pod) in pods.iter().enumerate() {
+            if let Some(place) = pod.node.as_ref().and_then(label) {
+                places.entry(place).or_default().push(at);
+            }
+        }
+        let weight = count(places.len() + 2).ln();
+        let among = |at: usize| if key == HOSTNAME { 0.0 } else { same_node[at] };
+        for mut place in places.into_values() {
+            sort(pods, &mut place, among);
+            let n = place.len();
+            for (i, at) in place.into_iter().enumerate() {
+                ranks[at] += count(n - i) * weight;
+            }
+        }
+    }
+    ranks
+}
+
+/// Of k Pods on a node, the first k − 1 have ranks k − 1 … 1.
+fn same_node(pods: &[&Pod]) -> Vec<f64> {
+    let mut nodes: BTreeMap<&String, Vec<usize>> = BTreeMap::new();
+    for (at, pod) in pods.iter().enumerate() {
+        if let Some(node) = &pod.node {
+            nodes.entry(node).or_default().push(at);
+        }
+    }
+    let mut ranks = vec![0.0; pods.len()];
+    for mut node in nodes.into_values() {
+        sort(pods, &mut node, |_| 0.0);
+        let k = node.len();
+        for (i, at) in node.into_iter().enumerate() {
+            ranks[at] = count(k - 1 - i);
+        }
+    }
+    ranks
+}
+
+fn sort(pods: &[&Pod], places: &mut [usize], rank: impl Fn(usize) -> f64) {
+    places.sort_by(|a, b| {
+        let (one, other) = (pods[*a], pods[*b]);
+        node(one, other).then_with(|| ranked((one, rank(*a)), (other, rank(*b))))
+    });
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn count(number: usize) -> f64 {
+    number as f64
+}

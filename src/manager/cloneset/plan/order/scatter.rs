@@ -1,0 +1,63 @@
+//! Pods with certain labels, spread over the whole update.
+
+use std::cmp::Reverse;
+
+use crate::api::update_priority::UpdateScatterTerm;
+use crate::in_place::Pod;
+
+/// Applies all terms, the one that most candidates match first.
+pub fn sort(pods: &[&Pod], mut candidates: Vec<usize>, terms: &[UpdateScatterTerm]) -> Vec<usize> {
+    let count = |term: &UpdateScatterTerm| candidates.iter().filter(|at| matching(pods[**at], term)).count();
+    let mut counted: Vec<_> = terms.iter().map(|term| (count(term), term)).collect();
+    if terms.len() > 1 {
+        counted.retain(|(count, _)| *count > 0);
+        counted.sort_by_key(|(count, _)| Reverse(*count));
+    }
+    for (_, term) in counted {
+        candidates = spread(pods, candidates, term);
+    }
+    candidates
+}
+
+fn matching(pod: &Pod, term: &UpdateScatterTerm) -> bool {
+    pod.labels.get(&term.key) == Some(&term.value)
+}
+
+/// Spreads the candidates that match over the others; the last of them comes last of all.
+fn spread(pods: &[&Pod], candidates: Vec<usize>, term: &UpdateScatterTerm) -> Vec<usize> {
+    let (mut scattered, others): (Vec<usize>, Vec<usize>) =
+        candidates.iter().partition(|at| matching(pods[**at], term));
+    if scattered.len() <= 1 || others.len() <= 1 {
+        return candidates;
+    }
+    let last = scattered.pop();
+    let all = pods.iter().filter(|pod| matching(pod, term)).count();
+    let (all_scattered, all_others) = (all - 1, pods.len() - all);
+    let (m, u) = (scattered.len(), others.len());
+    // Whether the others are no rarer among all Pods than among the candidates; compared without fractions.
+    let (groups, scattered_each, others_each, first) = if all_others * m >= u * all_scattered {
+        let (groups, scattered_each, others_each) = grouping(m, u);
+        (groups, scattered_each, others_each, 0)
+    } else {
+        let (_, scattered_each, others_each) = grouping(all_scattered, all_others);
+        let groups = (m / scattered_each.max(1)).min(u / others_each.max(1));
+        (groups, scattered_each, others_each, u - groups * others_each)
+    };
+    let (mut scattered, mut others) = (scattered.into_iter(), others.into_iter());
+    let mut order: Vec<usize> = others.by_ref().take(first).collect();
+    for _ in 0..groups {
+        order.extend(scattered.by_ref().take(scattered_each));
+        order.extend(others.by_ref().take(others_each));
+    }
+    order.extend(scattered);
+    order.extend(others);
+    order.extend(last);
+    order
+}
+
+/// How many groups, and how many of either kind in each.
+fn grouping(scattered: usize, others: usize) -> (usize, usize, usize) {
+    let groups = scattered.min(others).max(1);
+    let rounded = |number: usize| (2 * number + groups) / (2 * groups);
+    (groups, rounded(scattered), rounded(others))
+}

@@ -1,0 +1,92 @@
+//! What holds of a Pod, as the CloneSet sees it.
+
+use jiff::{Timestamp, ToSpan};
+
+use crate::api::keys;
+use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
+use crate::in_place::Pod;
+use crate::manager::cloneset::revision::same;
+
+/// The state that a Pod's label names; without it, or with an empty one, a Pod counts as Normal.
+#[must_use]
+pub fn state(pod: &Pod) -> State {
+    match pod.labels.get(keys::LIFECYCLE_STATE).map(String::as_str) {
+        None | Some("") => State::Normal,
+        Some(word) => State::from(word),
+    }
+}
+
+/// Whether the Pod has a revision.
+#[must_use]
+pub fn at(pod: &Pod, revision: &str) -> bool {
+    let label = pod.labels.get(keys::CONTROLLER_REVISION_HASH);
+    label.is_some_and(|label| same(label, revision))
+}
+
+/// Whether the Pod runs and was ready for more than `seconds` (with 0, is ready), and no update holds it.
+#[must_use]
+pub fn ready(pod: &Pod, seconds: i32, now: Timestamp) -> bool {
+    usable(pod) && (seconds <= 0 || ready_until(pod, seconds).is_some_and(|until| until < now))
+}
+
+/// When the Pod will have been ready for `seconds`, if it is ready.
+#[must_use]
+pub fn ready_until(pod: &Pod, seconds: i32) -> Option<Timestamp> {
+    let since = pod.condition("Ready").filter(|c| c.holds)?.since?;
+    since.checked_add(i64::from(seconds).seconds()).ok()
+}
+
+/// Whether the Pod runs and is ready, and no update holds it.
+fn usable(pod: &Pod) -> bool {
+    let held = pod
+        .condition(keys::IN_PLACE_UPDATE_READY)
+        .is_some_and(|c| !c.holds);
+    pod.phase == "Running" && pod.condition_ready() && !held
+}
+
+/// Whether the Pod is in use, and was ready for `seconds`.
+#[must_use]
+pub fn available(pod: &Pod, seconds: i32, now: Timestamp) -> bool {
+    state(pod) == State::Normal && ready(pod, seconds, now)
+}
+
+/// Whether any item of the hook is on the Pod, so that it holds it before a deletion or an update.
+#[must_use]
+pub fn hooked(hook: Option<&LifecycleHook>, pod: &Pod) -> bool {
+    hook.is_some_and(|hook| {
+        hook.finalizers_handler.iter().any(|f| pod.finalizers.contains(f))
+            || hook
+                .labels_handler
+                .iter()
+                .any(|(k, v)| pod.labels.get(k) == Some(v))
+    })
+}
+
+/// Whether all items of the hook are on the Pod.
+#[must_use]
+pub fn all_hooked(hook: &LifecycleHook, pod: &Pod) -> bool {
+    hook.finalizers_handler.iter().all(|f| pod.finalizers.contains(f))
+        && hook
+            .labels_handler
+            .iter()
+            .all(|(k, v)| pod.labels.get(k) == Some(v))
+}
+
+/// How often the Pod's container that was restarted most was.
+#[must_use]
+pub fn restarts(pod: &Pod) -> i64 {
+    pod.statuses.iter().map(|s| s.restarts).max().unwrap_or_default()
+}
+
+/// The deletion cost; what is no such number costs nothing, nor does one with a leading `+` or zero.
+#[must_use]
+pub fn deletion_cost(pod: &Pod) -> i32 {
+    let Some(text) = pod.annotations.get(keys::POD_DELETION_COST) else {
+        return 0;
+    };
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    if text.starts_with('+') || (digits.starts_with('0') && digits.len() > 1) {
+        return 0;
+    }
+    text.parse().unwrap_or_default()
+}

@@ -1,0 +1,73 @@
+//! What every Pod needs in every pass: the next step of its update in place, its next state, its gates.
+
+use super::lifecycle;
+use super::pods;
+use super::types::Why;
+use super::view::{Draft, View};
+use crate::api::lifecycle::LifecycleStateType as State;
+use crate::in_place::complete::Waiting;
+use crate::in_place::{Pod, Refresh, Write, ready};
+
+/// Writes that a Pod needs.
+pub(super) struct Pending {
+    pub writes: Vec<Write>,
+    pub why: Why,
+    /// Whether nothing else may be decided about the Pod before they are done.
+    pub first: bool,
+}
+
+/// What `pod` needs now, if anything; says what it waits for.
+pub(super) fn refresh(view: &View<'_>, pod: &Pod, draft: &mut Draft) -> Option<Pending> {
+    let mut settled = false;
+    match crate::in_place::refresh(pod, |revision| pods::at(pod, revision), view.now) {
+        Refresh::Act(writes) => {
+            let why = Why::GoOn;
+            return Some(Pending {
+                writes,
+                why,
+                first: true,
+            });
+        }
+        Refresh::Wait(waiting) => {
+            if let Waiting::Grace(Some(until)) = &waiting {
+                draft.wake_at(*until);
+            }
+            draft.wait(waiting.to_string(), pod);
+        }
+        Refresh::Done => settled = true,
+    }
+    let next = next_state(view, pod, settled, draft);
+    let gate = settled && pod.node.is_some();
+    let ready = gate.then(|| ready::ready(pod, view.now)).flatten();
+    let first = next.is_some();
+    let write = lifecycle::write(view, pod, next, ready)?;
+    let (writes, why) = (vec![write], Why::State);
+    Some(Pending { writes, why, first })
+}
+
+/// The state that the Pod goes over to by itself. `settled` says that no update in place is under way.
+fn next_state(view: &View<'_>, pod: &Pod, settled: bool, draft: &mut Draft) -> Option<State> {
+    let mut held = |hook: &str| {
+        draft.wait(format!("hook {hook}"), pod);
+        None
+    };
+    match pods::state(pod) {
+        State::PreparingNormal => match view.lifecycle().and_then(|l| l.pre_normal.as_ref()) {
+            Some(hook) if pods::all_hooked(hook, pod) => Some(State::Normal),
+            Some(_) => held("preNormal"),
+            None if pod.node.is_some() => Some(State::Normal),
+            None => {
+                draft.wait("a node", pod);
+                None
+            }
+        },
+        State::Updating if settled => Some(lifecycle::after_update(view, pod)),
+        State::Updated => match view.in_place_update() {
+            Some(hook) if !pods::all_hooked(hook, pod) => held("inPlaceUpdate, to come back"),
+            _ => Some(State::Normal),
+        },
+        State::PreparingUpdate if pods::hooked(view.in_place_update(), pod) => held("inPlaceUpdate"),
+        State::PreparingDelete if pods::hooked(view.pre_delete(), pod) => held("preDelete"),
+        _ => None,
+    }
+}

@@ -1,0 +1,193 @@
+//! How many Pods there are: making, keeping and deleting them.
+
+use std::collections::BTreeSet;
+
+use super::lifecycle;
+use super::numbers::Numbers;
+use super::order::{self, Choice, Spread};
+use super::pods;
+use super::types::{Act, Event, Subject, Why};
+use super::view::{Draft, View};
+use super::{create, volumes};
+use crate::api::lifecycle::LifecycleStateType as State;
+use crate::in_place::Pod;
+
+/// Plans the first of these that there is anything to do for, and says whether there was: Pods that need not be
+/// deleted after all, new Pods, Pods whose hook let go, Pods that somebody named, Pods that are too many.
+///
+/// Unlike upstream, Pods that cannot be made now (a quota, a limit of the scale strategy) do not stop the deletion
+/// of Pods that wait for it.
+pub(super) fn scale(view: &View<'_>, claims: &BTreeSet<&str>, draft: &mut Draft) -> bool {
+    if keep(view, draft) {
+        return true;
+    }
+    let numbers = view.numbers(|pod| view.scaled_as_updated(pod));
+    if numbers.scale_up > 0 {
+        limited(view, &numbers, draft);
+        if make(view, claims, &numbers, draft) {
+            return true;
+        }
+    }
+    let waiting = view
+        .pods
+        .iter()
+        .filter(|p| pods::state(p) == State::PreparingDelete);
+    if delete(view, waiting.copied(), draft) {
+        return true;
+    }
+    let named = |pod: &&Pod| view.specified(pod) && pods::state(pod) != State::PreparingDelete;
+    let specified: Vec<&Pod> = view.pods.iter().copied().filter(named).collect();
+    if delete(
+        view,
+        within(view, &specified, numbers.delete_ready_limit, draft),
+        draft,
+    ) {
+        return true;
+    }
+    let too_many = numbers.scale_down > 0 && specified.is_empty() && !preparing(view);
+    too_many && {
+        let chosen = choose(view, &numbers);
+        delete(
+            view,
+            within(view, &chosen, numbers.delete_ready_limit, draft),
+            draft,
+        )
+    }
+}
+
+fn preparing(view: &View<'_>) -> bool {
+    view.pods.iter().any(|p| pods::state(p) == State::PreparingDelete)
+}
+
+/// Keeps Pods that were to be deleted and are needed again. One that its hook took out of its Services is not.
+fn keep(view: &View<'_>, draft: &mut Draft) -> bool {
+    let marked = [view.pre_delete(), view.in_place_update()];
+    if marked.into_iter().flatten().any(|hook| hook.mark_pod_not_ready) {
+        return false;
+    }
+    let waits = |pod: &Pod| pods::state(pod) == State::PreparingDelete;
+    let count = |pods: usize| i64::try_from(pods).unwrap_or(i64::MAX);
+    let planned = view.pods.iter().filter(|p| waits(p) || view.specified(p)).count();
+    let mut needed = view.limits.replicas - count(view.pods.len()) + count(planned);
+    let mut kept = false;
+    for pod in view.pods.iter().filter(|p| waits(p) && !view.specified(p)) {
+        if needed <= 0 {
+            break;
+        }
+        let write = lifecycle::write(view, pod, Some(lifecycle::after_cancel(pod)), None);
+        if draft.patch(view, pod, Why::KeepAfterAll, write.into_iter().collect()) {
+            needed -= 1;
+            kept = true;
+        }
+    }
+    kept
+}
+
+/// Says that fewer Pods are made than are missing.
+fn limited(view: &View<'_>, numbers: &Numbers, draft: &mut Draft) {
+    if numbers.scale_up <= numbers.scale_up_limit {
+        return;
+    }
+    let message = format!(
+        "{} Pods are missing, of which scaleStrategy.maxUnavailable allows {} to be made now",
+        numbers.scale_up, numbers.scale_up_limit
+    );
+    let status = view.observed.set.status.as_ref();
+    let told = status.and_then(|s| s.observed_generation) == view.observed.set.metadata.generation;
+    if numbers.scale_up_limit > 0 || !told {
+        draft.events.push(Event {
+            warning: true,
+            reason: "ScaleUpLimited",
+            message: message.clone(),
+        });
+    }
+    draft.stuck.insert(message);
+}
+
+fn make(view: &View<'_>, claims: &BTreeSet<&str>, numbers: &Numbers, draft: &mut Draft) -> bool {
+    if let Some(until) = view.delayed(&Subject::Creation) {
+        draft.wake_at(until);
+        return false;
+    }
+    let size = |number: i64| usize::try_from(number).unwrap_or_default();
+    let acts = create::create(
+        view,
+        claims,
+        size(numbers.scale_up_limit),
+        size(numbers.scale_up_old),
+    );
+    let made = !acts.is_empty();
+    for act in acts {
+        draft.act(view, act);
+    }
+    made
+}
+
+/// Those of `pods` that may go now: unavailable ones at once, others while the limit lasts.
+fn within<'a>(view: &View<'_>, pods: &[&'a Pod], mut limit: i64, draft: &mut Draft) -> Vec<&'a Pod> {
+    let mut go = Vec::new();
+    for pod in pods {
+        if pods::available(pod, 0, view.now) {
+            if limit <= 0 {
+                draft.wait("maxUnavailable, to be deleted", pod);
+                continue;
+            }
+            limit -= 1;
+        }
+        go.push(*pod);
+    }
+    go
+}
+
+/// The Pods that are too many.
+fn choose<'a>(view: &View<'a>, numbers: &Numbers) -> Vec<&'a Pod> {
+    let (new, old): (Vec<&Pod>, Vec<&Pod>) = view.pods.iter().partition(|p| view.scaled_as_updated(p));
+    let constraints = view.revision(&view.observed.update).map(|r| {
+        let spec = &r.data["spec"]["template"]["spec"];
+        spec["topologySpreadConstraints"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default()
+    });
+    let keys = constraints.unwrap_or_default();
+    let spread = Spread {
+        keys: keys
+            .iter()
+            .filter_map(|c| c["topologyKey"].as_str().map(str::to_owned))
+            .collect(),
+        nodes: Some(&view.observed.nodes),
+    };
+    let choice = Choice {
+        min_ready_seconds: view.min_ready,
+        now: view.now,
+        spread: &spread,
+    };
+    let size = |number: i64| usize::try_from(number).unwrap_or_default();
+    order::split(
+        &old,
+        &new,
+        size(numbers.scale_down),
+        size(numbers.scale_down_old),
+        &choice,
+    )
+}
+
+/// Deletes Pods, or lets their hook prepare that; whether it did either.
+fn delete<'a>(view: &View<'_>, pods: impl IntoIterator<Item = &'a Pod>, draft: &mut Draft) -> bool {
+    let mut done = false;
+    for pod in pods {
+        if !pods::hooked(view.pre_delete(), pod) {
+            let act = Act::DeletePod {
+                uid: pod.uid.clone(),
+                name: pod.name.clone(),
+                version: view.pre_delete().map(|_| pod.resource_version.clone()),
+                claims: volumes::of_pod(view, pod),
+            };
+            done |= draft.act(view, act);
+        } else if pods::state(pod) != State::PreparingDelete {
+            let write = lifecycle::write(view, pod, Some(State::PreparingDelete), None);
+            done |= draft.patch(view, pod, Why::PrepareDelete, write.into_iter().collect());
+        }
+    }
+    done
+}

@@ -1,0 +1,167 @@
+//! The status of a CloneSet: its counters and conditions.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
+
+use super::pods;
+use super::progress::{self, PROGRESSING};
+use super::view::{Draft, View};
+use crate::api::cloneset::{CloneSetCondition, CloneSetStatus};
+
+/// Condition: Pods could not be made or deleted.
+const FAILED_SCALE: &str = "FailedScale";
+/// Condition: Pods could not be updated.
+const FAILED_UPDATE: &str = "FailedUpdate";
+
+/// The counters; conditions are those observed.
+pub(super) fn counters(view: &View<'_>) -> CloneSetStatus {
+    let observed = view.observed;
+    let before = observed.set.status.clone().unwrap_or_default();
+    let count = |of: &dyn Fn(&&&crate::in_place::Pod) -> bool| {
+        i32::try_from(view.pods.iter().filter(|p| of(p)).count()).unwrap_or(i32::MAX)
+    };
+    let ready = |p: &crate::in_place::Pod| pods::ready(p, 0, view.now);
+    let replicas = count(&|_| true);
+    let updated = count(&|p| view.updated(p));
+    let expected = view.limits.replicas - view.limits.partition;
+    let all = updated == replicas && i64::from(replicas) == view.limits.replicas;
+    CloneSetStatus {
+        observed_generation: observed.set.metadata.generation,
+        replicas,
+        ready_replicas: count(&|p| ready(p)),
+        available_replicas: count(&|p| view.available(p)),
+        updated_replicas: updated,
+        updated_ready_replicas: count(&|p| view.updated(p) && ready(p)),
+        updated_available_replicas: Some(count(&|p| view.updated(p) && view.available(p))),
+        expected_updated_replicas: Some(i32::try_from(expected).unwrap_or(i32::MAX)),
+        update_revision: observed.update.clone(),
+        current_revision: if all {
+            observed.update.clone()
+        } else {
+            observed.current.clone()
+        },
+        collision_count: observed.collisions,
+        conditions: before.conditions,
+        label_selector: selector_text(&view.spec.selector),
+    }
+}
+
+/// Sets the conditions, and looks again when one of them may change by time alone.
+pub(super) fn conditions(view: &View<'_>, status: &mut CloneSetStatus, draft: &mut Draft) {
+    for pod in view
+        .pods
+        .iter()
+        .filter(|p| !view.available(p) && pods::ready(p, 0, view.now))
+    {
+        if let Some(until) = pods::ready_until(pod, view.min_ready).filter(|until| *until >= view.now) {
+            // Availability begins after that very moment.
+            draft.wake_at(
+                until
+                    .checked_add(jiff::SignedDuration::from_millis(1))
+                    .unwrap_or(until),
+            );
+        }
+    }
+    failures(view, status, draft);
+    progress::set_condition(view, status, draft);
+}
+
+/// What failed and is yet to be tried again, as conditions that go when it is over.
+fn failures(view: &View<'_>, status: &mut CloneSetStatus, draft: &Draft) {
+    for (type_, scale) in [(FAILED_SCALE, true), (FAILED_UPDATE, false)] {
+        let failures = view.observed.failures.values();
+        let current = failures.filter(|f| f.scale == scale && f.until > view.now);
+        let stuck = draft.stuck.iter().filter(|_| !scale);
+        let message = current.map(|f| f.message.clone()).chain(stuck.cloned()).min();
+        match message {
+            Some(message) => set(&mut status.conditions, type_, "True", "", &message, view.now),
+            None => status.conditions.retain(|c| c.type_ != type_),
+        }
+    }
+}
+
+/// Sets a condition. Its times tell since when it has this status and reason; a message may change meanwhile.
+pub(super) fn set(
+    conditions: &mut Vec<CloneSetCondition>,
+    type_: &str,
+    status: &str,
+    reason: &str,
+    message: &str,
+    now: Timestamp,
+) {
+    let now = Time(Timestamp::from_second(now.as_second()).unwrap_or(now));
+    let mut new = CloneSetCondition {
+        type_: type_.to_owned(),
+        status: status.to_owned(),
+        last_update_time: Some(now.clone()),
+        last_transition_time: Some(now),
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+    };
+    let Some(current) = conditions.iter_mut().find(|c| c.type_ == type_) else {
+        conditions.push(new);
+        return;
+    };
+    if current.status == status {
+        new.last_transition_time = current.last_transition_time.take().or(new.last_transition_time);
+        if current.reason == reason {
+            new.last_update_time = current.last_update_time.take().or(new.last_update_time);
+        }
+    }
+    *current = new;
+}
+
+/// The condition that tells how far a rollout is.
+pub(super) fn progressing(status: &CloneSetStatus) -> Option<&CloneSetCondition> {
+    status.conditions.iter().find(|c| c.type_ == PROGRESSING)
+}
+
+/// A selector as text, as Go's client writes it: by key, values sorted.
+#[must_use]
+pub fn selector_text(selector: &LabelSelector) -> String {
+    let labels = selector
+        .match_labels
+        .iter()
+        .flatten()
+        .map(|(k, v)| (k.clone(), format!("{k}={v}")));
+    let expressions = selector.match_expressions.iter().flatten().map(|e| {
+        let mut values = e.values.clone().unwrap_or_default();
+        values.sort();
+        let (key, values) = (&e.key, values.join(","));
+        let text = match e.operator.as_str() {
+            "In" => format!("{key} in ({values})"),
+            "NotIn" => format!("{key} notin ({values})"),
+            "DoesNotExist" => format!("!{key}"),
+            _ => key.clone(),
+        };
+        (key.clone(), text)
+    });
+    let mut all: Vec<(String, String)> = labels.chain(expressions).collect();
+    all.sort();
+    all.into_iter()
+        .map(|(_, text)| text)
+        .collect::<Vec<_>>()
+        .join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn selectors_read_as_kubectl_takes_them() {
+        let selector = json!({
+            "matchLabels": { "b": "2", "a": "1" },
+            "matchExpressions": [
+                { "key": "c", "operator": "NotIn", "values": ["y", "x"] },
+                { "key": "aa", "operator": "Exists" },
+                { "key": "d", "operator": "DoesNotExist" },
+                { "key": "e", "operator": "In", "values": ["z"] },
+            ],
+        });
+        let selector = serde_json::from_value(selector).unwrap();
+        assert_eq!(selector_text(&selector), "a=1,aa,b=2,c notin (x,y),!d,e in (z)");
+    }
+}

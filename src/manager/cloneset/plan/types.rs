@@ -1,0 +1,267 @@
+//! What the plan is given, and what it says.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+use crate::api::cloneset::{CloneSet, CloneSetStatus};
+use crate::api::image_pull_job::ImagePullJob;
+use crate::in_place::{Pod, Write};
+
+/// All that is known about one CloneSet.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    /// The CloneSet, with its status.
+    pub set: Arc<CloneSet>,
+    /// The Pods that it controls, whatever their state, and Pods of its namespace without a controller whose
+    /// labels its selector matches.
+    pub pods: Vec<Arc<Pod>>,
+    /// The claims that it owns.
+    pub claims: Vec<Claim>,
+    /// Its revisions, the oldest first. Those named below are among them.
+    pub revisions: Vec<Arc<Revision>>,
+    /// Name of the revision that Pods had before the update.
+    pub current: String,
+    /// Name of the revision that the template stands for.
+    pub update: String,
+    /// How often the name of a new revision was taken already.
+    pub collisions: Option<i32>,
+    /// Names of the ImagePullJobs that it controls, without those that are being deleted.
+    pub jobs: Vec<String>,
+    /// Labels of the nodes that its Pods are on; needed with topology spread constraints only.
+    pub nodes: BTreeMap<String, BTreeMap<String, String>>,
+    /// What failed lately, and is not to be tried again before a time.
+    pub failures: BTreeMap<Subject, Failure>,
+    /// Features.
+    pub switches: Switches,
+    /// Chance, for names of new Pods.
+    pub seed: u64,
+}
+
+/// A claim of the CloneSet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claim {
+    /// Its name.
+    pub name: String,
+    /// Identity of the object.
+    pub uid: String,
+    /// Which Pod's it is, by [`crate::api::keys::CLONESET_INSTANCE_ID`]; empty when it does not say.
+    pub instance: String,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+}
+
+/// A revision of the CloneSet's template.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Revision {
+    /// Name of the ControllerRevision.
+    pub name: String,
+    /// Its raw data, `{"spec":{"template":…}}`.
+    pub data: Value,
+    /// Hash of the claim templates; `None` when it does not say.
+    pub claims: Option<String>,
+    /// Whether its images are pulled ahead already, or need not be.
+    pub downloaded: bool,
+}
+
+/// Whom a failure concerns.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Subject {
+    /// Making Pods.
+    Creation,
+    /// The Pod of this UID.
+    Pod(String),
+    /// The claim of this name.
+    Claim(String),
+    /// The ImagePullJob of this name.
+    Job(String),
+    /// The revision of this name.
+    Revision(String),
+    /// The CloneSet itself.
+    Set,
+}
+
+/// A failure that delays what it concerns, and nothing else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Whether it was of the making, keeping or deleting of Pods; otherwise of their update.
+    pub scale: bool,
+    /// When it may be tried again.
+    pub until: Timestamp,
+    /// What the API server said.
+    pub message: String,
+}
+
+/// Upstream's feature gates and flags, as far as the plan heeds them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switches {
+    /// CloneSetShortHash: label `controller-revision-hash` holds the short hash alone. Off.
+    pub short_hash: bool,
+    /// CloneSetPartitionRollback: raising `partition` takes Pods back. On; upstream has it off.
+    pub partition_rollback: bool,
+    /// PreparingUpdateAsUpdate: a Pod that is prepared for its update counts as updated when scaling. Off.
+    pub preparing_update_as_update: bool,
+    /// RecreatePodWhenChangeVCTInCloneSetGate: changed claim templates ask for new Pods. Off.
+    pub recreate_for_claims: bool,
+    /// InPlaceUpdateEnvFromMetadata: environment from labels and annotations is updated in place. On.
+    pub env_from_metadata: bool,
+    /// InPlaceWorkloadVerticalScaling: CPU and memory are resized in place. On; upstream has it off.
+    pub vertical: bool,
+    /// PreDownloadImageForInPlaceUpdate: new images are pulled ahead. On; upstream has it off.
+    pub pre_download: bool,
+    /// Flag `--cloneset-scaling-exclude-preparing-delete`. Off.
+    pub exclude_preparing_delete: bool,
+}
+
+impl Default for Switches {
+    fn default() -> Self {
+        Self {
+            short_hash: false,
+            partition_rollback: true,
+            preparing_update_as_update: false,
+            recreate_for_claims: false,
+            env_from_metadata: true,
+            vertical: true,
+            pre_download: true,
+            exclude_preparing_delete: false,
+        }
+    }
+}
+
+/// What to do about a CloneSet.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// What to do, in any order unless an act says otherwise; the failure of one stops no other.
+    pub acts: Vec<Act>,
+    /// The whole status, if it differs from the one observed.
+    pub status: Option<CloneSetStatus>,
+    /// What to tell besides what the acts say of themselves.
+    pub events: Vec<Event>,
+    /// When to look again though nothing changed.
+    pub wake: Option<Timestamp>,
+}
+
+/// One thing to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Act {
+    /// Make a Pod; its claims first, where they do not exist.
+    CreatePod {
+        /// Its name.
+        name: String,
+        /// The Pod.
+        pod: Value,
+        /// The claims that are missing.
+        claims: Vec<Value>,
+    },
+    /// Delete a Pod, and then its claims.
+    DeletePod {
+        /// Which.
+        uid: String,
+        /// Its name.
+        name: String,
+        /// The version that it must have, where a hook could come onto it meanwhile.
+        version: Option<String>,
+        /// Names of its claims.
+        claims: Vec<String>,
+    },
+    /// Patch a Pod, one write after the other; the first that fails ends the act.
+    PatchPod {
+        /// Which.
+        uid: String,
+        /// Its name.
+        name: String,
+        /// What for.
+        why: Why,
+        /// The writes.
+        writes: Vec<Write>,
+    },
+    /// Patch the owners of a claim (merge patch).
+    PatchClaim {
+        /// Its name.
+        name: String,
+        /// The patch.
+        patch: Value,
+    },
+    /// Delete a claim.
+    DeleteClaim {
+        /// Its name.
+        name: String,
+        /// Which.
+        uid: String,
+    },
+    /// Make an ImagePullJob. One that exists is no failure.
+    CreateJob(Box<ImagePullJob>),
+    /// Delete an ImagePullJob.
+    DeleteJob(String),
+    /// Set a label of a ControllerRevision to `true`.
+    LabelRevision {
+        /// Its name.
+        name: String,
+        /// Key of the label.
+        label: &'static str,
+    },
+    /// Patch the CloneSet (merge patch, bound to the version observed).
+    PatchSet(Value),
+}
+
+/// Why a Pod is patched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// It became ours.
+    Adopt,
+    /// It is not ours any more.
+    Release,
+    /// It is updated in place.
+    UpdateInPlace,
+    /// It is marked for deletion, for it cannot be updated in place.
+    UpdateReCreate,
+    /// An update in place goes on.
+    GoOn,
+    /// Its hook is to act before its update.
+    PrepareUpdate,
+    /// Its hook is to act before its deletion.
+    PrepareDelete,
+    /// It need not be deleted any more.
+    KeepAfterAll,
+    /// Its state or its gates changed.
+    State,
+}
+
+/// An event of the CloneSet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Whether it is a warning.
+    pub warning: bool,
+    /// The reason, in a word.
+    pub reason: &'static str,
+    /// The message.
+    pub message: String,
+}
+
+impl Act {
+    /// Whether a failure of this act is one of scaling.
+    #[must_use]
+    pub fn scales(&self) -> bool {
+        match self {
+            Self::CreatePod { .. } | Self::DeletePod { .. } => true,
+            Self::PatchPod { why, .. } => matches!(why, Why::PrepareDelete | Why::KeepAfterAll),
+            _ => false,
+        }
+    }
+
+    /// Whom a failure of this act is to be kept for.
+    #[must_use]
+    pub fn subject(&self) -> Subject {
+        match self {
+            Self::CreatePod { .. } => Subject::Creation,
+            Self::DeletePod { uid, .. } | Self::PatchPod { uid, .. } => Subject::Pod(uid.clone()),
+            Self::PatchClaim { name, .. } | Self::DeleteClaim { name, .. } => Subject::Claim(name.clone()),
+            Self::CreateJob(job) => Subject::Job(job.metadata.name.clone().unwrap_or_default()),
+            Self::DeleteJob(name) => Subject::Job(name.clone()),
+            Self::LabelRevision { name, .. } => Subject::Revision(name.clone()),
+            Self::PatchSet(_) => Subject::Set,
+        }
+    }
+}

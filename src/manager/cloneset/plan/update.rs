@@ -1,0 +1,207 @@
+//! Which Pods are updated now, and how.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::limits::on_delete;
+use super::refresh::Pending;
+use super::types::{Subject, Why};
+use super::view::{Draft, View};
+use super::{create, lifecycle, order, pods};
+use crate::api::cloneset::PodUpdateStrategyType as Policy;
+use crate::api::keys;
+use crate::api::lifecycle::LifecycleStateType as State;
+use crate::in_place::{MustRecreate, Options, Pod, Revision, Spec, Target, Write, patch, spec};
+
+/// What is known to lead from one revision to the target, by the name of the revision.
+type Specs = BTreeMap<String, Result<Spec, MustRecreate>>;
+
+/// Plans the updates that the limits allow now. `pending` are the writes that Pods need anyway; those of Pods that
+/// are updated are dropped from it.
+pub(super) fn update(view: &View<'_>, pending: &mut BTreeMap<String, Pending>, draft: &mut Draft) {
+    let numbers = view.numbers(|pod| view.updated(pod));
+    let strategy = view.spec.rolling_update();
+    let forward = numbers.update >= 0;
+    let target = if forward {
+        &view.observed.update
+    } else {
+        &view.observed.current
+    };
+    let candidates = (0..view.pods.len()).filter(|at| candidate(view, view.pods[*at], forward));
+    let mut chosen = order::update(&view.pods, candidates.collect(), strategy);
+    let wanted = usize::try_from(numbers.update.unsigned_abs()).unwrap_or(usize::MAX);
+    chosen.truncate(if on_delete(view.spec) { 0 } else { wanted });
+    restore(view, &chosen, pending);
+    if strategy.is_some_and(|s| s.paused) {
+        return;
+    }
+    let unavailable: Vec<&Pod> = view.pods.iter().copied().filter(|p| !view.available(p)).collect();
+    let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+    let mut lost = count(unavailable.len());
+    let mut taken = count(unavailable.iter().filter(|p| pods::at(p, target)).count());
+    let mut specs = Specs::new();
+    let mut full = false;
+    for pod in chosen.into_iter().map(|at| view.pods[at]) {
+        let limit = numbers.update_max_unavailable;
+        full |= taken >= limit || (view.available(pod) && lost >= limit);
+        if full {
+            draft.wait("maxUnavailable, to be updated", pod);
+            continue;
+        }
+        if pending.get(&pod.uid).is_some_and(|p| p.first) || delayed(view, pod, draft) {
+            continue;
+        }
+        lost += i64::from(view.available(pod));
+        taken += 1;
+        if let Some((why, writes)) = step(view, pod, target, &mut specs, draft) {
+            pending.remove(&pod.uid);
+            draft.patch(view, pod, why, writes);
+        }
+    }
+}
+
+/// Whether the Pod is one to update, if `forward`, or else one to take back.
+fn candidate(view: &View<'_>, pod: &Pod, forward: bool) -> bool {
+    let state = pods::state(pod);
+    let grace = [keys::IN_PLACE_UPDATE_GRACE, keys::IN_PLACE_UPDATE_GRACE_OLD];
+    let graced = grace
+        .iter()
+        .any(|key| pod.annotations.get(*key).is_some_and(|text| !text.is_empty()));
+    view.updated(pod) != forward && state != State::PreparingDelete && (!graced || state == State::Updated)
+}
+
+/// Lets Pods be that were prepared for an update which they are not to have any more.
+fn restore(view: &View<'_>, chosen: &[usize], pending: &mut BTreeMap<String, Pending>) {
+    for (at, pod) in view.pods.iter().enumerate() {
+        if pods::state(pod) != State::PreparingUpdate || chosen.contains(&at) {
+            continue;
+        }
+        let ready = pending.remove(&pod.uid).filter(|p| p.first);
+        let state = lifecycle::after_update(view, pod);
+        if let Some(write) = lifecycle::write(view, pod, Some(state), None) {
+            let (writes, why, first) = (vec![write], Why::State, true);
+            pending.insert(pod.uid.clone(), ready.unwrap_or(Pending { writes, why, first }));
+        }
+    }
+}
+
+fn delayed(view: &View<'_>, pod: &Pod, draft: &mut Draft) -> bool {
+    let until = view.delayed(&Subject::Pod(pod.uid.clone()));
+    until.map(|until| draft.wake_at(until)).is_some()
+}
+
+/// The next step of one Pod's update; nothing while it waits.
+fn step(
+    view: &View<'_>,
+    pod: &Pod,
+    target: &str,
+    specs: &mut Specs,
+    draft: &mut Draft,
+) -> Option<(Why, Vec<Write>)> {
+    let rolling = view.spec.rolling_update();
+    let policy = rolling.and_then(|r| r.pod_update_policy.as_ref());
+    if !matches!(policy, Some(Policy::InPlaceIfPossible | Policy::InPlaceOnly)) {
+        return recreate(pod);
+    }
+    let spec = match in_place(view, pod, target, specs) {
+        Ok(spec) => spec,
+        Err(_) if policy == Some(&Policy::InPlaceIfPossible) => return recreate(pod),
+        Err(why) => {
+            draft.stuck.insert(format!(
+                "Pods cannot be updated in place, and policy is InPlaceOnly: {why}"
+            ));
+            return None;
+        }
+    };
+    match pods::state(pod) {
+        State::Normal | State::PreparingNormal if pods::hooked(view.in_place_update(), pod) => {
+            let write = lifecycle::write(view, pod, Some(State::PreparingUpdate), None);
+            Some((Why::PrepareUpdate, write.into_iter().collect()))
+        }
+        State::PreparingUpdate if pods::hooked(view.in_place_update(), pod) => None,
+        State::Updated => prepare_again(view, pod),
+        State::Normal | State::PreparingNormal | State::PreparingUpdate | State::Updating => {
+            Some((Why::UpdateInPlace, begin(view, pod, target, &spec)))
+        }
+        State::PreparingDelete => None,
+        State::Other(word) => {
+            let key = keys::LIFECYCLE_STATE;
+            draft.stuck.insert(format!(
+                "Pod {}: label {key} is {word:?}, which is no state",
+                pod.name
+            ));
+            None
+        }
+    }
+}
+
+/// What leads to the target in place.
+fn in_place(view: &View<'_>, pod: &Pod, target: &str, specs: &mut Specs) -> Result<Spec, MustRecreate> {
+    let policy = view
+        .spec
+        .rolling_update()
+        .and_then(|r| r.pod_update_policy.as_ref());
+    let only = policy == Some(&Policy::InPlaceOnly);
+    if !only && !pod.gated(keys::IN_PLACE_UPDATE_READY) {
+        return Err(MustRecreate::NoGate);
+    }
+    let old = view.observed.revisions.iter().find(|r| pods::at(pod, &r.name));
+    let (old, new) = old.zip(view.revision(target)).ok_or(MustRecreate::NoRevision)?;
+    let switches = &view.observed.switches;
+    let grace = view
+        .spec
+        .rolling_update()
+        .and_then(|r| r.in_place_update_strategy.as_ref());
+    let options = Options {
+        env_from_metadata: switches.env_from_metadata,
+        vertical: switches.vertical,
+        recreate_for_claims: switches.recreate_for_claims && !only,
+        grace_seconds: grace.and_then(|g| g.grace_period_seconds).unwrap_or_default(),
+    };
+    let known = specs.entry(old.name.clone());
+    known
+        .or_insert_with(|| spec::spec(&as_engine(old), &as_engine(new), &options))
+        .clone()
+}
+
+pub(super) fn as_engine(revision: &super::types::Revision) -> Revision<'_> {
+    Revision {
+        name: &revision.name,
+        data: &revision.data,
+        claims: revision.claims.as_deref(),
+    }
+}
+
+/// Begins the update. What changes nothing that runs leaves the Pod in use.
+fn begin(view: &View<'_>, pod: &Pod, target: &str, spec: &Spec) -> Vec<Write> {
+    let runs_on = !patch::disturbs(pod, spec) && spec.container_resources.is_empty();
+    let state = if runs_on {
+        lifecycle::after_update(view, pod)
+    } else {
+        State::Updating
+    };
+    let marks = lifecycle::marks(&state, view.now);
+    let map = |value: &Value| value.as_object().cloned().unwrap_or_else(Map::new);
+    let mut labels = map(&marks["labels"]);
+    let revision = create::revision_labels(view, target);
+    labels.extend(revision.map(|(key, value)| (key.to_owned(), json!(value))));
+    patch::begin(pod, spec, &labels, &map(&marks["annotations"]), view.now)
+}
+
+/// A Pod whose last update the hook has not acknowledged: the hook is put onto it, and must let go again.
+fn prepare_again(view: &View<'_>, pod: &Pod) -> Option<(Why, Vec<Write>)> {
+    let hook = view.in_place_update()?;
+    let mut writes = vec![Write::new(Target::Pod, pod, lifecycle::hook_again(hook))];
+    writes.extend(lifecycle::write(view, pod, Some(State::PreparingUpdate), None));
+    Some((Why::PrepareUpdate, writes))
+}
+
+/// Marks a Pod for deletion, unless it is.
+fn recreate(pod: &Pod) -> Option<(Why, Vec<Write>)> {
+    if pod.labels.contains_key(keys::SPECIFIED_DELETE) {
+        return None;
+    }
+    let label = json!({ "metadata": { "labels": { keys::SPECIFIED_DELETE: keys::TRUE } } });
+    Some((Why::UpdateReCreate, vec![Write::new(Target::Pod, pod, label)]))
+}

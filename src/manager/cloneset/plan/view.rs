@@ -1,0 +1,168 @@
+//! What is observed, looked at once; and what is planned so far.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+
+use super::limits::Limits;
+use super::numbers::{Counted, Numbers, numbers};
+use super::pods;
+use super::types::{Act, Event, Observed, Plan, Revision, Subject, Why};
+use crate::api::cloneset::CloneSetSpec;
+use crate::api::keys;
+use crate::api::lifecycle::{Lifecycle, LifecycleHook, LifecycleStateType as State};
+use crate::in_place::{Pod, Write};
+
+/// What is observed, looked at once.
+pub(super) struct View<'a> {
+    pub observed: &'a Observed,
+    pub spec: &'a CloneSetSpec,
+    pub now: Timestamp,
+    pub limits: Limits,
+    /// Seconds that a Pod must be ready for to be available.
+    pub min_ready: i32,
+    /// The Pods that count: ours, neither ended nor being deleted.
+    pub pods: Vec<&'a Pod>,
+}
+
+impl<'a> View<'a> {
+    pub fn new(observed: &'a Observed, pods: Vec<&'a Pod>, now: Timestamp) -> Self {
+        let spec = &observed.set.spec;
+        Self {
+            observed,
+            spec,
+            now,
+            limits: Limits::of(spec, &observed.switches),
+            min_ready: spec.min_ready_seconds.unwrap_or_default(),
+            pods,
+        }
+    }
+
+    pub fn revision(&self, name: &str) -> Option<&'a Revision> {
+        self.observed
+            .revisions
+            .iter()
+            .find(|r| r.name == name)
+            .map(AsRef::as_ref)
+    }
+
+    pub fn lifecycle(&self) -> Option<&'a Lifecycle> {
+        self.spec.lifecycle.as_ref()
+    }
+
+    pub fn pre_delete(&self) -> Option<&'a LifecycleHook> {
+        self.lifecycle()?.pre_delete.as_ref()
+    }
+
+    pub fn in_place_update(&self) -> Option<&'a LifecycleHook> {
+        self.lifecycle()?.in_place_update.as_ref()
+    }
+
+    /// Whether somebody asked for this Pod's deletion.
+    pub fn specified(&self, pod: &Pod) -> bool {
+        let names = self.spec.scale_strategy.as_ref().map(|s| &s.pods_to_delete);
+        pod.labels.contains_key(keys::SPECIFIED_DELETE)
+            || names.is_some_and(|names| names.contains(&pod.name))
+    }
+
+    /// Whether the Pod has the update revision.
+    pub fn updated(&self, pod: &Pod) -> bool {
+        pods::at(pod, &self.observed.update)
+    }
+
+    /// Whether the Pod counts as updated when scaling.
+    pub fn scaled_as_updated(&self, pod: &Pod) -> bool {
+        let prepared = self.observed.switches.preparing_update_as_update;
+        self.updated(pod) || (prepared && pods::state(pod) == State::PreparingUpdate)
+    }
+
+    pub fn available(&self, pod: &Pod) -> bool {
+        pods::available(pod, self.min_ready, self.now)
+    }
+
+    /// The ten numbers; `updated` says which Pods count as updated.
+    pub fn numbers(&self, updated: impl Fn(&Pod) -> bool) -> Numbers {
+        let counted = self.pods.iter().map(|pod| Counted {
+            new: updated(pod),
+            preparing_delete: pods::state(pod) == State::PreparingDelete,
+            specified: self.specified(pod),
+            available: self.available(pod),
+        });
+        numbers(
+            counted,
+            &self.limits,
+            self.observed.current == self.observed.update,
+        )
+    }
+
+    /// Until when an act that failed is not to be tried again.
+    pub fn delayed(&self, subject: &Subject) -> Option<Timestamp> {
+        let failure = self.observed.failures.get(subject)?;
+        Some(failure.until).filter(|until| *until > self.now)
+    }
+}
+
+/// What is planned so far.
+#[derive(Default)]
+pub(super) struct Draft {
+    pub acts: Vec<Act>,
+    pub events: Vec<Event>,
+    wake: Option<Timestamp>,
+    /// What is waited for, and the Pods that do.
+    pub waits: BTreeMap<String, BTreeSet<String>>,
+    /// What cannot be done at all until somebody changes something.
+    pub stuck: BTreeSet<String>,
+    touched: BTreeSet<String>,
+}
+
+impl Draft {
+    /// Plans an act unless it failed lately; whether it did so.
+    pub fn act(&mut self, view: &View<'_>, act: Act) -> bool {
+        let subject = act.subject();
+        if let Some(until) = view.delayed(&subject) {
+            self.wake_at(until);
+            return false;
+        }
+        if let Subject::Pod(uid) = subject {
+            self.touched.insert(uid);
+        }
+        self.acts.push(act);
+        true
+    }
+
+    /// Plans a patch of a Pod, if there is anything to write.
+    pub fn patch(&mut self, view: &View<'_>, pod: &Pod, why: Why, writes: Vec<Write>) -> bool {
+        let (uid, name) = (pod.uid.clone(), pod.name.clone());
+        let act = |writes| Act::PatchPod {
+            uid,
+            name,
+            why,
+            writes,
+        };
+        !writes.is_empty() && self.act(view, act(writes))
+    }
+
+    /// Whether something is planned for this Pod already.
+    pub fn touched(&self, pod: &Pod) -> bool {
+        self.touched.contains(&pod.uid)
+    }
+
+    /// Looks again at a time, or sooner.
+    pub fn wake_at(&mut self, time: Timestamp) {
+        self.wake = Some(self.wake.map_or(time, |wake| wake.min(time)));
+    }
+
+    /// Says that a Pod waits.
+    pub fn wait(&mut self, why: impl Into<String>, pod: &Pod) {
+        self.waits.entry(why.into()).or_default().insert(pod.name.clone());
+    }
+
+    pub fn plan(self) -> Plan {
+        Plan {
+            acts: self.acts,
+            status: None,
+            events: self.events,
+            wake: self.wake,
+        }
+    }
+}

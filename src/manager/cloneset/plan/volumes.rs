@@ -1,0 +1,134 @@
+//! The claims of a CloneSet's Pods.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use super::create::owner;
+use super::types::Act;
+use super::view::{Draft, View};
+use crate::api::cloneset::texts;
+use crate::api::keys;
+use crate::in_place::Pod;
+
+/// Names of the claims that stay. Where claims are not reused, those of Pods that are gone are deleted, and those
+/// of Pods that go are given to them, to go with them.
+pub(super) fn clean_up<'a>(view: &View<'a>, draft: &mut Draft) -> BTreeSet<&'a str> {
+    let claims = view.observed.claims.iter().filter(|claim| !claim.deleting);
+    if view
+        .spec
+        .scale_strategy
+        .as_ref()
+        .is_some_and(|s| s.enable_pvc_reuse)
+    {
+        return claims.map(|claim| claim.name.as_str()).collect();
+    }
+    let instance = |pod: &Pod| {
+        pod.labels
+            .get(keys::CLONESET_INSTANCE_ID)
+            .cloned()
+            .unwrap_or_default()
+    };
+    let pods: BTreeMap<String, &Pod> = view
+        .observed
+        .pods
+        .iter()
+        .map(|p| (instance(p), p.as_ref()))
+        .collect();
+    let mut kept = BTreeSet::new();
+    for claim in claims {
+        match pods.get(&claim.instance) {
+            Some(pod) if pod.active() => {
+                kept.insert(claim.name.as_str());
+            }
+            Some(pod) => {
+                let (name, patch) = (claim.name.clone(), hand_over(pod));
+                draft.act(view, Act::PatchClaim { name, patch });
+            }
+            None => {
+                let (name, uid) = (claim.name.clone(), claim.uid.clone());
+                draft.act(view, Act::DeleteClaim { name, uid });
+            }
+        }
+    }
+    kept
+}
+
+/// Makes a Pod the one owner of a claim.
+fn hand_over(pod: &Pod) -> Value {
+    json!({ "metadata": { "ownerReferences": [{
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": pod.name,
+        "uid": pod.uid,
+        "controller": true,
+        "blockOwnerDeletion": true,
+    }]}})
+}
+
+/// Names of all claims of a Pod, which go with it when we delete it.
+pub(super) fn of_pod(view: &View<'_>, pod: &Pod) -> Vec<String> {
+    let id = pod
+        .labels
+        .get(keys::CLONESET_INSTANCE_ID)
+        .filter(|id| !id.is_empty());
+    let claims = view
+        .observed
+        .claims
+        .iter()
+        .filter(|c| !c.deleting && Some(&c.instance) == id);
+    claims.map(|claim| claim.name.clone()).collect()
+}
+
+fn claim_name(view: &View<'_>, template: &Value, id: &str) -> String {
+    let set = view.observed.set.metadata.name.as_deref().unwrap_or_default();
+    format!(
+        "{}-{set}-{id}",
+        template["metadata"]["name"].as_str().unwrap_or_default()
+    )
+}
+
+/// The claims that a new Pod needs, and that are not `there`.
+pub(super) fn missing(view: &View<'_>, there: &BTreeSet<&str>, id: &str) -> Vec<Value> {
+    let templates = view.spec.volume_claim_templates.iter();
+    let needed = templates.map(|template| (claim_name(view, template, id), template));
+    let lacking = needed.filter(|(name, _)| !there.contains(name.as_str()));
+    lacking
+        .map(|(name, template)| claim(view, template, name, id))
+        .collect()
+}
+
+fn claim(view: &View<'_>, template: &Value, name: String, id: &str) -> Value {
+    let mut labels = texts(&template["metadata"]["labels"]);
+    labels.extend(view.spec.selector.match_labels.clone().unwrap_or_default());
+    labels.insert(keys::CLONESET_INSTANCE_ID.to_owned(), id.to_owned());
+    json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {
+            "name": name,
+            "namespace": view.observed.set.metadata.namespace,
+            "labels": labels,
+            "annotations": texts(&template["metadata"]["annotations"]),
+            "ownerReferences": [owner(view)],
+        },
+        "spec": template["spec"],
+    })
+}
+
+/// Puts a volume for each claim before the template's own, and takes away what has the same name.
+pub(super) fn mount(view: &View<'_>, spec: &mut Value, id: &str) {
+    let templates = &view.spec.volume_claim_templates;
+    if templates.is_empty() {
+        return;
+    }
+    let volume = |template: &Value| {
+        let claim = claim_name(view, template, id);
+        json!({ "name": template["metadata"]["name"], "persistentVolumeClaim": { "claimName": claim } })
+    };
+    let mut volumes: Vec<Value> = templates.iter().map(volume).collect();
+    let own = spec["volumes"].as_array().cloned().unwrap_or_default();
+    let replaced = |v: &Value| templates.iter().any(|t| t["metadata"]["name"] == v["name"]);
+    volumes.extend(own.into_iter().filter(|v| !replaced(v)));
+    spec["volumes"] = Value::Array(volumes);
+}
