@@ -3,7 +3,8 @@
 //! Works on JSON, so that fields we do not know stay. What v1alpha1 cannot say travels in annotations:
 //! two of upstream's (the container snapshot and the time of the unready mark of a
 //! ContainerRecreateRequest) and two of our own ([`keys::CRR_CONDITIONS`],
-//! [`keys::NODE_IMAGE_SECRET_MODES`]), which exist only while an object is in v1alpha1.
+//! [`keys::NODE_IMAGE_SECRET_MODES`]), which exist only while an object is in v1alpha1. Of CloneSet see
+//! its own file.
 //!
 //! As upstream does, upstream's two annotations stay on an object that goes to v1beta1; there the status
 //! counts, and on the way back it overwrites them.
@@ -13,6 +14,8 @@ use serde_json::{Map, Value, json};
 
 use super::container_recreate_request::ContainerRecreateRequestSyncContainerStatus;
 use super::{GROUP, V1ALPHA1, V1BETA1, keys};
+
+mod cloneset;
 
 /// Why an object was not converted. None of these passes by itself.
 #[derive(Debug, thiserror::Error)]
@@ -90,12 +93,21 @@ pub fn convert(mut object: Value, to: &str) -> Result<Value, Error> {
             to: to.to_owned(),
         });
     };
-    if !["NodeImage", "ImagePullJob", "ContainerRecreateRequest"].contains(&kind.as_str()) {
+    if ![
+        "CloneSet",
+        "NodeImage",
+        "ImagePullJob",
+        "ContainerRecreateRequest",
+    ]
+    .contains(&kind.as_str())
+    {
         return Err(Error::UnknownKind { kind });
     }
     object["apiVersion"] = json!(format!("{GROUP}/{want}"));
     match (kind.as_str(), have, want) {
         (_, have, want) if have == want => {}
+        ("CloneSet", V1ALPHA1, _) => cloneset::promote(&mut object),
+        ("CloneSet", ..) => cloneset::demote(&mut object),
         ("NodeImage", V1ALPHA1, _) => restore_modes(&mut object),
         ("NodeImage", ..) => carry_modes(&mut object),
         ("ContainerRecreateRequest", V1ALPHA1, _) => promote_request(&mut object),

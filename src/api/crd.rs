@@ -4,8 +4,10 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::CustomResourceExt;
 use serde_json::{Map, Value, json};
 
-use super::rules::{self, Rule};
-use super::{V1ALPHA1, V1BETA1, container_recreate_request, image_pull_job, keys, node_image, v1alpha1};
+use super::rules::{self, Below, Rule};
+use super::{
+    V1ALPHA1, V1BETA1, cloneset, container_recreate_request, image_pull_job, keys, node_image, v1alpha1,
+};
 
 /// Name, type, JSON path and description of a printer column.
 type Column = (&'static str, &'static str, &'static str, &'static str);
@@ -51,16 +53,74 @@ const CONTAINER_RECREATE_REQUEST_COLUMNS: &[Column] = &[
     AGE,
 ];
 
+const CLONE_SET_COLUMNS: &[Column] = &[
+    (
+        "DESIRED",
+        "integer",
+        ".spec.replicas",
+        "Pods that there are to be",
+    ),
+    (
+        "UPDATED",
+        "integer",
+        ".status.updatedReplicas",
+        "Pods of the update revision",
+    ),
+    (
+        "UPDATED_READY",
+        "integer",
+        ".status.updatedReadyReplicas",
+        "Pods of the update revision that are ready",
+    ),
+    (
+        "UPDATED_AVAILABLE",
+        "integer",
+        ".status.updatedAvailableReplicas",
+        "Pods of the update revision that were ready for minReadySeconds",
+    ),
+    ("READY", "integer", ".status.readyReplicas", "Pods that are ready"),
+    ("TOTAL", "integer", ".status.replicas", "Pods that there are"),
+    AGE,
+];
+
+/// Columns of `kubectl get -o wide`.
+const CLONE_SET_WIDE: &[Column] = &[
+    (
+        "CONTAINERS",
+        "string",
+        ".spec.template.spec.containers[*].name",
+        "Names of the containers",
+    ),
+    (
+        "IMAGES",
+        "string",
+        ".spec.template.spec.containers[*].image",
+        "Images of the containers",
+    ),
+    (
+        "SELECTOR",
+        "string",
+        ".status.labelSelector",
+        "Labels that the Pods are known by",
+    ),
+];
+
 /// What a kind is made of.
 struct Kind {
     beta: CustomResourceDefinition,
     alpha: CustomResourceDefinition,
     columns: &'static [Column],
+    wide: &'static [Column],
+    /// Rules for both versions.
     rules: &'static [Rule],
+    /// Rules for one version, by its name.
+    own_rules: &'static [(&'static str, &'static [Below])],
     /// Whether the versions differ in what they can say, so that the webhook must convert.
     differs: bool,
     /// Whether an object without `spec` is one that asks for nothing, rather than a mistake.
     spec_may_be_absent: bool,
+    /// Whether it has replicas, and so the scale subresource.
+    scales: bool,
 }
 
 /// The CustomResourceDefinitions of all kinds, as installed: both versions served, `v1beta1` stored.
@@ -68,39 +128,113 @@ struct Kind {
 /// There is no `caBundle`: the manager fills it in where it runs, and since the manifest never has the
 /// field, applying the manifest again does not clear it.
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    let kinds = [
-        Kind {
-            beta: container_recreate_request::ContainerRecreateRequest::crd(),
-            alpha: v1alpha1::ContainerRecreateRequest::crd(),
-            columns: CONTAINER_RECREATE_REQUEST_COLUMNS,
-            rules: rules::CONTAINER_RECREATE_REQUEST,
-            differs: true,
-            spec_may_be_absent: false,
-        },
-        Kind {
-            beta: image_pull_job::ImagePullJob::crd(),
-            alpha: v1alpha1::ImagePullJob::crd(),
-            columns: IMAGE_PULL_JOB_COLUMNS,
-            rules: rules::IMAGE_PULL_JOB,
-            differs: false,
-            spec_may_be_absent: false,
-        },
-        Kind {
-            beta: node_image::NodeImage::crd(),
-            alpha: v1alpha1::NodeImage::crd(),
-            columns: NODE_IMAGE_COLUMNS,
-            rules: rules::NODE_IMAGE,
-            differs: true,
-            spec_may_be_absent: true,
-        },
-    ];
-    kinds
+    [container_recreate_requests(), image_pull_jobs(), node_images()]
         .iter()
-        .filter_map(|kind| serde_json::from_value(kind.definition()).ok())
+        .filter_map(Kind::finished)
         .collect()
 }
 
+/// The CustomResourceDefinition of CloneSet.
+pub fn clone_set_crd() -> Option<CustomResourceDefinition> {
+    clone_sets().finished()
+}
+
+fn clone_sets() -> Kind {
+    Kind {
+        wide: CLONE_SET_WIDE,
+        own_rules: &[
+            (
+                V1BETA1,
+                &[
+                    ("", rules::cloneset::V1BETA1),
+                    ("spec.updateStrategy.rollingUpdate", rules::cloneset::LIMITS),
+                ],
+            ),
+            (
+                V1ALPHA1,
+                &[
+                    ("", rules::cloneset::V1ALPHA1),
+                    ("spec.updateStrategy", rules::cloneset::LIMITS),
+                ],
+            ),
+        ],
+        differs: true,
+        scales: true,
+        ..Kind::plain(
+            cloneset::CloneSet::crd(),
+            v1alpha1::CloneSet::crd(),
+            CLONE_SET_COLUMNS,
+            rules::cloneset::BOTH,
+        )
+    }
+}
+
+fn container_recreate_requests() -> Kind {
+    Kind {
+        differs: true,
+        ..Kind::plain(
+            container_recreate_request::ContainerRecreateRequest::crd(),
+            v1alpha1::ContainerRecreateRequest::crd(),
+            CONTAINER_RECREATE_REQUEST_COLUMNS,
+            rules::CONTAINER_RECREATE_REQUEST,
+        )
+    }
+}
+
+fn image_pull_jobs() -> Kind {
+    Kind::plain(
+        image_pull_job::ImagePullJob::crd(),
+        v1alpha1::ImagePullJob::crd(),
+        IMAGE_PULL_JOB_COLUMNS,
+        rules::IMAGE_PULL_JOB,
+    )
+}
+
+fn node_images() -> Kind {
+    Kind {
+        differs: true,
+        spec_may_be_absent: true,
+        ..Kind::plain(
+            node_image::NodeImage::crd(),
+            v1alpha1::NodeImage::crd(),
+            NODE_IMAGE_COLUMNS,
+            rules::NODE_IMAGE,
+        )
+    }
+}
+
 impl Kind {
+    fn plain(
+        beta: CustomResourceDefinition,
+        alpha: CustomResourceDefinition,
+        columns: &'static [Column],
+        rules: &'static [Rule],
+    ) -> Self {
+        Self {
+            beta,
+            alpha,
+            columns,
+            wide: &[],
+            rules,
+            own_rules: &[],
+            differs: false,
+            spec_may_be_absent: false,
+            scales: false,
+        }
+    }
+
+    fn finished(&self) -> Option<CustomResourceDefinition> {
+        serde_json::from_value(self.definition()).ok()
+    }
+
+    /// The rules of a version, each with the path that its own begins at.
+    fn rules(&self, version: &str) -> impl Iterator<Item = (&'static str, &'static Rule)> {
+        let own = self.own_rules.iter().filter(move |(name, _)| *name == version);
+        let below = own.flat_map(|(_, below)| below.iter());
+        let own = below.flat_map(|(path, rules)| rules.iter().map(move |rule| (*path, rule)));
+        self.rules.iter().map(|rule| ("", rule)).chain(own)
+    }
+
     fn definition(&self) -> Value {
         let names = &self.beta.spec.names;
         let mut spec = json!({
@@ -150,26 +284,39 @@ impl Kind {
             .unwrap_or_default();
         tidy(&mut schema);
         self.complete_root(&mut schema);
-        for rule in self.rules {
-            apply(&mut schema, rule);
+        for (below, rule) in self.rules(name) {
+            apply(&mut schema, below, rule);
         }
-        let columns = self
-            .columns
-            .iter()
-            .filter(|(column, ..)| *column != "MESSAGE" || name == V1ALPHA1);
-        let columns: Vec<_> = columns
-            .map(|(name, type_, path, description)| {
-                json!({ "name": name, "type": type_, "jsonPath": path, "description": description })
-            })
-            .collect();
+        let mut subresources = json!({ "status": {} });
+        if self.scales {
+            subresources["scale"] = json!({
+                "specReplicasPath": ".spec.replicas",
+                "statusReplicasPath": ".status.replicas",
+                "labelSelectorPath": ".status.labelSelector",
+            });
+        }
         json!({
             "name": name,
             "served": true,
             "storage": name == V1BETA1,
             "schema": { "openAPIV3Schema": schema },
-            "subresources": { "status": {} },
-            "additionalPrinterColumns": columns,
+            "subresources": subresources,
+            "additionalPrinterColumns": self.all_columns(name),
         })
+    }
+
+    fn all_columns(&self, version: &str) -> Value {
+        let column = |(name, type_, path, description): &Column| json!({ "name": name, "type": type_, "jsonPath": path, "description": description });
+        let usual = self
+            .columns
+            .iter()
+            .filter(|(column, ..)| *column != "MESSAGE" || version == V1ALPHA1);
+        let wide = self.wide.iter().map(|wide| {
+            let mut column = column(wide);
+            column["priority"] = json!(1);
+            column
+        });
+        usual.map(column).chain(wide).collect()
     }
 
     fn complete_root(&self, schema: &mut Value) {
@@ -221,10 +368,11 @@ fn each_child(node: &mut Map<String, Value>, mut with: impl FnMut(&mut Value)) {
     }
 }
 
-/// Adds a rule where its path leads.
-fn apply(schema: &mut Value, rule: &Rule) {
+/// Adds a rule where its path leads, from `below` on.
+fn apply(schema: &mut Value, below: &str, rule: &Rule) {
     let mut at = schema;
-    for step in rule.path.split('.') {
+    let steps = below.split('.').chain(rule.path.split('.'));
+    for step in steps.filter(|step| !step.is_empty()) {
         at = match step {
             "[]" => &mut at["items"],
             "{}" => &mut at["additionalProperties"],

@@ -62,6 +62,9 @@ pub const SPECIFIED_DELETE: &str = "apps.kruise.io/specified-delete";
 /// Label of a v1alpha1 CloneSet: what v1beta1 has as `scaleStrategy.excludePreparingDelete`, if [`TRUE`].
 pub const CLONESET_EXCLUDE_PREPARING_DELETE: &str =
     "apps.kruise.io/cloneset-scaling-exclude-preparing-delete";
+/// Annotation of ours on a v1alpha1 CloneSet of type `OnDelete`: `podUpdatePolicy` of v1beta1, which v1alpha1
+/// has no field for. Absent on v1beta1.
+pub const CLONESET_POD_UPDATE_POLICY: &str = "apps.kruise.io/cloneset-pod-update-policy";
 /// Annotation of a Pod: JSON of [`super::in_place::InPlaceUpdateState`].
 pub const IN_PLACE_UPDATE_STATE: &str = "apps.kruise.io/inplace-update-state";
 /// What old releases called [`IN_PLACE_UPDATE_STATE`]: read where that is absent, removed with every write.

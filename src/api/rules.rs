@@ -6,6 +6,8 @@
 
 use serde_json::{Value, json};
 
+pub(super) mod cloneset;
+
 /// One addition to the schema at `path`.
 pub(super) struct Rule {
     /// Dotted path from the root; `[]` is a list's item, `{}` a map's value.
@@ -13,6 +15,9 @@ pub(super) struct Rule {
     /// Keywords to add. Lists are appended to what is there.
     pub add: fn() -> Value,
 }
+
+/// Rules whose paths begin at `path`; the root where that is empty.
+pub(super) type Below = (&'static str, &'static [Rule]);
 
 /// A CEL rule with a constant message.
 fn says(rule: &str, message: &str, reason: &str) -> Value {

@@ -43,9 +43,16 @@ pub(super) fn weighted_pods(_: &mut SchemaGenerator) -> Schema {
     into_schema(label_selector_json("Which Pods the weight is given to."))
 }
 
-/// An embedded `core/v1.PodTemplateSpec`, of which the API server keeps every field.
+/// An embedded `core/v1.PodTemplateSpec`, of which the API server keeps every field. Named are those that
+/// rules speak of.
 pub(super) fn pod_template(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
+    let some = |properties: Value| json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true, "properties": properties });
+    into_schema(some(json!({
+        "spec": some(json!({
+            "restartPolicy": { "type": "string", "description": "Always." },
+            "activeDeadlineSeconds": { "type": "integer", "format": "int64", "description": "Must be absent." },
+        })),
+    })))
 }
 
 /// A list of embedded `core/v1.PersistentVolumeClaim`, of which the API server keeps every field.

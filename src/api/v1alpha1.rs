@@ -1,4 +1,4 @@
-//! The older version of the three kinds, served for clients that know no other.
+//! The older version of each kind, served for clients that know no other.
 //!
 //! What it cannot say is kept in annotations while an object is in this version; see [`super::convert`].
 
@@ -11,6 +11,10 @@ use serde::{Deserialize, Serialize};
 use super::container_recreate_request as crr;
 use super::node_image as beta;
 use super::schemas;
+
+mod cloneset;
+
+pub use cloneset::{CloneSet, CloneSetScaleStrategy, CloneSetSpec, CloneSetUpdateStrategy};
 
 /// What the node is asked to pull.
 #[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]

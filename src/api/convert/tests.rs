@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 
 /// Without what Go writes for nothing: nulls, empty maps, lists and strings.
-fn plain(value: &Value) -> Value {
+pub(super) fn plain(value: &Value) -> Value {
     let nothing =
         |value: &Value| value.is_null() || *value == json!({}) || *value == json!([]) || *value == json!("");
     match value {
@@ -67,7 +67,7 @@ fn upstream_s_conversions_hold() {
 }
 
 /// What Go leaves out when it is zero or false, and fills with null where we have a list.
-fn bare(value: &Value) -> Value {
+pub(super) fn bare(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
             let kept = map.iter().map(|(key, value)| (key.clone(), bare(value)));
@@ -82,7 +82,7 @@ fn bare(value: &Value) -> Value {
 }
 
 /// Through the Rust type and back.
-fn through<T: serde::de::DeserializeOwned + serde::Serialize>(object: &Value) -> Value {
+pub(super) fn through<T: serde::de::DeserializeOwned + serde::Serialize>(object: &Value) -> Value {
     let typed: T = serde_json::from_value(object.clone()).unwrap_or_else(|why| panic!("{why}: {object}"));
     plain(&bare(&serde_json::to_value(typed).unwrap()))
 }

@@ -1,0 +1,209 @@
+//! CloneSet: the update strategy is flat in v1alpha1, and some of it is labels and annotations there.
+//!
+//! v1alpha1 → v1beta1 leaves these labels and annotations where they are, as upstream does; there the fields
+//! count, and on the way back the labels and annotations follow them. Unlike upstream, `OnDelete` keeps the
+//! fields of a rolling update, and pre-download fields in the spec of v1alpha1 count where the annotation is
+//! absent. The `podUpdatePolicy` of a v1beta1 `OnDelete` travels in [`keys::CLONESET_POD_UPDATE_POLICY`].
+
+use serde_json::{Map, Value, json};
+
+use super::{annotate, annotation, take_annotation};
+use crate::api::keys;
+
+const ON_DELETE: &str = "OnDelete";
+const ROLLING_UPDATE: &str = "RollingUpdate";
+const RE_CREATE: &str = "ReCreate";
+
+/// Fields of `inPlaceUpdateStrategy` that are annotations in v1alpha1.
+const PRE_DOWNLOAD: [(&str, &str); 3] = [
+    (
+        "imagePreDownloadParallelism",
+        keys::IMAGE_PRE_DOWNLOAD_PARALLELISM,
+    ),
+    (
+        "imagePreDownloadTimeoutSeconds",
+        keys::IMAGE_PRE_DOWNLOAD_TIMEOUT_SECONDS,
+    ),
+    (
+        "imagePreDownloadMinUpdatedReadyPods",
+        keys::IMAGE_PRE_DOWNLOAD_MIN_UPDATED_READY_PODS,
+    ),
+];
+
+/// v1alpha1 → v1beta1.
+pub(super) fn promote(object: &mut Value) {
+    let policy = take_annotation(object, keys::CLONESET_POD_UPDATE_POLICY);
+    let excluded = label(object) == Some(keys::TRUE);
+    let mut scale = take(object, "scaleStrategy");
+    let reuse = scale.remove("disablePVCReuse") != Some(json!(true));
+    scale.insert("enablePVCReuse".to_owned(), json!(reuse));
+    if excluded {
+        scale.insert("excludePreparingDelete".to_owned(), json!(true));
+    }
+    put(object, "scaleStrategy", scale);
+
+    let mut rolling = take(object, "updateStrategy");
+    overrule(object, &mut rolling);
+    let word = match rolling.remove("type") {
+        Some(Value::String(word)) if !word.is_empty() => word,
+        _ => RE_CREATE.to_owned(),
+    };
+    let mut update = Map::new();
+    if word == ON_DELETE {
+        update.insert("type".to_owned(), json!(ON_DELETE));
+        rolling.extend(policy.map(|policy| ("podUpdatePolicy".to_owned(), json!(policy))));
+    } else {
+        update.insert("type".to_owned(), json!(ROLLING_UPDATE));
+        rolling.insert("podUpdatePolicy".to_owned(), json!(word));
+    }
+    if !rolling.is_empty() {
+        update.insert("rollingUpdate".to_owned(), Value::Object(rolling));
+    }
+    put(object, "updateStrategy", update);
+}
+
+/// v1beta1 → v1alpha1.
+pub(super) fn demote(object: &mut Value) {
+    take_annotation(object, keys::CLONESET_POD_UPDATE_POLICY);
+
+    let mut scale = take(object, "scaleStrategy");
+    let reuse = scale.remove("enablePVCReuse") == Some(json!(true));
+    scale.insert("disablePVCReuse".to_owned(), json!(!reuse));
+    exclude(
+        object,
+        scale.remove("excludePreparingDelete") == Some(json!(true)),
+    );
+    put(object, "scaleStrategy", scale);
+
+    let mut update = take(object, "updateStrategy");
+    let on_delete = update.remove("type") == Some(json!(ON_DELETE));
+    let rolling = match update.remove("rollingUpdate") {
+        Some(Value::Object(rolling)) => Some(rolling),
+        _ => None,
+    };
+    let mut flat = update;
+    if let Some(mut rolling) = rolling {
+        let policy = rolling.remove("podUpdatePolicy");
+        let word = policy
+            .as_ref()
+            .and_then(Value::as_str)
+            .filter(|word| !word.is_empty());
+        if on_delete {
+            if let Some(word) = word {
+                annotate(object, keys::CLONESET_POD_UPDATE_POLICY, word.to_owned());
+            }
+        } else {
+            flat.insert("type".to_owned(), json!(word.unwrap_or(RE_CREATE)));
+        }
+        if let Some(in_place) = rolling.get_mut("inPlaceUpdateStrategy") {
+            annotate_pre_download(object, in_place);
+        } else {
+            annotate_pre_download(object, &mut json!({}));
+        }
+        flat.extend(rolling);
+    }
+    let word = if on_delete { ON_DELETE } else { RE_CREATE };
+    flat.entry("type").or_insert(json!(word));
+    put(object, "updateStrategy", flat);
+}
+
+/// Gives the pre-download fields the values of their annotations, where there are any.
+fn overrule(object: &Value, rolling: &mut Map<String, Value>) {
+    for (field, key) in PRE_DOWNLOAD {
+        let Some(text) = annotation(object, key) else {
+            continue;
+        };
+        match value_of(field, text) {
+            Some(value) => {
+                let in_place = rolling.entry("inPlaceUpdateStrategy").or_insert(json!({}));
+                in_place[field] = value;
+            }
+            None => {
+                rolling
+                    .get_mut("inPlaceUpdateStrategy")
+                    .and_then(Value::as_object_mut)
+                    .map(|fields| fields.remove(field));
+            }
+        }
+    }
+}
+
+/// Moves the pre-download fields to annotations. An annotation whose field is absent goes, unless its text is
+/// none that v1beta1 has a field for.
+fn annotate_pre_download(object: &mut Value, in_place: &mut Value) {
+    for (field, key) in PRE_DOWNLOAD {
+        let there = annotation(object, key).and_then(|text| value_of(field, text));
+        let said = in_place.as_object_mut().and_then(|fields| fields.remove(field));
+        let said = said.filter(|value| !value.is_null());
+        if said == there {
+            continue;
+        }
+        match said {
+            Some(value) => annotate(object, key, text_of(&value)),
+            None => {
+                take_annotation(object, key);
+            }
+        }
+    }
+}
+
+fn text_of(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// What an annotation says as a field of v1beta1. Of the parallelism, everything; of the others, numbers.
+fn value_of(field: &str, text: &str) -> Option<Value> {
+    match text.parse::<i32>() {
+        Ok(number) => Some(json!(number)),
+        Err(_) if field == PRE_DOWNLOAD[0].0 && !text.is_empty() => Some(json!(text)),
+        Err(_) => None,
+    }
+}
+
+fn label(object: &Value) -> Option<&str> {
+    object["metadata"]["labels"]
+        .get(keys::CLONESET_EXCLUDE_PREPARING_DELETE)?
+        .as_str()
+}
+
+/// Makes the label say what the field says. Values that say nothing stay.
+fn exclude(object: &mut Value, excluded: bool) {
+    if excluded == (label(object) == Some(keys::TRUE)) {
+        return;
+    }
+    let Some(metadata) = object["metadata"].as_object_mut() else {
+        return;
+    };
+    let labels = metadata.entry("labels").or_insert(json!({}));
+    if excluded {
+        labels[keys::CLONESET_EXCLUDE_PREPARING_DELETE] = json!(keys::TRUE);
+        return;
+    }
+    if let Some(labels) = labels.as_object_mut() {
+        labels.remove(keys::CLONESET_EXCLUDE_PREPARING_DELETE);
+        if labels.is_empty() {
+            metadata.remove("labels");
+        }
+    }
+}
+
+fn spec(object: &mut Value) -> Option<&mut Map<String, Value>> {
+    object.get_mut("spec")?.as_object_mut()
+}
+
+/// Takes an object out of the spec; empty when there is none.
+fn take(object: &mut Value, field: &str) -> Map<String, Value> {
+    match spec(object).and_then(|spec| spec.remove(field)) {
+        Some(Value::Object(map)) => map,
+        _ => Map::new(),
+    }
+}
+
+fn put(object: &mut Value, field: &str, map: Map<String, Value>) {
+    if let Some(spec) = spec(object) {
+        spec.insert(field.to_owned(), Value::Object(map));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,324 @@
+//! Against what upstream's converter returns, and there and back again.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use proptest::prelude::*;
+
+use super::super::convert;
+use super::super::tests::{bare, plain, through};
+use super::*;
+use crate::api::{cloneset, v1alpha1};
+
+const ALPHA: &str = "apps.kruise.io/v1alpha1";
+const BETA: &str = "apps.kruise.io/v1beta1";
+
+fn upstream() -> Vec<Value> {
+    let text = include_str!("../../../../tests/data/conversion/cloneset.jsonl");
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+fn versioned(object: &Value, version: &Value) -> Value {
+    let mut object = object.clone();
+    object["kind"] = json!("CloneSet");
+    object["apiVersion"] = json!(format!("apps.kruise.io/{}", version.as_str().unwrap()));
+    object
+}
+
+/// What an object says, in `v1beta1` words: with the defaults that a conversion writes out, and without the
+/// labels and annotations that say nothing there.
+fn meaning(object: &Value) -> Value {
+    let mut object = convert(object.clone(), BETA).unwrap();
+    let mut update = take(&mut object, "updateStrategy");
+    if update.get("type") != Some(&json!(ON_DELETE)) {
+        update.insert("type".to_owned(), json!(ROLLING_UPDATE));
+        let rolling = update.entry("rollingUpdate").or_insert(json!({}));
+        if rolling["podUpdatePolicy"].as_str().is_none_or(str::is_empty) {
+            rolling["podUpdatePolicy"] = json!(RE_CREATE);
+        }
+    }
+    put(&mut object, "updateStrategy", update);
+    exclude(&mut object, true);
+    exclude(&mut object, false);
+    for (_, key) in PRE_DOWNLOAD {
+        take_annotation(&mut object, key);
+    }
+    plain(&bare(&object))
+}
+
+/// Takes away what ours has more than upstream's: in v1beta1 the rolling update of an `OnDelete` and what
+/// the v1alpha1 spec says of pre-downloads; in v1alpha1 the label for `excludePreparingDelete` and the
+/// policy of an `OnDelete`.
+fn less(mut ours: Value, from: &Value) -> Value {
+    if ours["apiVersion"] == BETA {
+        let update = &mut ours["spec"]["updateStrategy"];
+        if update["type"] == ON_DELETE {
+            update.as_object_mut().unwrap().remove("rollingUpdate");
+        }
+        if let Some(fields) = update.pointer_mut("/rollingUpdate/inPlaceUpdateStrategy") {
+            let fields = fields.as_object_mut().unwrap();
+            for (field, key) in PRE_DOWNLOAD {
+                if annotation(from, key).is_none() {
+                    fields.remove(field);
+                }
+            }
+        }
+    } else {
+        take_annotation(&mut ours, keys::CLONESET_POD_UPDATE_POLICY);
+        if label(from).is_none() {
+            exclude(&mut ours, false);
+        }
+    }
+    plain(&bare(&ours))
+}
+
+#[test]
+fn upstream_s_conversions_hold() {
+    let cases = upstream();
+    assert_eq!(cases.len(), 151);
+    for case in &cases {
+        let object = versioned(&case["in"], &case["from"]);
+        let converted = convert(object.clone(), case["to"].as_str().unwrap()).unwrap();
+        let expected = versioned(&case["out"], &case["to"]);
+        assert_eq!(
+            less(converted.clone(), &object),
+            plain(&bare(&expected)),
+            "{case}"
+        );
+        let back = convert(converted.clone(), case["from"].as_str().unwrap()).unwrap();
+        assert_eq!(meaning(&back), meaning(&object), "there and back: {case}");
+        assert_eq!(meaning(&converted), meaning(&object), "{case}");
+    }
+}
+
+#[test]
+fn our_types_read_and_write_what_upstream_does() {
+    for case in &upstream() {
+        for (object, version) in [(&case["in"], &case["from"]), (&case["out"], &case["to"])] {
+            let mut object = versioned(object, version);
+            // The API server refuses null where the schema wants an object; the random objects have it.
+            if object["spec"]["selector"].is_null() {
+                object["spec"]["selector"] = json!({});
+            }
+            let back = if version == "v1beta1" {
+                through::<cloneset::CloneSet>(&object)
+            } else {
+                through::<v1alpha1::CloneSet>(&object)
+            };
+            assert_eq!(back, plain(&bare(&object)), "{version} of {case}");
+        }
+    }
+}
+
+fn set(version: &str, spec: Value) -> Value {
+    json!({ "apiVersion": version, "kind": "CloneSet", "metadata": { "name": "n" }, "spec": spec })
+}
+
+/// A v1beta1 writer clears a field; nobody brings it back.
+#[test]
+fn what_is_cleared_stays_cleared() {
+    let mut alpha = set(ALPHA, json!({ "updateStrategy": { "type": "InPlaceOnly" } }));
+    alpha["metadata"]["labels"] = json!({ keys::CLONESET_EXCLUDE_PREPARING_DELETE: "true", "a": "b" });
+    alpha["metadata"]["annotations"] = json!({
+        keys::IMAGE_PRE_DOWNLOAD_PARALLELISM: "7",
+        keys::IMAGE_PRE_DOWNLOAD_MIN_UPDATED_READY_PODS: "10%",
+    });
+    let mut beta = convert(alpha, BETA).unwrap();
+    assert_eq!(beta["spec"]["scaleStrategy"]["excludePreparingDelete"], true);
+    let rolling = beta["spec"]["updateStrategy"]["rollingUpdate"]
+        .as_object_mut()
+        .unwrap();
+    assert_eq!(
+        rolling.remove("inPlaceUpdateStrategy"),
+        Some(json!({ "imagePreDownloadParallelism": 7 }))
+    );
+    beta["spec"]["scaleStrategy"]["excludePreparingDelete"] = json!(false);
+    let alpha = convert(beta, ALPHA).unwrap();
+    assert_eq!(alpha["metadata"]["labels"], json!({ "a": "b" }));
+    assert_eq!(
+        alpha["metadata"]["annotations"],
+        json!({ keys::IMAGE_PRE_DOWNLOAD_MIN_UPDATED_READY_PODS: "10%" }),
+        "what v1beta1 has no field for stays"
+    );
+}
+
+#[test]
+fn on_delete_keeps_its_limits_and_its_policy() {
+    let strategy = json!({
+        "type": "OnDelete",
+        "rollingUpdate": { "partition": 3, "maxUnavailable": 1, "podUpdatePolicy": "InPlaceOnly" },
+    });
+    let beta = set(BETA, json!({ "updateStrategy": strategy }));
+    let mut alpha = convert(beta.clone(), ALPHA).unwrap();
+    assert_eq!(
+        alpha["spec"]["updateStrategy"],
+        json!({ "type": "OnDelete", "partition": 3, "maxUnavailable": 1 })
+    );
+    assert_eq!(
+        convert(alpha.clone(), BETA).unwrap()["spec"]["updateStrategy"],
+        beta["spec"]["updateStrategy"]
+    );
+    alpha["spec"]["updateStrategy"]["type"] = json!("ReCreate");
+    let beta = convert(alpha, BETA).unwrap();
+    assert_eq!(
+        beta["spec"]["updateStrategy"]["rollingUpdate"]["podUpdatePolicy"],
+        "ReCreate"
+    );
+    assert_eq!(beta["metadata"], json!({ "name": "n" }));
+}
+
+#[test]
+fn objects_without_a_spec_are_left_alone() {
+    let object = json!({ "apiVersion": ALPHA, "kind": "CloneSet", "metadata": { "name": "n" } });
+    let beta = convert(object.clone(), BETA).unwrap();
+    assert_eq!(beta.get("spec"), None);
+    assert_eq!(convert(beta, ALPHA).unwrap(), object);
+}
+
+fn number() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        (0_i32..99).prop_map(|number| json!(number)),
+        (0_i32..99).prop_map(|number| json!(format!("{number}%")))
+    ]
+}
+
+fn some(fields: Vec<(&'static str, BoxedStrategy<Value>)>) -> BoxedStrategy<Value> {
+    fields
+        .into_iter()
+        .map(|(name, value)| proptest::option::of(value).prop_map(move |value| (name, value)))
+        .collect::<Vec<_>>()
+        .prop_map(|fields| {
+            let there = fields
+                .into_iter()
+                .filter_map(|(name, value)| Some((name.to_owned(), value?)));
+            Value::Object(there.collect())
+        })
+        .boxed()
+}
+
+fn in_place() -> BoxedStrategy<Value> {
+    some(vec![
+        ("gracePeriodSeconds", (0_i32..99).prop_map(|n| json!(n)).boxed()),
+        (PRE_DOWNLOAD[0].0, number().boxed()),
+        (PRE_DOWNLOAD[1].0, (0_i32..99).prop_map(|n| json!(n)).boxed()),
+        (PRE_DOWNLOAD[2].0, (0_i32..99).prop_map(|n| json!(n)).boxed()),
+    ])
+}
+
+fn limits() -> Vec<(&'static str, BoxedStrategy<Value>)> {
+    vec![
+        ("partition", number().boxed()),
+        ("maxUnavailable", number().boxed()),
+        ("maxSurge", number().boxed()),
+        ("paused", any::<bool>().prop_map(|b| json!(b)).boxed()),
+        (
+            "scatterStrategy",
+            Just(json!([{ "key": "a", "value": "b" }])).boxed(),
+        ),
+        ("later", Just(json!({ "field": 1 })).boxed()),
+        ("inPlaceUpdateStrategy", in_place()),
+    ]
+}
+
+fn one_of(words: &'static [&'static str]) -> BoxedStrategy<Value> {
+    proptest::sample::select(words)
+        .prop_map(|word| json!(word))
+        .boxed()
+}
+
+fn scale(reuse: &'static str) -> BoxedStrategy<Value> {
+    some(vec![
+        (reuse, any::<bool>().prop_map(|b| json!(b)).boxed()),
+        ("podsToDelete", Just(json!(["a"])).boxed()),
+        ("maxUnavailable", number().boxed()),
+    ])
+}
+
+fn metadata() -> BoxedStrategy<Value> {
+    let annotations = some(vec![
+        (
+            keys::IMAGE_PRE_DOWNLOAD_PARALLELISM,
+            one_of(&["3", "x", "20%", ""]),
+        ),
+        (
+            keys::IMAGE_PRE_DOWNLOAD_TIMEOUT_SECONDS,
+            one_of(&["60", "soon", "9999999999"]),
+        ),
+        (
+            keys::IMAGE_PRE_DOWNLOAD_MIN_UPDATED_READY_PODS,
+            one_of(&["2", "10%"]),
+        ),
+        ("note", one_of(&["a"])),
+    ]);
+    let labels = some(vec![(
+        keys::CLONESET_EXCLUDE_PREPARING_DELETE,
+        one_of(&["true", "false"]),
+    )]);
+    (annotations, labels)
+        .prop_map(
+            |(annotations, labels)| json!({ "name": "n", "annotations": annotations, "labels": labels }),
+        )
+        .boxed()
+}
+
+fn alpha() -> impl Strategy<Value = Value> {
+    let mut fields = limits();
+    fields.push((
+        "type",
+        one_of(&["ReCreate", "InPlaceIfPossible", "InPlaceOnly", "OnDelete"]),
+    ));
+    (
+        metadata(),
+        some(vec![
+            ("updateStrategy", some(fields)),
+            ("scaleStrategy", scale("disablePVCReuse")),
+        ]),
+    )
+        .prop_map(|(metadata, spec)| {
+            let mut object = set(ALPHA, spec);
+            object["metadata"] = metadata;
+            object
+        })
+}
+
+fn beta() -> impl Strategy<Value = Value> {
+    let mut fields = limits();
+    fields.push((
+        "podUpdatePolicy",
+        one_of(&["ReCreate", "InPlaceIfPossible", "InPlaceOnly"]),
+    ));
+    let update = some(vec![
+        ("type", one_of(&["RollingUpdate", "OnDelete"])),
+        ("rollingUpdate", some(fields)),
+    ]);
+    let excluded = any::<bool>();
+    (metadata(), update, scale("enablePVCReuse"), excluded).prop_map(
+        |(metadata, update, mut scale, excluded)| {
+            scale["excludePreparingDelete"] = json!(excluded);
+            let mut object = set(BETA, json!({ "scaleStrategy": scale }));
+            // Annotations of an object without the block may be all that is left of v1alpha1's wishes.
+            if !update["rollingUpdate"].is_null() {
+                object["metadata"] = metadata;
+            }
+            object["spec"]["updateStrategy"] = update;
+            object
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn v1alpha1_survives_v1beta1(object in alpha()) {
+        let there = convert(object.clone(), BETA).unwrap();
+        let back = convert(there.clone(), ALPHA).unwrap();
+        prop_assert_eq!(meaning(&back), meaning(&object));
+        // Nothing more changes on the second way.
+        prop_assert_eq!(convert(convert(back.clone(), BETA).unwrap(), ALPHA).unwrap(), back);
+    }
+
+    #[test]
+    fn v1beta1_survives_v1alpha1(object in beta()) {
+        let back = convert(convert(object.clone(), ALPHA).unwrap(), BETA).unwrap();
+        prop_assert_eq!(meaning(&back), meaning(&object));
+    }
+}

@@ -1,0 +1,280 @@
+//! Rules of CloneSet, and the values of what is absent. The versions differ in where the limits of an update
+//! stand, so each has rules of its own too.
+
+use serde_json::{Value, json};
+
+use super::{FORBIDDEN, INVALID, Rule, not_empty, not_negative, says, tells};
+
+/// Both zero: an update could neither take a Pod down nor make one more.
+const NO_ROOM: &str = "maxUnavailable and maxSurge are both 0, so that nothing could be updated; \
+    raise one of them to 1 or more";
+/// Pods stay, so none is made beyond `replicas`.
+const NO_SURGE: &str = "InPlaceOnly keeps every Pod, so there is nothing to surge with; set maxSurge to 0";
+
+/// A number of Pods, or a percentage without fractions, which OpenKruise would take for 0.
+fn whole_percentage() -> Value {
+    tells(
+        "type(self) == int ? self >= 0 : self.matches('^[0-9]{1,9}%$')",
+        "'it is %s; give a number of Pods, 0 or greater, or a percentage such as 20%% without fraction'\
+         .format([self])",
+        "give a number of Pods, 0 or greater, or a percentage such as 20% without fraction",
+    )
+}
+
+fn percentage() -> Value {
+    tells(
+        "type(self) == int ? self >= 0 : self.matches('^[0-9]{1,9}([.][0-9]{1,9})?%$')",
+        "'it is %s; give a number of Pods, 0 or greater, or a percentage such as 20%%'.format([self])",
+        "give a number of Pods, 0 or greater, or a percentage such as 20%",
+    )
+}
+
+fn with_default(mut keywords: Value, default: Value) -> Value {
+    keywords["default"] = default;
+    keywords
+}
+
+fn partition() -> Value {
+    with_default(percentage(), json!(0))
+}
+
+fn max_unavailable() -> Value {
+    with_default(whole_percentage(), json!("20%"))
+}
+
+fn max_surge() -> Value {
+    with_default(whole_percentage(), json!(0))
+}
+
+fn empty() -> Value {
+    json!({ "default": {} })
+}
+
+fn number_of_nodes() -> Value {
+    tells(
+        "type(self) == int ? self >= 0 : self.matches('^[0-9]{1,9}$')",
+        "'it is %s; give a number of nodes, 0 or greater (0 pauses the pulls); percentages are not supported'\
+         .format([self])",
+        "give a number of nodes, 0 or greater; percentages are not supported",
+    )
+}
+
+fn one_order() -> Value {
+    says(
+        "size(self.?orderPriority.orValue([])) == 0 || size(self.?weightPriority.orValue([])) == 0",
+        "orderPriority and weightPriority exclude each other; remove one of them",
+        FORBIDDEN,
+    )
+}
+
+fn some_labels() -> Value {
+    says(
+        "size(self.?matchLabels.orValue({})) + size(self.?matchExpressions.orValue([])) > 0",
+        "an empty selector matches every Pod; give matchLabels or matchExpressions",
+        INVALID,
+    )
+}
+
+/// Rules for both versions.
+pub(in crate::api) const BOTH: &[Rule] = &[
+    Rule {
+        path: "spec.replicas",
+        add: || json!({ "minimum": 0, "default": 1 }),
+    },
+    Rule {
+        path: "spec.revisionHistoryLimit",
+        add: || json!({ "minimum": 0, "default": 10 }),
+    },
+    Rule {
+        path: "spec.minReadySeconds",
+        add: || json!({ "minimum": 0, "default": 0 }),
+    },
+    Rule {
+        path: "spec.progressDeadlineSeconds",
+        add: not_negative,
+    },
+    Rule {
+        path: "spec",
+        add: || {
+            tells(
+                "!has(self.progressDeadlineSeconds) || self.progressDeadlineSeconds == 2147483647 \
+                 || self.progressDeadlineSeconds > self.?minReadySeconds.orValue(0)",
+                "'spec.progressDeadlineSeconds is %d, which is not more than spec.minReadySeconds, which is %d; \
+                 no rollout could be in time'.format([self.progressDeadlineSeconds, \
+                 self.?minReadySeconds.orValue(0)])",
+                "spec.progressDeadlineSeconds must be more than spec.minReadySeconds",
+            )
+        },
+    },
+    Rule {
+        path: "spec.selector",
+        add: || {
+            says(
+                "self == oldSelf",
+                "spec.selector cannot be changed, or Pods would be left behind; create another CloneSet instead",
+                FORBIDDEN,
+            )
+        },
+    },
+    Rule {
+        path: "spec.selector",
+        add: some_labels,
+    },
+    Rule {
+        path: "spec.template.spec.restartPolicy",
+        add: || json!({ "enum": ["", "Always"] }),
+    },
+    Rule {
+        path: "spec.template.spec",
+        add: || {
+            says(
+                "!has(self.activeDeadlineSeconds)",
+                "activeDeadlineSeconds would end Pods that are to run for ever; remove it",
+                FORBIDDEN,
+            )
+        },
+    },
+    Rule {
+        path: "spec.scaleStrategy.podsToDelete",
+        add: || json!({ "x-kubernetes-list-type": "set" }),
+    },
+    Rule {
+        path: "spec.scaleStrategy.maxUnavailable",
+        add: whole_percentage,
+    },
+    Rule {
+        path: "spec.updateStrategy",
+        add: empty,
+    },
+];
+
+/// Rules of v1beta1.
+pub(in crate::api) const V1BETA1: &[Rule] = &[
+    Rule {
+        path: "spec.scaleStrategy.enablePVCReuse",
+        add: || json!({ "default": false }),
+    },
+    Rule {
+        path: "spec.updateStrategy.type",
+        add: || json!({ "enum": ["", "OnDelete", "RollingUpdate"], "default": "RollingUpdate" }),
+    },
+    Rule {
+        path: "spec.updateStrategy.rollingUpdate",
+        add: empty,
+    },
+    Rule {
+        path: "spec.updateStrategy.rollingUpdate.podUpdatePolicy",
+        add: || json!({ "enum": ["", "ReCreate", "InPlaceIfPossible", "InPlaceOnly"], "default": "ReCreate" }),
+    },
+    Rule {
+        path: "spec",
+        add: || {
+            says(
+                "self.replicas == 0 || !(self.updateStrategy.rollingUpdate.maxUnavailable in [0, '0%']) \
+                 || !(self.updateStrategy.rollingUpdate.maxSurge in [0, '0%'])",
+                NO_ROOM,
+                INVALID,
+            )
+        },
+    },
+    Rule {
+        path: "spec.updateStrategy.rollingUpdate",
+        add: || {
+            says(
+                "self.podUpdatePolicy != 'InPlaceOnly' || self.maxSurge in [0, '0%']",
+                NO_SURGE,
+                FORBIDDEN,
+            )
+        },
+    },
+];
+
+/// Rules of v1alpha1.
+pub(in crate::api) const V1ALPHA1: &[Rule] = &[
+    Rule {
+        path: "spec.updateStrategy.type",
+        add: || {
+            json!({
+                "enum": ["", "ReCreate", "InPlaceIfPossible", "InPlaceOnly", "OnDelete"],
+                "default": "ReCreate",
+            })
+        },
+    },
+    Rule {
+        path: "spec",
+        add: || {
+            says(
+                "self.replicas == 0 || !(self.updateStrategy.maxUnavailable in [0, '0%']) \
+                 || !(self.updateStrategy.maxSurge in [0, '0%'])",
+                NO_ROOM,
+                INVALID,
+            )
+        },
+    },
+    Rule {
+        path: "spec.updateStrategy",
+        add: || {
+            says(
+                "self.type != 'InPlaceOnly' || self.maxSurge in [0, '0%']",
+                NO_SURGE,
+                FORBIDDEN,
+            )
+        },
+    },
+];
+
+/// Rules of the limits of an update, wherever these stand.
+pub(in crate::api) const LIMITS: &[Rule] = &[
+    Rule {
+        path: "partition",
+        add: partition,
+    },
+    Rule {
+        path: "maxUnavailable",
+        add: max_unavailable,
+    },
+    Rule {
+        path: "maxSurge",
+        add: max_surge,
+    },
+    Rule {
+        path: "priorityStrategy",
+        add: one_order,
+    },
+    Rule {
+        path: "priorityStrategy.orderPriority.[].orderedKey",
+        add: not_empty,
+    },
+    Rule {
+        path: "priorityStrategy.weightPriority.[].weight",
+        add: || json!({ "minimum": 0, "maximum": 100 }),
+    },
+    Rule {
+        path: "priorityStrategy.weightPriority.[].matchSelector",
+        add: some_labels,
+    },
+    Rule {
+        path: "scatterStrategy",
+        add: || json!({ "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["key", "value"] }),
+    },
+    Rule {
+        path: "scatterStrategy.[].key",
+        add: not_empty,
+    },
+    Rule {
+        path: "inPlaceUpdateStrategy.gracePeriodSeconds",
+        add: not_negative,
+    },
+    Rule {
+        path: "inPlaceUpdateStrategy.imagePreDownloadParallelism",
+        add: number_of_nodes,
+    },
+    Rule {
+        path: "inPlaceUpdateStrategy.imagePreDownloadTimeoutSeconds",
+        add: not_negative,
+    },
+    Rule {
+        path: "inPlaceUpdateStrategy.imagePreDownloadMinUpdatedReadyPods",
+        add: not_negative,
+    },
+];
