@@ -71,6 +71,7 @@ mod tests {
             object: json!({ "spec": spec }),
             old: None,
             namespace: "ns".into(),
+            version: "v1beta1".into(),
         }
     }
 

@@ -7,16 +7,20 @@ use kube::Api;
 use kube::runtime::watcher;
 use serde_json::Value;
 
+use super::cloneset;
 use super::container_recreate_request::Seen;
 use super::review::Request;
 use crate::api::keys;
-use crate::cluster::{Cluster, Key, Mirror, mirror, write};
+use crate::cluster::pod_template::{self, Answer, Templates};
+use crate::cluster::{self, Cluster, Key, Mirror, mirror, write};
 
 /// What we read for an answer must be there by then; the API server waits 10 s for us.
 const READ: Duration = Duration::from_secs(5);
 /// The same where it is only for a warning; such a webhook is waited for 5 s.
 const GLANCE: Duration = Duration::from_secs(2);
-/// Nodes that are looked up for a warning.
+/// The same for a dry run; such a webhook is waited for 5 s too.
+const CHECK: Duration = Duration::from_secs(4);
+/// Nodes or Pods that are looked up for a warning.
 const LOOKED_UP: usize = 16;
 
 /// Looks at the cluster for answers; clones share what is known.
@@ -81,6 +85,58 @@ impl Look {
         let lookups = names.map(|name| {
             let nodes = &nodes;
             async move { matches!(write::get(nodes, name).await, Ok(None)).then(|| name.to_owned()) }
+        });
+        let all = tokio::time::timeout(GLANCE, futures::future::join_all(lookups)).await;
+        all.unwrap_or_default().into_iter().flatten().collect()
+    }
+    /// What the API server says to the templates of a CloneSet, if they are new.
+    pub async fn templates(&self, asked: &Request) -> Option<Result<Answer, cluster::Error>> {
+        let templates = cloneset::new_templates(asked)?;
+        let before = asked.old.as_ref().map(|old| &old["spec"]["template"]);
+        Some(self.ask(asked, &templates, before).await)
+    }
+
+    /// The Pod template that an update replaces, with defaults, where only what a Pod can change may change.
+    pub async fn stored_template(&self, asked: &Request) -> Option<Value> {
+        let old = &asked.old.as_ref()?["spec"];
+        if !cloneset::keeps_pods(&asked.object) || old["template"] == asked.object["spec"]["template"] {
+            return None;
+        }
+        match self.ask(asked, &cloneset::templates(old), None).await {
+            Ok(Answer::Good { templates, .. }) => Some(templates.template),
+            _ => Some(old["template"].clone()),
+        }
+    }
+
+    async fn ask(
+        &self,
+        asked: &Request,
+        templates: &Templates,
+        before: Option<&Value>,
+    ) -> Result<Answer, cluster::Error> {
+        let answer = pod_template::ask(&self.cluster, &asked.namespace, templates, before);
+        match tokio::time::timeout(CHECK, answer).await {
+            Ok(answer) => answer,
+            Err(_) => Err(cluster::Error::Timeout {
+                verb: "create",
+                kind: "PodTemplate".to_owned(),
+                after: CHECK,
+            }),
+        }
+    }
+
+    /// Names newly in `podsToDelete` that no Pod of the CloneSet has, if that can be said in time.
+    pub async fn no_pods(&self, asked: &Request) -> Vec<String> {
+        let uid = asked.object["metadata"]["uid"].as_str().unwrap_or_default();
+        let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), &asked.namespace);
+        let names = cloneset::newly_to_delete(asked).into_iter().take(LOOKED_UP);
+        let lookups = names.map(|name| {
+            let pods = &pods;
+            async move {
+                let pod = write::get(pods, name).await.ok()?;
+                let ours = pod.is_some_and(|pod| cloneset::owns(uid, &pod));
+                (!ours).then(|| name.to_owned())
+            }
         });
         let all = tokio::time::timeout(GLANCE, futures::future::join_all(lookups)).await;
         all.unwrap_or_default().into_iter().flatten().collect()

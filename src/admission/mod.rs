@@ -6,6 +6,7 @@
 
 mod bundle;
 mod certificates;
+pub mod cloneset;
 mod container_recreate_request;
 mod image_pull_job;
 mod look;

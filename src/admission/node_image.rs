@@ -108,6 +108,7 @@ mod tests {
             object: json!({ "spec": { "images": images } }),
             old: None,
             namespace: String::new(),
+            version: "v1beta1".into(),
         }
     }
 
@@ -146,6 +147,7 @@ mod tests {
                 object: object.clone(),
                 old: None,
                 namespace: String::new(),
+                version: "v1beta1".into(),
             };
             let Decision::Allow { object: filled, .. } = fill_in(&asked, Timestamp::UNIX_EPOCH) else {
                 panic!("denied");

@@ -14,7 +14,7 @@ use kube::core::conversion::{ConversionRequest, ConversionResponse, ConversionRe
 use serde_json::{Value, json};
 
 use super::look::Look;
-use super::{Options, container_recreate_request, image_pull_job, node_image};
+use super::{Options, cloneset, container_recreate_request, image_pull_job, node_image};
 use crate::api::{convert, keys};
 use crate::ops::metrics::metrics;
 
@@ -23,7 +23,12 @@ const LARGEST_CONVERSION: usize = 256 << 20;
 /// New and old object of at most 3 MiB each, and what surrounds them.
 const LARGEST_ADMISSION: usize = 16 << 20;
 /// The kinds that are answered for, in lower case.
-const KINDS: [&str; 3] = ["nodeimage", "imagepulljob", "containerrecreaterequest"];
+const KINDS: [&str; 4] = [
+    "cloneset",
+    "nodeimage",
+    "imagepulljob",
+    "containerrecreaterequest",
+];
 
 /// An answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,6 +62,16 @@ impl Problems {
         });
     }
 
+    /// Notes one that is in words already.
+    pub fn tell(&mut self, mistake: String) {
+        self.0.push(mistake);
+    }
+
+    /// All of them, each in words.
+    pub fn into_words(self) -> Vec<String> {
+        self.0
+    }
+
     /// No when there are any, else yes with `object`.
     pub fn decide(self, object: Value, warnings: Vec<String>) -> Decision {
         if self.0.is_empty() {
@@ -78,6 +93,8 @@ pub(super) struct Request {
     pub old: Option<Value>,
     /// Namespace of the object; empty for cluster-wide ones.
     pub namespace: String,
+    /// Version that the user speaks; the objects here are in v1beta1.
+    pub version: String,
 }
 
 /// What every answer may need.
@@ -202,11 +219,22 @@ fn asked(request: &AdmissionRequest<DynamicObject>) -> Option<Request> {
             .as_ref()
             .and_then(|old| serde_json::to_value(old).ok()),
         namespace: request.namespace.clone().unwrap_or_default(),
+        version: request
+            .request_kind
+            .as_ref()
+            .unwrap_or(&request.kind)
+            .version
+            .clone(),
     })
 }
 
 async fn decide(look: &Look, kind: &str, mutate: bool, asked: &Request) -> Decision {
     match (kind, mutate) {
+        ("cloneset", true) => cloneset::fill_in(asked, look.templates(asked).await),
+        ("cloneset", false) => {
+            let (strangers, stored) = tokio::join!(look.no_pods(asked), look.stored_template(asked));
+            cloneset::check(asked, &strangers, stored.as_ref())
+        }
         ("nodeimage", true) => node_image::fill_in(asked, look.cluster.clock.now()),
         ("nodeimage", false) => node_image::check(asked),
         ("imagepulljob", true) => image_pull_job::fill_in(asked),
@@ -296,7 +324,7 @@ mod tests {
             route("validate-apps-kruise-io-imagepulljob"),
             Some(("imagepulljob", false))
         );
-        for other in ["mutate-pod", "mutate-apps-kruise-io-cloneset", "", "nodeimage"] {
+        for other in ["mutate-pod", "mutate-apps-kruise-io-sidecarset", "", "nodeimage"] {
             assert_eq!(route(other), None);
         }
     }

@@ -54,7 +54,8 @@ pub(super) fn check(selector: &Value, field: &str, problems: &mut Problems) {
     }
 }
 
-fn check_key(key: &str, field: &str, problems: &mut Problems) {
+/// Checks a label key.
+pub(super) fn check_key(key: &str, field: &str, problems: &mut Problems) {
     let (prefix, name) = key
         .rsplit_once('/')
         .map_or((None, key), |(prefix, name)| (Some(prefix), name));
@@ -73,7 +74,8 @@ fn check_key(key: &str, field: &str, problems: &mut Problems) {
     }
 }
 
-fn check_value(value: &Value, field: &str, problems: &mut Problems) {
+/// Checks a label value.
+pub(super) fn check_value(value: &Value, field: &str, problems: &mut Problems) {
     let good = value
         .as_str()
         .is_some_and(|text| text.is_empty() || is_label_word(text));

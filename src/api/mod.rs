@@ -16,6 +16,7 @@ pub mod lifecycle;
 pub mod node_image;
 mod rules;
 mod schemas;
+pub mod selector;
 pub mod update_priority;
 pub mod v1alpha1;
 mod words;

@@ -9,6 +9,7 @@ pub mod clock;
 mod error;
 pub mod events;
 pub mod lease;
+pub mod pod_template;
 pub mod queue;
 pub mod watch;
 pub mod write;

@@ -30,6 +30,19 @@ pub async fn create<K: Object>(api: &Api<K>, object: &K) -> Result<K, Error> {
     timed::<K, _>("create", api.create(&PostParams::default(), object)).await
 }
 
+/// Creates an object of `kind` at `path` with `body` as its bytes are, and gives the answer as it comes: for
+/// what our types would lose, be it fields or the spelling of bytes that are compared.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn post(client: &kube::Client, kind: &str, path: &str, body: String) -> Result<Value, Error> {
+    let request = http::Request::post(path)
+        .header(http::header::CONTENT_TYPE, "application/json")
+        .body(body.into_bytes())
+        .map_err(|why| Error::Config(format!("{path:?} is no path: {why}")))?;
+    counted(kind, "create", client.request(request)).await
+}
+
 /// Sends a JSON merge patch of the object itself. With `metadata.resourceVersion` in the patch a change by
 /// someone else is a [`Error::conflict`].
 ///
@@ -115,17 +128,25 @@ pub async fn delete<K: Object>(api: &Api<K>, name: &str, uid: Option<&str>) -> R
 /// # Errors
 /// See [`Error`].
 pub async fn get<K: Object>(api: &Api<K>, name: &str) -> Result<Option<K>, Error> {
-    bounded::<K, _>("get", api.get_opt(name)).await
+    bounded(&K::kind(&()), "get", api.get_opt(name)).await
 }
 
 async fn timed<K: Object, T>(
     verb: &'static str,
     call: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, Error> {
-    let result = bounded::<K, T>(verb, call).await;
+    counted(&K::kind(&()), verb, call).await
+}
+
+async fn counted<T>(
+    kind: &str,
+    verb: &'static str,
+    call: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, Error> {
+    let result = bounded(kind, verb, call).await;
     let word = result.as_ref().map_or_else(Error::category, |_| "ok");
     let labels = [
-        ("kind", K::kind(&()).into_owned()),
+        ("kind", kind.to_owned()),
         ("verb", verb.to_owned()),
         ("result", word.to_owned()),
     ];
@@ -133,7 +154,8 @@ async fn timed<K: Object, T>(
     result
 }
 
-async fn bounded<K: Object, T>(
+async fn bounded<T>(
+    kind: &str,
     verb: &'static str,
     call: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, Error> {
@@ -141,7 +163,7 @@ async fn bounded<K: Object, T>(
         Ok(result) => result.map_err(Error::from),
         Err(_) => Err(Error::Timeout {
             verb,
-            kind: K::kind(&()).into_owned(),
+            kind: kind.to_owned(),
             after: DEADLINE,
         }),
     }

@@ -43,6 +43,7 @@ fn request(containers: Value) -> Request {
         object: json!({ "metadata": { "name": "r" }, "spec": { "podName": "web", "containers": containers } }),
         old: None,
         namespace: "ns".into(),
+        version: "v1beta1".into(),
     }
 }
 

@@ -5,9 +5,8 @@
 mod node;
 mod node_image;
 mod pod;
-mod selector;
 
+pub use crate::api::selector::matches;
 pub use node::NodeView;
 pub use node_image::{NodeImageView, Owner, TagStatusView, TagView};
 pub use pod::{ContainerView, PodView};
-pub use selector::matches;

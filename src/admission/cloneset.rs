@@ -1,0 +1,210 @@
+//! CloneSet: has the API server fill in and check the templates, and checks what CEL cannot.
+//!
+//! None of it is needed for a CloneSet to work: the manager asks for defaults itself where nobody did, and acts
+//! on no CloneSet that has [`mistakes`].
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use serde_json::{Value, json};
+
+use super::review::{Decision, Problems, Request};
+use super::selector;
+use crate::api::cloneset::texts;
+use crate::api::selector::matches;
+use crate::cluster;
+use crate::cluster::pod_template::{Answer, Templates};
+
+/// The templates of a CloneSet.
+pub fn templates(spec: &Value) -> Templates {
+    Templates {
+        template: spec["template"].clone(),
+        claims: spec["volumeClaimTemplates"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default(),
+    }
+}
+
+/// What is wrong with a CloneSet's spec, beyond what the API server checks: each with field, value and what to
+/// do. A CloneSet that has any must not be acted upon; Pods that its selector does not match would be made
+/// without end.
+pub fn mistakes(spec: &Value) -> Vec<String> {
+    let mut problems = Problems::default();
+    selector::check(&spec["selector"], "spec.selector", &mut problems);
+    check_labels(spec, &mut problems);
+    check_hooks(&spec["lifecycle"], &mut problems);
+    check_priorities(&spec["updateStrategy"]["rollingUpdate"], &mut problems);
+    problems.into_words()
+}
+
+fn check_labels(spec: &Value, problems: &mut Problems) {
+    let Ok(selector) = serde_json::from_value::<LabelSelector>(spec["selector"].clone()) else {
+        return;
+    };
+    let labels = &spec["template"]["metadata"]["labels"];
+    if !matches(&selector, &texts(labels)) {
+        let labels = if labels.is_null() { &json!({}) } else { labels };
+        problems.add(
+            "spec.template.metadata.labels",
+            labels,
+            "spec.selector does not match these labels; give the template the labels that the selector wants",
+        );
+    }
+}
+
+fn check_hooks(lifecycle: &Value, problems: &mut Problems) {
+    for (name, hook) in lifecycle.as_object().into_iter().flatten() {
+        let field = format!("spec.lifecycle.{name}");
+        for (key, value) in hook["labelsHandler"].as_object().into_iter().flatten() {
+            let field = format!("{field}.labelsHandler[{key}]");
+            selector::check_key(key, &field, problems);
+            selector::check_value(value, &field, problems);
+        }
+        let finalizers = hook["finalizersHandler"].as_array();
+        for (at, finalizer) in finalizers.into_iter().flatten().enumerate() {
+            let field = format!("{field}.finalizersHandler[{at}]");
+            let text = finalizer.as_str().unwrap_or_default();
+            if text.contains('/') {
+                selector::check_key(text, &field, problems);
+            } else {
+                problems.add(
+                    field,
+                    finalizer,
+                    "Pods take only finalizers of the form DOMAIN/NAME",
+                );
+            }
+        }
+    }
+}
+
+fn check_priorities(rolling: &Value, problems: &mut Problems) {
+    let terms = rolling["priorityStrategy"]["weightPriority"].as_array();
+    for (at, term) in terms.into_iter().flatten().enumerate() {
+        let field =
+            format!("spec.updateStrategy.rollingUpdate.priorityStrategy.weightPriority[{at}].matchSelector");
+        selector::check(&term["matchSelector"], &field, problems);
+    }
+}
+
+/// Whether the templates are to have defaults: they are new, or other than before.
+pub(super) fn new_templates(asked: &Request) -> Option<Templates> {
+    let now = templates(&asked.object["spec"]);
+    let before = asked.old.as_ref().map(|old| templates(&old["spec"]));
+    (before.as_ref() != Some(&now)).then_some(now)
+}
+
+/// Gives the templates their defaults, or says what the API server finds wrong with them.
+pub(super) fn fill_in(asked: &Request, answer: Option<Result<Answer, cluster::Error>>) -> Decision {
+    let mut object = asked.object.clone();
+    let mut warnings = Vec::new();
+    match answer {
+        None => {}
+        Some(Ok(Answer::Bad(why))) => return Decision::Deny { code: 422, why },
+        Some(Ok(Answer::Good { templates, unknown })) => {
+            object["spec"]["template"] = templates.template;
+            if !templates.claims.is_empty() {
+                object["spec"]["volumeClaimTemplates"] = templates.claims.into();
+            }
+            warnings.extend(
+                unknown
+                    .iter()
+                    .map(|field| format!("unknown field \"{field}\" is left out; look for a misspelling")),
+            );
+        }
+        Some(Err(why)) => warnings.push(format!(
+            "the Pod template could not be checked now, and will be when it is used: {why}"
+        )),
+    }
+    Decision::Allow { object, warnings }
+}
+
+/// Checks the object; `no_pods` are names newly in `podsToDelete` that no Pod of the CloneSet has, and
+/// `stored` is the template that is replaced, with defaults, where Pods must stay.
+pub(super) fn check(asked: &Request, no_pods: &[String], stored: Option<&Value>) -> Decision {
+    let spec = &asked.object["spec"];
+    let mut problems = Problems::default();
+    let known = asked
+        .old
+        .as_ref()
+        .map(|old| mistakes(&old["spec"]))
+        .unwrap_or_default();
+    for mistake in mistakes(spec) {
+        // What is stored already is older than this check.
+        if !known.contains(&mistake) {
+            problems.tell(mistake);
+        }
+    }
+    if let Some(stored) = stored {
+        for field in needs_new_pod(&stored["spec"], &spec["template"]["spec"]) {
+            problems.tell(format!(
+                "spec.template.spec{field}: Forbidden: a Pod cannot be changed in this, and InPlaceOnly makes no \
+                 new ones; change images, cpu and memory, labels and annotations only, or set \
+                 podUpdatePolicy to InPlaceIfPossible"
+            ));
+        }
+    }
+    let mut warnings = Vec::new();
+    for name in no_pods {
+        let why = "there is no such Pod of this CloneSet; take the name off the list";
+        if asked.version == "v1alpha1" {
+            problems.add("spec.scaleStrategy.podsToDelete", &json!(name), why);
+        } else {
+            warnings.push(format!("spec.scaleStrategy.podsToDelete: {name:?}: {why}"));
+        }
+    }
+    problems.decide(asked.object.clone(), warnings)
+}
+
+/// Names that the request adds to `podsToDelete`.
+pub(super) fn newly_to_delete(asked: &Request) -> Vec<&str> {
+    let names = |object: &'_ Value| {
+        object["spec"]["scaleStrategy"]["podsToDelete"]
+            .as_array()
+            .cloned()
+    };
+    let before = asked.old.as_ref().and_then(names).unwrap_or_default();
+    let now = asked.object["spec"]["scaleStrategy"]["podsToDelete"].as_array();
+    now.into_iter()
+        .flatten()
+        .filter(|name| !before.contains(name))
+        .filter_map(Value::as_str)
+        .collect()
+}
+
+/// Whether a Pod that is not going already is controlled by the CloneSet with this UID.
+pub(super) fn owns(uid: &str, pod: &Pod) -> bool {
+    let owners = pod.metadata.owner_references.iter().flatten();
+    let mut controllers = owners.filter(|owner| owner.controller == Some(true));
+    pod.metadata.deletion_timestamp.is_none() && controllers.any(|owner| owner.uid == uid)
+}
+
+/// Whether the Pods of a CloneSet are never replaced by an update.
+pub(super) fn keeps_pods(object: &Value) -> bool {
+    object["spec"]["updateStrategy"]["rollingUpdate"]["podUpdatePolicy"] == "InPlaceOnly"
+}
+
+/// Changes between two Pod specs with defaults that cannot be made in a Pod, as JSON pointers.
+fn needs_new_pod(before: &Value, after: &Value) -> Vec<String> {
+    use json_patch::PatchOperation::Replace;
+    let changes = json_patch::diff(before, after).0;
+    let fixed = changes.into_iter().filter(|change| {
+        let path = change.path().to_string();
+        !(matches!(change, Replace(_)) && changes_in_place(&path))
+    });
+    fixed.map(|change| change.path().to_string()).collect()
+}
+
+/// Whether a field of a running Pod can be given another value.
+fn changes_in_place(path: &str) -> bool {
+    let steps: Vec<_> = path.split('/').collect();
+    match steps[..] {
+        ["", "containers", _, "image"] => true,
+        ["", "containers", _, "resources", of, what] => {
+            ["limits", "requests"].contains(&of) && ["cpu", "memory"].contains(&what)
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

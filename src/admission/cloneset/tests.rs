@@ -1,0 +1,191 @@
+//! What is filled in, refused and warned of, given what the API server said.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use super::*;
+
+fn spec() -> Value {
+    json!({
+        "selector": { "matchLabels": { "app": "a" } },
+        "template": {
+            "metadata": { "labels": { "app": "a" } },
+            "spec": { "containers": [{ "name": "c", "image": "i:1" }] },
+        },
+    })
+}
+
+fn changed(change: Value) -> Value {
+    let mut spec = spec();
+    json_patch::merge(&mut spec, &change);
+    spec
+}
+
+fn request(spec: Value, old: Option<Value>) -> Request {
+    Request {
+        object: json!({ "metadata": { "uid": "u" }, "spec": spec }),
+        old: old.map(|spec| json!({ "metadata": { "uid": "u" }, "spec": spec })),
+        namespace: "ns".into(),
+        version: "v1beta1".into(),
+    }
+}
+
+fn denied(decision: Decision) -> String {
+    match decision {
+        Decision::Deny { code: 422, why } => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn allowed(decision: Decision) -> (Value, Vec<String>) {
+    match decision {
+        Decision::Allow { object, warnings } => (object, warnings),
+        Decision::Deny { why, .. } => panic!("{why}"),
+    }
+}
+
+#[test]
+fn only_templates_that_change_are_asked_about() {
+    assert!(new_templates(&request(spec(), None)).is_some());
+    assert!(new_templates(&request(changed(json!({ "replicas": 3 })), Some(spec()))).is_none());
+    let claims = json!({ "volumeClaimTemplates": [{}] });
+    assert!(new_templates(&request(changed(claims), Some(spec()))).is_some());
+}
+
+#[test]
+fn what_the_api_server_makes_of_templates_is_taken_over() {
+    let asked = request(changed(json!({ "volumeClaimTemplates": [{ "spec": 1 }] })), None);
+    let answer = Answer::Good {
+        templates: Templates {
+            template: json!({ "filled": "in" }),
+            claims: vec![json!({ "spec": 2 })],
+        },
+        unknown: vec!["spec.template.spec.typo".into()],
+    };
+    let (object, warnings) = allowed(fill_in(&asked, Some(Ok(answer))));
+    assert_eq!(object["spec"]["template"], json!({ "filled": "in" }));
+    assert_eq!(object["spec"]["volumeClaimTemplates"], json!([{ "spec": 2 }]));
+    assert!(
+        warnings
+            .iter()
+            .any(|warning| warning.contains("spec.template.spec.typo"))
+    );
+
+    let bad = Answer::Bad("spec.template.spec.containers: Required value".into());
+    assert!(denied(fill_in(&asked, Some(Ok(bad)))).contains("Required value"));
+    let gone = cluster::Error::Transport("gone".into());
+    let (object, warnings) = allowed(fill_in(&asked, Some(Err(gone))));
+    assert_eq!(object, asked.object);
+    assert!(warnings.iter().any(|warning| warning.contains("gone")));
+}
+
+#[test]
+fn mistakes_are_named() {
+    let hook = |hook: Value| changed(json!({ "lifecycle": { "preDelete": hook } }));
+    for (spec, message) in [
+        (
+            changed(json!({ "template": { "metadata": { "labels": { "app": "b" } } } })),
+            "spec.template.metadata.labels: Invalid value: {\"app\":\"b\"}: spec.selector does not match",
+        ),
+        (
+            changed(json!({ "template": { "metadata": null } })),
+            "spec.template.metadata.labels: Invalid value: {}: spec.selector does not match",
+        ),
+        (
+            changed(json!({ "selector": { "matchExpressions": [{ "key": "app", "operator": "like" }] } })),
+            "spec.selector.matchExpressions[0].operator: Invalid value: \"like\"",
+        ),
+        (
+            hook(json!({ "finalizersHandler": ["ok.io/a", "plain"] })),
+            "spec.lifecycle.preDelete.finalizersHandler[1]: Invalid value: \"plain\"",
+        ),
+        (
+            hook(json!({ "labelsHandler": { "a b": "c" } })),
+            "spec.lifecycle.preDelete.labelsHandler[a b]: Invalid value: \"a b\": not a label key",
+        ),
+        (
+            changed(
+                json!({ "updateStrategy": { "rollingUpdate": { "priorityStrategy": {
+                "weightPriority": [{ "matchSelector": { "matchLabels": { "a": "-" } } }],
+            } } } }),
+            ),
+            "weightPriority[0].matchSelector.matchLabels[a]: Invalid value: \"-\"",
+        ),
+    ] {
+        let why = denied(check(&request(spec.clone(), None), &[], None));
+        assert!(why.contains(message), "{message} is not in {why}");
+        // What is stored stays updatable.
+        let mut scaled = spec.clone();
+        scaled["replicas"] = json!(7);
+        allowed(check(&request(scaled, Some(spec)), &[], None));
+    }
+    assert!(mistakes(&spec()).is_empty());
+}
+
+#[test]
+fn pods_that_must_stay_cannot_change_in_everything() {
+    let before = json!({ "spec": { "containers": [
+        { "name": "c", "image": "i:1", "resources": { "limits": { "cpu": "1", "gpu": "1" } } },
+    ] } });
+    let template = |change: Value| {
+        let mut container = before["spec"]["containers"][0].clone();
+        json_patch::merge(&mut container, &change);
+        json!({ "template": { "spec": { "containers": [container] } } })
+    };
+    for good in [
+        json!({ "image": "i:2" }),
+        json!({ "resources": { "limits": { "cpu": "2" } } }),
+    ] {
+        allowed(check(
+            &request(changed(template(good)), Some(spec())),
+            &[],
+            Some(&before),
+        ));
+    }
+    for (bad, field) in [
+        (json!({ "name": "d" }), "/containers/0/name"),
+        (json!({ "env": [] }), "/containers/0/env"),
+        (
+            json!({ "resources": { "limits": { "memory": "1Gi" } } }),
+            "/containers/0/resources/limits/memory",
+        ),
+        (
+            json!({ "resources": { "limits": { "gpu": "2" } } }),
+            "/containers/0/resources/limits/gpu",
+        ),
+    ] {
+        let asked = request(changed(template(bad)), Some(spec()));
+        let why = denied(check(&asked, &[], Some(&before)));
+        assert!(
+            why.contains(&format!("spec.template.spec{field}: Forbidden")),
+            "{why}"
+        );
+        allowed(check(&asked, &[], None));
+    }
+}
+
+#[test]
+fn pods_to_delete_are_those_of_the_cloneset() {
+    let names = |names: Value| changed(json!({ "scaleStrategy": { "podsToDelete": names } }));
+    let mut asked = request(names(json!(["old", "new"])), Some(names(json!(["old"]))));
+    assert_eq!(newly_to_delete(&asked), ["new"]);
+    let (_, warnings) = allowed(check(&asked, &["new".into()], None));
+    assert!(warnings.iter().any(|warning| warning.contains("\"new\"")));
+    asked.version = "v1alpha1".into();
+    let why = denied(check(&asked, &["new".into()], None));
+    assert!(
+        why.contains("spec.scaleStrategy.podsToDelete: Invalid value: \"new\""),
+        "{why}"
+    );
+
+    let mut pod = Pod::default();
+    assert!(!owns("u", &pod));
+    pod.metadata.owner_references = Some(vec![
+        serde_json::from_value(
+            json!({ "apiVersion": "v", "kind": "k", "name": "n", "uid": "u", "controller": true }),
+        )
+        .unwrap(),
+    ]);
+    assert!(owns("u", &pod));
+    assert!(!owns("v", &pod));
+    pod.metadata.deletion_timestamp = Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
+    assert!(!owns("u", &pod));
+}

@@ -1,0 +1,219 @@
+//! Pod templates and claim templates as the API server reads them: with its defaults, or refused in its words.
+//!
+//! Neither its defaults nor its rules are copied here: a `PodTemplate` is made in a dry run, and what the API
+//! server makes of it is read back. Claim templates ride in it as ephemeral volumes, which have the same spec:
+//! so defaults of the cluster, such as its storage class, do not get in, as they would with a claim.
+
+use kube::core::Status;
+use serde_json::{Value, json};
+
+use super::{Cluster, Error, write};
+
+/// A Pod template and the claim templates that belong to it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Templates {
+    /// A `PodTemplateSpec`.
+    pub template: Value,
+    /// `PersistentVolumeClaim`s.
+    pub claims: Vec<Value>,
+}
+
+/// What the API server says to templates.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// They are good.
+    Good {
+        /// The templates with all defaults.
+        templates: Templates,
+        /// Fields that the API server does not know, and that are gone.
+        unknown: Vec<String>,
+    },
+    /// They are not, in the API server's words: fields of an object that has the templates as `spec.template`
+    /// and `spec.volumeClaimTemplates`, their values, and what is wrong with them.
+    Bad(String),
+}
+
+/// Asks the API server for its defaults and for its opinion.
+///
+/// A regular container that says nothing of `imagePullPolicy` keeps `Always` if the container of its name has
+/// it in the template `before`, as it would with `kubectl apply` in a Deployment: OpenKruise fills `Always` in
+/// where the API server decides by the tag, and the change would replace all Pods.
+///
+/// # Errors
+/// When there is no answer: the cluster cannot be reached, or we may not ask, or a quota is in the way.
+pub async fn ask(
+    cluster: &Cluster,
+    namespace: &str,
+    templates: &Templates,
+    before: Option<&Value>,
+) -> Result<Answer, Error> {
+    let mut asked = templates.clone();
+    if let Some(before) = before {
+        keep_pulling(&mut asked.template, before);
+    }
+    let (body, kept) = body(&asked);
+    let path = format!("/api/v1/namespaces/{namespace}/podtemplates?dryRun=All");
+    match write::post(&cluster.client, "PodTemplate", &path, body.to_string()).await {
+        Ok(answer) => Ok(read_back(&asked, &kept, answer)),
+        Err(Error::Api(status)) if [400, 422].contains(&status.code) => {
+            Ok(Answer::Bad(in_words(&status, &kept)))
+        }
+        Err(why) => Err(why),
+    }
+}
+
+/// Gives `Always` to containers that had it before and say nothing now.
+fn keep_pulling(template: &mut Value, before: &Value) {
+    let containers = template
+        .pointer_mut("/spec/containers")
+        .and_then(Value::as_array_mut);
+    for container in containers.into_iter().flatten() {
+        let known = before["spec"]["containers"].as_array().into_iter().flatten();
+        let mut same = known.filter(|known| known["name"] == container["name"]);
+        let always = same.any(|known| known["imagePullPolicy"] == "Always");
+        if let Some(fields) = container.as_object_mut().filter(|_| always) {
+            fields.entry("imagePullPolicy").or_insert(json!("Always"));
+        }
+    }
+}
+
+/// The object to make in a dry run, and which of the template's own volumes are in it: all but those whose
+/// names claim templates have, which take their places in a Pod. The claims follow.
+fn body(templates: &Templates) -> (Value, Vec<usize>) {
+    let mut template = templates.template.clone();
+    let own = volumes(&mut template);
+    let name = |volume: &Value, of: &Value| volume["name"] == of["metadata"]["name"];
+    let claimed = |volume: &Value| templates.claims.iter().any(|claim| name(volume, claim));
+    let (kept, mut all): (Vec<usize>, Vec<Value>) = own
+        .into_iter()
+        .enumerate()
+        .filter(|(_, volume)| !claimed(volume))
+        .unzip();
+    all.extend(templates.claims.iter().map(|claim| {
+        let metadata = &claim["metadata"];
+        json!({
+            "name": metadata["name"],
+            "ephemeral": { "volumeClaimTemplate": {
+                "metadata": { "labels": metadata["labels"], "annotations": metadata["annotations"] },
+                "spec": claim["spec"],
+            } },
+        })
+    }));
+    if !all.is_empty() && template["spec"].is_object() {
+        template["spec"]["volumes"] = all.into();
+    }
+    let object = json!({
+        "apiVersion": "v1",
+        "kind": "PodTemplate",
+        "metadata": { "generateName": "dry-run-" },
+        "template": template,
+    });
+    (object, kept)
+}
+
+/// Takes the volumes out of a template.
+fn volumes(template: &mut Value) -> Vec<Value> {
+    let spec = template.get_mut("spec").and_then(Value::as_object_mut);
+    match spec.and_then(|spec| spec.remove("volumes")) {
+        Some(Value::Array(volumes)) => volumes,
+        _ => Vec::new(),
+    }
+}
+
+fn read_back(asked: &Templates, kept: &[usize], mut answer: Value) -> Answer {
+    let mut template = answer["template"].take();
+    let mut all = volumes(&mut template).into_iter();
+    let mut own = volumes(&mut asked.template.clone());
+    for (at, volume) in kept.iter().zip(all.by_ref()) {
+        if let Some(place) = own.get_mut(*at) {
+            *place = volume;
+        }
+    }
+    if !own.is_empty() {
+        template["spec"]["volumes"] = own.into();
+    }
+    let mut claims = asked.claims.clone();
+    for (claim, mut volume) in claims.iter_mut().zip(all) {
+        claim["spec"] = volume["ephemeral"]["volumeClaimTemplate"]["spec"].take();
+    }
+    let mut unknown = Vec::new();
+    gone(&asked.template, &template, "spec.template", &mut unknown);
+    for (at, (before, after)) in asked.claims.iter().zip(&claims).enumerate() {
+        gone(
+            before,
+            after,
+            &format!("spec.volumeClaimTemplates[{at}]"),
+            &mut unknown,
+        );
+    }
+    Answer::Good {
+        templates: Templates { template, claims },
+        unknown,
+    }
+}
+
+/// Fields that were said and are not there any more.
+fn gone(before: &Value, after: &Value, path: &str, found: &mut Vec<String>) {
+    match (before, after) {
+        (Value::Object(before), Value::Object(after)) => {
+            for (key, value) in before.iter().filter(|(_, value)| says_something(value)) {
+                let path = format!("{path}.{key}");
+                match after.get(key) {
+                    Some(after) => gone(value, after, &path, found),
+                    None => found.push(path),
+                }
+            }
+        }
+        (Value::Array(before), Value::Array(after)) => {
+            for (at, (before, after)) in before.iter().zip(after).enumerate() {
+                gone(before, after, &format!("{path}[{at}]"), found);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Go leaves out what is null, empty, zero or false.
+fn says_something(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::Number(number) => number.as_f64() != Some(0.0),
+        Value::String(text) => !text.is_empty(),
+        Value::Array(items) => !items.is_empty(),
+        Value::Object(fields) => fields.values().any(says_something),
+        Value::Bool(true) => true,
+    }
+}
+
+/// What is wrong, with the fields where the user has them.
+fn in_words(status: &Status, kept: &[usize]) -> String {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    let causes: Vec<_> = causes
+        .map(|cause| format!("{}: {}", place(&cause.field, kept), cause.message))
+        .collect();
+    if causes.is_empty() {
+        return format!("spec.template: {}", status.message);
+    }
+    causes.join("; ")
+}
+
+/// Where a field of the `PodTemplate` comes from.
+fn place(field: &str, kept: &[usize]) -> String {
+    const VOLUMES: &str = "template.spec.volumes[";
+    let inside = field.strip_prefix(VOLUMES).and_then(|rest| rest.split_once(']'));
+    let Some((at, rest)) = inside.and_then(|(at, rest)| Some((at.parse::<usize>().ok()?, rest))) else {
+        return format!("spec.{field}");
+    };
+    if let Some(own) = kept.get(at) {
+        return format!("spec.{VOLUMES}{own}]{rest}");
+    }
+    let claim = at - kept.len();
+    let rest = match rest.strip_prefix(".ephemeral.volumeClaimTemplate") {
+        Some(rest) => rest.to_owned(),
+        None => rest.replacen(".name", ".metadata.name", 1),
+    };
+    format!("spec.volumeClaimTemplates[{claim}]{rest}")
+}
+
+#[cfg(test)]
+mod tests;
