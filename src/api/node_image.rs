@@ -67,13 +67,14 @@ pub struct NodeImageSpec {
     pub images: BTreeMap<String, ImageSpec>,
 }
 
-/// One image and what is asked of it.
+/// One image and what is asked of it, with `S` for how a version names Secrets.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct ImageSpec {
+#[schemars(description = "One image and what is asked of it.")]
+pub struct ImageSpec<S = ReferenceObject> {
     /// Secrets with registry credentials, in the daemon's configuration namespace.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub pull_secrets: Vec<ReferenceObject>,
+    pub pull_secrets: Vec<S>,
     /// Labels and annotations handed to the runtime with the pull.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox_config: Option<SandboxConfig>,

@@ -5,10 +5,12 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::container_recreate_request as crr;
+pub use super::container_recreate_request::ContainerRecreateRequestContainerRecreateState;
 use super::node_image as beta;
 use super::schemas;
 
@@ -31,21 +33,7 @@ pub use cloneset::{CloneSet, CloneSetScaleStrategy, CloneSetSpec, CloneSetUpdate
 pub struct NodeImageSpec {
     /// Images to hold, by name without tag; at most 256.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub images: BTreeMap<String, ImageSpec>,
-}
-
-/// One image and what is asked of it.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct ImageSpec {
-    /// Secrets with registry credentials, in the daemon's configuration namespace.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub pull_secrets: Vec<ReferenceObject>,
-    /// Labels and annotations handed to the runtime with the pull.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sandbox_config: Option<beta::SandboxConfig>,
-    /// Tags (or digests) of the image.
-    pub tags: Vec<beta::ImageTagSpec>,
+    pub images: BTreeMap<String, beta::ImageSpec<ReferenceObject>>,
 }
 
 /// A Secret by namespace and name.
@@ -106,27 +94,16 @@ pub struct ContainerRecreateRequestStatus {
     pub message: Option<String>,
     /// How far each container is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "container_states")]
     pub container_recreate_states: Vec<ContainerRecreateRequestContainerRecreateState>,
 }
 
-/// How far one container is.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct ContainerRecreateRequestContainerRecreateState {
-    /// Name of the container.
-    pub name: String,
-    /// Pending, Recreating, Succeeded or Failed.
-    #[schemars(schema_with = "schemas::text")]
-    pub phase: crr::ContainerRecreateRequestPhase,
-    /// Why, in a sentence.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
-    /// Whether the daemon stopped the old container.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub is_killed: bool,
-    /// ID of the container to replace, as `RUNTIME://ID`. Where the request itself does not say it, because it
-    /// is forced or nothing was recorded at its creation, it is written before that container is stopped, so
-    /// that a restarted daemon does not stop another one. A field of ours that OpenKruise does not have.
-    #[serde(default, rename = "containerID", skip_serializing_if = "Option::is_none")]
-    pub container_id: Option<String>,
+/// The states of containers as in v1beta1, but for the words of the phase, which v1alpha1 does not check.
+fn container_states(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = Vec::<ContainerRecreateRequestContainerRecreateState>::json_schema(generator);
+    let phase = schema.pointer_mut("/items/properties/phase");
+    if let Some(phase) = phase.and_then(Value::as_object_mut) {
+        phase.remove("enum");
+    }
+    schema
 }
