@@ -43,34 +43,24 @@ type Hook = (
     &'static str,
 );
 
-const MUTATE: &[Hook] = &[
-    ("nodeimage", "", "nodeimages", &["CREATE", "UPDATE"], "Ignore"),
-    (
-        "imagepulljob",
-        "-v1beta1",
-        "imagepulljobs",
-        &["CREATE", "UPDATE"],
-        "Ignore",
-    ),
-    (
-        "containerrecreaterequest",
-        "",
-        "containerrecreaterequests",
-        &["CREATE"],
-        "Fail",
-    ),
-];
+const NODE_IMAGE: Hook = ("nodeimage", "", "nodeimages", &["CREATE", "UPDATE"], "Ignore");
+const IMAGE_PULL_JOB: Hook = (
+    "imagepulljob",
+    "-v1beta1",
+    "imagepulljobs",
+    &["CREATE", "UPDATE"],
+    "Ignore",
+);
+const REQUEST: Hook = (
+    "containerrecreaterequest",
+    "",
+    "containerrecreaterequests",
+    &["CREATE"],
+    "Fail",
+);
 
-const VALIDATE: &[Hook] = &[
-    ("nodeimage", "", "nodeimages", &["CREATE", "UPDATE"], "Ignore"),
-    (
-        "imagepulljob",
-        "-v1beta1",
-        "imagepulljobs",
-        &["CREATE", "UPDATE"],
-        "Ignore",
-    ),
-];
+const MUTATE: &[Hook] = &[NODE_IMAGE, IMAGE_PULL_JOB, REQUEST];
+const VALIDATE: &[Hook] = &[NODE_IMAGE, IMAGE_PULL_JOB];
 
 /// Both configurations as they are installed.
 pub fn configurations() -> [Value; 2] {
