@@ -42,8 +42,6 @@ pub const SECRET_SOURCE_KEY: &str = "imagepulljobs.kruise.io/source-key";
 pub const SECRET_REFERENCES: &str = "imagepulljobs.kruise.io/references";
 /// Annotation of a copied pull secret: [`MODE_BATCH`].
 pub const SECRET_MODE: &str = "imagepulljobs.kruise.io/mode";
-/// Label of copies made by old releases.
-pub const SECRET_SOURCE_UID: &str = "imagepulljobs.kruise.io/source-uid";
 /// Mode of a secret that is shared by jobs and removed with the image it belongs to.
 pub const MODE_BATCH: &str = "batch";
 

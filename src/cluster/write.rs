@@ -80,18 +80,6 @@ pub async fn patch_status_strategic<K: Object>(api: &Api<K>, name: &str, patch: 
     .await
 }
 
-/// Sends a JSON patch (RFC 6902) of the object itself.
-///
-/// # Errors
-/// See [`Error`]; a failed `test` operation is HTTP 422.
-pub async fn patch_json<K: Object>(api: &Api<K>, name: &str, patch: json_patch::Patch) -> Result<K, Error> {
-    timed::<K, _>(
-        "patch",
-        api.patch(name, &PatchParams::default(), &Patch::<()>::Json(patch)),
-    )
-    .await
-}
-
 /// Replaces the whole object; only for kinds that are ours alone, such as a Lease or a Secret copy.
 ///
 /// # Errors

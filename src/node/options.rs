@@ -35,15 +35,6 @@ pub struct Options {
     #[arg(long, default_value = DEFAULT_SOCKET, value_name = "PATH")]
     pub control_socket: PathBuf,
 
-    /// Namespace of the pull secrets that the manager copies for this daemon
-    #[arg(
-        long,
-        env = "KRUISE_DAEMON_CONFIG_NS",
-        default_value = "kruise-daemon-config",
-        value_name = "NAMESPACE"
-    )]
-    pub config_namespace: String,
-
     /// How log lines look; RUST_LOG chooses which there are
     #[arg(long, value_enum, default_value_t)]
     pub log_format: Format,
