@@ -1,5 +1,8 @@
 //! The one seam to the container runtime.
 //!
+//! In:  calls of the duties; sockets on the node.
+//! Out: what the runtime says, as plain types; image references, parsed.
+//!
 //! Everything that the node daemon wants of a runtime is one trait, [`Runtime`], spoken over CRI v1 on the
 //! runtime's unix socket. The duties see neither gRPC nor protobuf, and their tests can put a server of their own
 //! behind the socket.

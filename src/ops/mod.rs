@@ -1,4 +1,7 @@
 //! What every process of ours needs to be run by people: logs, metrics, health, supervision and shutdown.
+//!
+//! In:  options and signals, what each task says of its progress, counters.
+//! Out: a log, the HTTP endpoints of health and metrics, one token that ends everything.
 
 mod gates;
 pub mod health;

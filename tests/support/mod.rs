@@ -1,4 +1,6 @@
-//! What several test targets share.
+//! What several test targets share: a container runtime and a registry that misbehave on demand.
+//!
+//! Each target compiles it anew and uses a part of it, hence `dead_code`.
 #![allow(
     dead_code,
     unused_imports,

@@ -1,5 +1,8 @@
 //! CRI v1 over a unix socket.
 //!
+//! In:  the socket's path, the duties' calls.
+//! Out: the runtime's answers as plain types, or a typed error within each call's deadline.
+//!
 //! The connection is made at the first call and again after the runtime has restarted; the socket's path is opened
 //! anew each time, so a socket that was replaced is found.
 

@@ -1,5 +1,8 @@
 //! Finds the node's runtimes and keeps looking.
 //!
+//! In:  the paths where sockets may be, events of their directories.
+//! Out: [`Runtimes`]: those that answered, by name, and the state of each path in words.
+//!
 //! A socket that is missing, hangs or belongs to no runtime is a state in words, not the end: it is looked at again
 //! when its directory changes, and at growing intervals where no event tells (a socket that is there and does not
 //! answer). A runtime that has answered once is kept while it restarts; its client reconnects by itself.

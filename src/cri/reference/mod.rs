@@ -1,5 +1,8 @@
 //! Image references: `[HOST[:PORT]/]PATH[:TAG][@DIGEST]`.
 //!
+//! In:  what a user wrote, or a NodeImage's name and tag.
+//! Out: a [`Reference`] in the forms that runtimes, registries and NodeImages want, or what is wrong with the text.
+//!
 //! Grammar and normalisation are those of the distribution project's `reference` package, which kubelet, containerd
 //! and upstream use. A reference is stored in a NodeImage as a key (the familiar name) and a tag (the tag, or the
 //! digest where there is one), and can be made from these two again.

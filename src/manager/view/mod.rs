@@ -1,6 +1,9 @@
 //! What the manager keeps of each watched object: the few fields that its decisions need.
 //!
-//! Objects are reduced at the watch, so ten thousand nodes cost megabytes. Plain data, made from API types.
+//! In:  objects as the API server sends them.
+//! Out: plain data, shared by the controllers.
+//!
+//! Objects are reduced at the watch, so ten thousand nodes cost megabytes.
 
 mod node;
 mod node_image;

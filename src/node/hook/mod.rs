@@ -1,4 +1,7 @@
 //! Runs preStop hooks as kubelet does.
+//!
+//! In:  a hook from a Pod's spec, the container it is for, how long it may take.
+//! Out: commands in the container, HTTP requests to it, or just time; how that ended.
 
 mod http;
 

@@ -1,5 +1,8 @@
 //! Copies the pull secrets of jobs to the namespace that the daemons read, and keeps them up to date.
 //!
+//! In:  which Secrets each job names; those Secrets and the copies (watches).
+//! Out: copies, with the jobs that they are for; the name that a NodeImage is told.
+//!
 //! The manager watches the named sources and the copies, never all secrets of the cluster.
 
 pub mod plan;
