@@ -133,14 +133,7 @@ impl Node {
     /// The same with containerd of another Debian suite (see [`super::CONTAINERDS`]).
     pub fn start_with(suite: &'static str) -> Result<Self> {
         let cache = Cache::open()?;
-        let parts = [
-            Part::Etcd,
-            Part::NodePackages,
-            Part::Containerd(suite),
-            Part::Kubernetes,
-            Part::Images,
-        ];
-        prepare::ensure(&cache, &parts)?;
+        prepare::ensure(&cache, &prepare::node(suite))?;
         let sandbox = Arc::new(Sandbox::new(&cache, true)?);
         let runtime = Runtime::start_in(&cache, Arc::clone(&sandbox), suite)?;
         let ports = Ports::fixed(&runtime.network);

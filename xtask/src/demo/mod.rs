@@ -5,6 +5,7 @@ mod recreate;
 mod screen;
 
 use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -206,6 +207,17 @@ fn check_clean(dir: &Path, process: i32) -> Result<()> {
 
 fn path(relative: &str) -> String {
     repository().join(relative).display().to_string()
+}
+
+/// Starts a program that prints what it sees; what it says of troubles is not shown.
+fn printing(mut program: Command) -> Result<(Child, ChildStdout)> {
+    program
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    let mut child = program.spawn()?;
+    let output = child.stdout.take().context("no output")?;
+    Ok((child, output))
 }
 
 /// Applies an example as the user would.

@@ -1,16 +1,16 @@
 //! The first half of the demo: an ImagePullJob, with the bytes as the daemon's control API tells them.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
+use std::process::Child;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use serde_json::Value;
 
 use super::screen::Screen;
-use super::{MEBIBITS_PER_SECOND, PULLED, apply};
+use super::{MEBIBITS_PER_SECOND, PULLED, apply, printing};
 use crate::cluster::Node;
 
 /// How long the job may take.
@@ -42,12 +42,7 @@ fn watch(node: &Node) -> Result<(Child, Receiver<Value>)> {
     let mut kubectl = node.plane.kubectl_command();
     kubectl.args(["exec", "-n", "kruise-system", "daemonset/kruise-daemon", "--"]);
     kubectl.args(["/kruise-daemon", "status", "--watch", "--output", "json"]);
-    let mut child = kubectl
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()?;
-    let output = child.stdout.take().context("no output")?;
+    let (child, output) = printing(kubectl)?;
     let (status_tx, status_rx) = channel();
     thread::spawn(move || {
         for line in BufReader::new(output).lines().map_while(Result::ok) {

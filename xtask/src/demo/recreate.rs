@@ -1,15 +1,15 @@
 //! The second half of the demo: a ContainerRecreateRequest, and what happened when.
 
-use std::process::{Child, Stdio};
+use std::process::Child;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use serde_json::Value;
 
-use super::apply;
 use super::screen::Screen;
+use super::{apply, printing};
 use crate::cluster::Node;
 
 /// How long the request may take.
@@ -87,12 +87,7 @@ fn container(pod: &Value) -> Container {
 fn watch(node: &Node, what: &[&str], events_tx: Sender<Value>) -> Result<Child> {
     let mut kubectl = node.plane.kubectl_command();
     kubectl.arg("get").args(what).args(["-o", "json"]);
-    let mut child = kubectl
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()?;
-    let output = child.stdout.take().context("no output")?;
+    let (child, output) = printing(kubectl)?;
     thread::spawn(move || {
         for object in serde_json::Deserializer::from_reader(output)
             .into_iter::<Value>()

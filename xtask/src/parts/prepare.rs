@@ -54,14 +54,19 @@ pub enum Part {
     Images,
 }
 
-/// Everything a node with the default containerd needs, in the order of getting it.
-pub const NODE: [Part; 5] = [
-    Part::Etcd,
-    Part::NodePackages,
-    Part::Containerd("trixie"),
-    Part::Kubernetes,
-    Part::Images,
-];
+/// Everything a node with the default containerd needs.
+pub const NODE: [Part; 5] = node("trixie");
+
+/// Everything a node with containerd of a Debian suite needs, in the order of getting it.
+pub const fn node(suite: &'static str) -> [Part; 5] {
+    [
+        Part::Etcd,
+        Part::NodePackages,
+        Part::Containerd(suite),
+        Part::Kubernetes,
+        Part::Images,
+    ]
+}
 
 /// Gets what is missing, each with a line on the standard error. Several processes may call it at once.
 pub fn ensure(cache: &Cache, parts: &[Part]) -> Result<()> {
