@@ -99,6 +99,18 @@ fn rooms_know_only_whom_they_may() {
 }
 
 #[test]
+fn the_house_is_drawn_as_it_stands() {
+    let drawing = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/architecture.md");
+    let drawing = fs::read_to_string(drawing).unwrap();
+    let missing: Vec<String> = ROOMS
+        .iter()
+        .filter(|(room, _)| !drawing.contains(&format!("{room}[\"{room}/")))
+        .map(|(room, _)| (*room).to_owned())
+        .collect();
+    report("docs/architecture.md does not draw", &missing);
+}
+
+#[test]
 fn plans_are_pure() {
     let plan = |name: &str| {
         let parts = ["plan", "plan.rs", "in_place"];
