@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod arrival;
+#[path = "../support/connect.rs"]
+mod connect;
 mod election;
 mod jobs;
 mod nodes;

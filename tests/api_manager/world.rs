@@ -3,7 +3,6 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::ops::{Deref, DerefMut};
-use std::path::Path;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kruise::api::image_pull_job::ImagePullJob;
 use kruise::api::node_image::NodeImage;
-use kruise::cluster::{Cluster, Options};
+use kruise::cluster::Cluster;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Resource, ResourceExt};
@@ -20,6 +19,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use xtask::cluster::{Bound, Component, ControlPlane, wait};
+
+pub use crate::connect::connect;
 
 /// How long anything may take to happen before a test gives up; machines can be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -142,15 +143,6 @@ fn readiness(address: &str) -> String {
         }
     }
     answer
-}
-
-pub async fn connect(kubeconfig: &Path) -> Cluster {
-    let options = Options {
-        kubeconfig: Some(kubeconfig.to_owned()),
-        component: "test".into(),
-        host: None,
-    };
-    Cluster::connect(&options).await.unwrap()
 }
 
 /// Creates an object given as JSON, again and again where a webhook is not there yet.

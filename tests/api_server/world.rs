@@ -1,12 +1,11 @@
 //! The API server with everything from `deploy/default`, and our webhook server as the manager's account.
 
 use std::net::TcpListener;
-use std::path::Path;
 use std::sync::LazyLock;
 use std::time::Duration;
 
 use kruise::admission;
-use kruise::cluster::{Cluster, Options};
+use kruise::cluster::Cluster;
 use kruise::ops::Health;
 use kube::api::{Api, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
 use kube::discovery::ApiResource;
@@ -14,6 +13,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use xtask::cluster::{Bound, ControlPlane, wait};
+
+pub use crate::connect::connect;
 
 /// How long anything may take to happen before a test gives up; machines can be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -33,15 +34,6 @@ pub fn world() -> &'static World {
 pub fn install(plane: &ControlPlane, folder: &str) {
     let path = format!("{}/deploy/{folder}", env!("CARGO_MANIFEST_DIR"));
     plane.kubectl(&["apply", "-k", &path]).unwrap();
-}
-
-pub async fn connect(kubeconfig: &Path) -> Cluster {
-    let options = Options {
-        kubeconfig: Some(kubeconfig.to_owned()),
-        component: "test".into(),
-        host: None,
-    };
-    Cluster::connect(&options).await.unwrap()
 }
 
 /// A webhook server in a thread with a runtime of its own, that lives until it is told to end.

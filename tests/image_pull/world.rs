@@ -12,6 +12,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use xtask::cluster::{Bound, ControlPlane};
 
+use crate::support::connect::connect;
+
 /// How long anything may take to happen before a test gives up; machines can be busy.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -45,11 +47,7 @@ impl Node {
     pub async fn on(plane: &ControlPlane, name: &str) -> Self {
         let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
         plane.apply(&node.to_string()).unwrap();
-        let kubeconfig = kube::config::Kubeconfig::read_from(plane.kubeconfig()).unwrap();
-        let config = kube::Config::from_custom_kubeconfig(kubeconfig, &Default::default())
-            .await
-            .unwrap();
-        let client = Client::try_from(config).unwrap();
+        let client = connect(plane.kubeconfig()).await.client;
         let images = Api::all(client.clone());
         Self {
             name: name.to_owned(),

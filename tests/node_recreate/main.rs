@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod bed;
+#[path = "../support/connect.rs"]
+mod connect;
 mod faults;
 mod hooks;
 mod together;

@@ -12,6 +12,7 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use xtask::cluster::{ControlPlane, wait};
 
+use crate::support::connect::connect;
 use crate::support::fault_cri::{FakeContainer, FaultCri};
 
 /// Longer than anything here takes on a slow machine.
@@ -67,11 +68,7 @@ impl Node {
             .stderr(Stdio::from(log))
             .spawn()
             .unwrap();
-        let file = kube::config::Kubeconfig::read_from(&kubeconfig).unwrap();
-        let config = kube::Config::from_custom_kubeconfig(file, &Default::default())
-            .await
-            .unwrap();
-        let client = kube::Client::try_from(config).unwrap();
+        let client = connect(&kubeconfig).await.client;
         Self {
             name,
             runtime,

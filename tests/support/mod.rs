@@ -9,5 +9,6 @@
     clippy::panic
 )]
 
+pub mod connect;
 pub mod fake_registry;
 pub mod fault_cri;

@@ -13,14 +13,15 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kruise::api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus,
 };
+use kube::Client;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
-use kube::{Client, Config};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use xtask::cluster::NODE_NAME;
 
 use super::{Bed, LONG};
+use crate::connect::connect;
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
@@ -36,10 +37,7 @@ pub struct Test<G> {
 impl<G: std::ops::Deref<Target = Bed>> Test<G> {
     pub(super) async fn new(bed: G) -> Self {
         let namespace = format!("t{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        let options = kube::config::KubeConfigOptions::default();
-        let file = kube::config::Kubeconfig::read_from(bed.node.plane.kubeconfig()).unwrap();
-        let config = Config::from_custom_kubeconfig(file, &options).await.unwrap();
-        let client = Client::try_from(config).unwrap();
+        let client = connect(bed.node.plane.kubeconfig()).await.client;
         let object: Namespace = serde_json::from_value(json!({"metadata": {"name": namespace}})).unwrap();
         let api: Api<Namespace> = Api::all(client.clone());
         api.create(&PostParams::default(), &object).await.unwrap();
