@@ -1,11 +1,15 @@
 //! What every controller is given.
 
+use std::fmt::Display;
+use std::hash::Hash;
 use std::sync::Arc;
 
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{Options, Stores};
 use crate::cluster::Cluster;
+use crate::cluster::queue::{self, Again, Failure};
 use crate::ops::Progress;
 
 /// What every controller is given; cheap to clone.
@@ -21,4 +25,27 @@ pub struct Context {
     pub progress: Progress,
     /// Cancelled when the process ends or the Lease is lost.
     pub shutdown: CancellationToken,
+}
+
+impl Context {
+    /// Works on the keys that `wake` sends, `workers` at once at most, until shutdown or until `wake` ends.
+    pub async fn work<K, W, F, E>(
+        &self,
+        name: &'static str,
+        workers: usize,
+        keys: mpsc::UnboundedReceiver<K>,
+        wake: impl Future<Output = ()>,
+        work: W,
+    ) where
+        K: Clone + Eq + Hash + Ord + Display + Send + 'static,
+        W: Fn(K) -> F,
+        F: Future<Output = Result<Again, E>> + Send + 'static,
+        E: Into<Failure> + Send + 'static,
+    {
+        let shutdown = self.shutdown.clone();
+        tokio::select! {
+            () = queue::run(name, keys, workers, &self.progress, shutdown, work) => {}
+            () = wake => {}
+        }
+    }
 }

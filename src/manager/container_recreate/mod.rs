@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::Context;
-use crate::cluster::queue::{self, Again};
+use crate::cluster::queue::Again;
 use crate::cluster::{Error, Key};
 use plan::{Plan, Waiting, plan};
 
@@ -28,18 +28,9 @@ pub async fn run(ctx: Context) {
     let (requests_tx, requests_rx) = mpsc::unbounded_channel();
     let wake = wake_up(ctx.clone(), Arc::clone(&waits), requests_tx);
     let workers = ctx.options.crr_workers;
-    let work = queue::run(
-        "containerrecreaterequest",
-        requests_rx,
-        workers,
-        &ctx.progress,
-        ctx.shutdown.clone(),
-        |key| look_after(ctx.clone(), Arc::clone(&waits), key),
-    );
-    tokio::select! {
-        () = work => {}
-        () = wake => {}
-    }
+    let work = |key| look_after(ctx.clone(), Arc::clone(&waits), key);
+    ctx.work("containerrecreaterequest", workers, requests_rx, wake, work)
+        .await;
 }
 
 /// Sends the requests to look at: those that changed, and those whose Pod did.

@@ -15,7 +15,7 @@ use super::secrets::{Secrets, Sources};
 use crate::api::image_pull_job::ImagePullJob;
 use crate::api::keys;
 use crate::api::node_image::ReferenceObject;
-use crate::cluster::queue::{self, Again};
+use crate::cluster::queue::Again;
 use crate::cluster::{Error, EventType, Key, write};
 use crate::manager::Context;
 
@@ -36,18 +36,8 @@ pub async fn run(ctx: Context, resolved: mpsc::UnboundedSender<Resolved>) {
     let secrets = Secrets::start(&ctx.cluster, &ctx.options.daemon_config_namespace, &mut tasks);
     let (jobs_tx, jobs_rx) = mpsc::unbounded_channel();
     let wake = wake_up(ctx.clone(), secrets.clone(), jobs_tx);
-    let work = queue::run(
-        "imagepulljob",
-        jobs_rx,
-        WORKERS,
-        &ctx.progress,
-        ctx.shutdown.clone(),
-        |key: Key| look_after(ctx.clone(), secrets.clone(), resolved.clone(), key),
-    );
-    tokio::select! {
-        () = work => {}
-        () = wake => {}
-    }
+    let work = |key: Key| look_after(ctx.clone(), secrets.clone(), resolved.clone(), key);
+    ctx.work("imagepulljob", WORKERS, jobs_rx, wake, work).await;
 }
 
 /// Sends the jobs to look after: those that changed, and those whose source or copy did.

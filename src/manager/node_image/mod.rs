@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use super::view::{NodeImageView, Owner};
 use super::{Context, Stores};
 use crate::api::image_pull_job::{CompletionPolicyType, ImagePullJob};
-use crate::cluster::queue::{self, Again};
+use crate::cluster::queue::Again;
 use crate::cluster::{Change, Error, Key};
 use plan::{Interest, Observed, Plan, Rules, plan};
 
@@ -30,18 +30,8 @@ pub async fn run(ctx: Context) {
     let (nodes_tx, nodes_rx) = mpsc::unbounded_channel();
     let wake = wake_up(ctx.clone(), Arc::clone(&heard), nodes_tx);
     let workers = ctx.options.nodeimage_workers;
-    let work = queue::run(
-        "nodeimage",
-        nodes_rx,
-        workers,
-        &ctx.progress,
-        ctx.shutdown.clone(),
-        |node| look_after(ctx.clone(), Arc::clone(&heard), node),
-    );
-    tokio::select! {
-        () = work => {}
-        () = wake => {}
-    }
+    let work = |node| look_after(ctx.clone(), Arc::clone(&heard), node);
+    ctx.work("nodeimage", workers, nodes_rx, wake, work).await;
 }
 
 /// Sends the names of nodes to look at.

@@ -10,7 +10,7 @@ use kube::Api;
 use tokio::sync::mpsc;
 
 use super::Context;
-use crate::cluster::queue::{self, Again};
+use crate::cluster::queue::Again;
 use crate::cluster::{Error, Key, write};
 use plan::{NotReadyKey, change, initial, lacks_condition};
 
@@ -26,18 +26,8 @@ pub async fn run(ctx: Context) {
         }
     };
     let workers = ctx.options.podreadiness_workers;
-    let work = queue::run(
-        "podreadiness",
-        pods_rx,
-        workers,
-        &ctx.progress,
-        ctx.shutdown.clone(),
-        |key| make_condition(ctx.clone(), key),
-    );
-    tokio::select! {
-        () = work => {}
-        () = wake => {}
-    }
+    let work = |key| make_condition(ctx.clone(), key);
+    ctx.work("podreadiness", workers, pods_rx, wake, work).await;
 }
 
 async fn make_condition(ctx: Context, key: Key) -> Result<Again, Error> {
