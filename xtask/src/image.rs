@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::cluster::prepare::{self, Part};
-use crate::cluster::{Cache, Image, Registry};
+use crate::cluster::{Cache, Image, Registry, ends_with_us};
 use crate::codegen::repository;
 
 /// The programs, each of which is an image of the same name.
@@ -28,7 +28,11 @@ impl Binaries {
             .args(["build", "--quiet", "--release", "--bins", "--target", &target])
             .current_dir(&root);
         cargo.env("RUSTFLAGS", "-C target-feature=+crt-static");
-        if !cargo.status().context("cannot start cargo")?.success() {
+        if !ends_with_us(&cargo)
+            .status()
+            .context("cannot start cargo")?
+            .success()
+        {
             bail!("the release build failed");
         }
         let out = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);

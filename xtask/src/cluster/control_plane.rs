@@ -14,7 +14,7 @@ use super::component::Component;
 use super::{apiserver, etcd, managers};
 use crate::parts::Cache;
 use crate::parts::prepare::{self, Part};
-use crate::process::finish;
+use crate::process::{ends_with_us, finish};
 use crate::sandbox::{Network, Sandbox};
 
 /// What a control plane consists of beyond etcd and the API server.
@@ -167,7 +167,7 @@ impl ControlPlane {
 
     /// Runs kubectl as the administrator and returns what it prints.
     pub fn kubectl(&self, args: &[&str]) -> Result<String> {
-        finish(self.kubectl_command().args(args))
+        finish(&mut ends_with_us(self.kubectl_command().args(args)))
     }
 
     /// kubectl as the administrator, to be given arguments and run.

@@ -24,7 +24,7 @@ mod node;
 pub(crate) mod registry;
 
 pub use crate::parts::{Cache, Image, KUBERNETES, KWOK, prepare};
-pub use crate::process::{finish, run};
+pub use crate::process::{ends_with_us, finish, run};
 pub use crate::sandbox::down;
 pub use crate::wait;
 pub use component::Component;

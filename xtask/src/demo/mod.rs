@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use crate::cluster::prepare::{self, NODE};
-use crate::cluster::{self, Cache, Image, KUBERNETES, Node, finish, run as run_program};
+use crate::cluster::{self, Cache, Image, KUBERNETES, Node, ends_with_us, finish, run as run_program};
 use crate::codegen::repository;
 use crate::image::Binaries;
 use crate::wait;
@@ -73,7 +73,7 @@ fn show(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> {
 }
 
 fn build(screen: &mut Screen) -> Result<Binaries> {
-    let spin = screen.begin("Build the two programs, static, as a release")?;
+    let spin = screen.begin("Build the two programs, static, as a release (some minutes the first time)")?;
     let binaries = Binaries::build()?;
     let mebibytes = |name| {
         binaries
@@ -209,13 +209,13 @@ fn path(relative: &str) -> String {
     repository().join(relative).display().to_string()
 }
 
-/// Starts a program that prints what it sees; what it says of troubles is not shown.
-fn printing(mut program: Command) -> Result<(Child, ChildStdout)> {
-    program
+/// Starts a program that prints what it sees; what it says of troubles is not shown. It ends with us, however we end.
+fn printing(program: &Command) -> Result<(Child, ChildStdout)> {
+    let mut child = ends_with_us(program)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::null());
-    let mut child = program.spawn()?;
+        .stderr(Stdio::null())
+        .spawn()?;
     let output = child.stdout.take().context("no output")?;
     Ok((child, output))
 }

@@ -42,7 +42,7 @@ fn watch(node: &Node) -> Result<(Child, Receiver<Value>)> {
     let mut kubectl = node.plane.kubectl_command();
     kubectl.args(["exec", "-n", "kruise-system", "daemonset/kruise-daemon", "--"]);
     kubectl.args(["/kruise-daemon", "status", "--watch", "--output", "json"]);
-    let (child, output) = printing(kubectl)?;
+    let (child, output) = printing(&kubectl)?;
     let (status_tx, status_rx) = channel();
     thread::spawn(move || {
         for line in BufReader::new(output).lines().map_while(Result::ok) {

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use serde_json::Value;
 
 use super::screen::Screen;
@@ -87,7 +87,7 @@ fn container(pod: &Value) -> Container {
 fn watch(node: &Node, what: &[&str], events_tx: Sender<Value>) -> Result<Child> {
     let mut kubectl = node.plane.kubectl_command();
     kubectl.arg("get").args(what).args(["-o", "json"]);
-    let (child, output) = printing(kubectl)?;
+    let (child, output) = printing(&kubectl)?;
     thread::spawn(move || {
         for object in serde_json::Deserializer::from_reader(output)
             .into_iter::<Value>()
@@ -122,12 +122,20 @@ fn follow(screen: &mut Screen, events: &Receiver<Value>, start: Instant, before:
             *place = text;
         }
         match object["status"]["phase"].as_str() {
-            Some("Completed") if request => return screen.line(""),
-            Some("Failed") if request => bail!("the request failed: {}", object["status"]),
+            Some("Completed" | "Failed") if request => {
+                ensure!(succeeded(&object), "the request ended with {}", object["status"]);
+                return screen.line("");
+            }
             _ => {}
         }
     }
     bail!("the request did not end within {BOUND:?}")
+}
+
+/// Whether every container of a request that is over was recreated.
+fn succeeded(request: &Value) -> bool {
+    let states = request["status"]["containerRecreateStates"].as_array();
+    states.is_some_and(|all| !all.is_empty() && all.iter().all(|s| s["phase"] == "Succeeded"))
 }
 
 fn request_line(request: &Value) -> String {
@@ -138,13 +146,12 @@ fn request_line(request: &Value) -> String {
         .flatten()
         .map(|s| {
             let word = |field: &str| s[field].as_str().unwrap_or_default();
-            let killed = if s["isKilled"] == true { ", stopped" } else { "" };
             let note = if word("message").is_empty() {
                 String::new()
             } else {
                 format!(" ({})", word("message"))
             };
-            format!("{} {}{killed}{note}", word("name"), word("phase"))
+            format!("{} {}{note}", word("name"), word("phase"))
         })
         .collect();
     let detail = if states.is_empty() {
@@ -166,4 +173,26 @@ fn pod_line(pod: &Value) -> String {
         ""
     };
     format!("container {} {}{ready}", now.short(), now.state)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_request_is_told_in_a_line() {
+        let request = |phase: &str, message: &str| {
+            json!({ "status": { "phase": phase, "containerRecreateStates": [
+                { "name": "app", "phase": phase, "isKilled": true, "message": message } ] } })
+        };
+        assert_eq!(request_line(&json!({})), "request   created");
+        assert_eq!(
+            request_line(&request("Recreating", "TERM sent")),
+            "request   Recreating: app Recreating (TERM sent)"
+        );
+        assert!(succeeded(&request("Succeeded", "")));
+        assert!(!succeeded(&request("Failed", "no luck")));
+        assert!(!succeeded(&json!({ "status": { "phase": "Completed" } })));
+    }
 }

@@ -58,6 +58,9 @@ impl Screen {
     /// Begins a step; a wheel turns on a terminal.
     pub fn begin(&mut self, what: &str) -> Result<Spin> {
         let bar = ProgressBar::new_spinner().with_message(what.to_owned());
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
+            bar.set_style(style);
+        }
         bar.enable_steady_tick(Duration::from_millis(100));
         if !self.colour {
             eprintln!("... {what}");

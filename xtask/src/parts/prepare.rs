@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::cache::{Cache, KUBERNETES, KWOK};
 use super::debian;
 use super::images;
-use crate::process::finish;
+use crate::process::{ends_with_us, finish};
 
 /// Packages of the machine's own Debian suite, installed as they are.
 const PACKAGES: [(&str, &str); 11] = [
@@ -184,7 +184,7 @@ fn kubernetes(cache: &Cache) -> Result<()> {
             .current_dir(&module);
         command.args(group.iter().map(|p| format!("k8s.io/kubernetes/{p}")));
         eprintln!("    {}", group.join(", "));
-        finish(&mut command)?;
+        finish(&mut ends_with_us(&command))?;
         for program in group {
             // Moved when whole, so that a program that is there can be used.
             let name = program.rsplit('/').next().unwrap_or(program);
@@ -202,7 +202,8 @@ fn kwok(cache: &Cache) -> Result<()> {
     command
         .args(["install", "-trimpath", "-ldflags", "-s -w"])
         .arg(format!("sigs.k8s.io/kwok/cmd/kwok@{KWOK}"));
-    finish(command.env("GOBIN", dir).env("CGO_ENABLED", "0")).map(drop)
+    command.env("GOBIN", dir).env("CGO_ENABLED", "0");
+    finish(&mut ends_with_us(&command)).map(drop)
 }
 
 #[cfg(test)]
