@@ -10,19 +10,25 @@ use kube::{Client, Config, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use xtask::cluster::{Bound, Component, NODE_NAME, Node};
+use tokio::sync::{Mutex, MutexGuard};
+use xtask::cluster::{Bound, Component, NODE_NAME, Node, finish};
 use xtask::peer::{Peer, healthy};
 
 /// Longer than anything takes here, the Go manager's start included.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
+/// One bed at a time: two cores hold no more, and the Go daemons share a folder of the machine.
+static ALONE: Mutex<()> = Mutex::const_new(());
+
 pub struct Bed {
     pub node: Node,
     pub client: Client,
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Bed {
     pub async fn start() -> Self {
+        let alone = ALONE.lock().await;
         let node = tokio::task::spawn_blocking(|| Node::start().unwrap())
             .await
             .unwrap();
@@ -31,19 +37,17 @@ impl Bed {
             .await
             .unwrap();
         let client = Client::try_from(config).unwrap();
-        Self { node, client }
+        Self {
+            node,
+            client,
+            _alone: alone,
+        }
     }
 
     /// The Go implementation.
     pub fn peer(&self) -> Peer<'_> {
         let dir = std::env::var_os("KRUISE_PEER").expect("run this by 'cargo xtask test --peer DIR'");
         Peer::new(&self.node, Path::new(&dir))
-    }
-
-    /// Ours, as users install it. Its Pods have no image here, for the programs run as processes.
-    pub fn install(&self) {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/default");
-        self.node.plane.kubectl(&["apply", "-k", path]).unwrap();
     }
 
     /// What the Go implementation's chart grants its daemon, and its plain manifests leave out.
@@ -111,6 +115,17 @@ impl Bed {
         daemon
     }
 
+    /// Ends one of the Go programs.
+    pub fn end(&self, pid: u32) {
+        finish(self.node.runtime.command("kill").arg(pid.to_string())).unwrap();
+    }
+
+    /// Applies or deletes a folder of `deploy`.
+    pub fn deploy(&self, verb: &str, folder: &str) {
+        let path = format!("{}/deploy/{folder}", env!("CARGO_MANIFEST_DIR"));
+        self.node.plane.kubectl(&[verb, "-k", &path]).unwrap();
+    }
+
     pub fn api<K>(&self) -> Api<K>
     where
         K: Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>,
@@ -133,6 +148,19 @@ impl Bed {
                 self.logs()
             ),
         }
+    }
+
+    /// No write of the programs was refused for want of a right.
+    pub fn nothing_was_forbidden(&self) {
+        let all = self.node.plane.writes().unwrap();
+        let ours = |w: &&Value| {
+            let user = w["user"]["username"].as_str().unwrap_or_default();
+            user.starts_with("system:serviceaccount:kruise-system:")
+        };
+        let mut mine = all.iter().filter(ours).peekable();
+        assert!(mine.peek().is_some(), "the programs wrote nothing");
+        let refused: Vec<&Value> = mine.filter(|w| w["responseStatus"]["code"] == 403).collect();
+        assert!(refused.is_empty(), "{refused:#?}");
     }
 
     /// The ends of the logs of the programs under test.

@@ -13,6 +13,7 @@ async fn our_daemon_serves_the_go_manager() {
     let mut daemon = bed.daemon();
     work::pulls_images(&bed, true).await;
     work::recreates_containers(&bed).await;
+    bed.nothing_was_forbidden();
     daemon.stop().unwrap();
 }
 
@@ -20,12 +21,14 @@ async fn our_daemon_serves_the_go_manager() {
 #[tokio::test]
 async fn our_manager_leads_the_go_daemon() {
     let bed = Bed::start().await;
-    bed.install();
+    // As users install it; its Pods have no image here, for the programs run as processes.
+    bed.deploy("apply", "default");
     let mut manager = bed.manager();
     let account = bed.peer().daemon_account().unwrap();
     bed.peer().daemon(&account).unwrap();
     // It takes a digest for a tag, which no runtime understands.
     work::pulls_images(&bed, false).await;
     work::recreates_containers(&bed).await;
+    bed.nothing_was_forbidden();
     manager.stop().unwrap();
 }

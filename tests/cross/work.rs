@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kruise::api::container_recreate_request::{
-    ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase,
+    ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus,
 };
 use kruise::api::image_pull_job::{ImagePullJob, ImagePullJobStatus};
 use kruise::api::node_image::{ImagePullPhase, NodeImage};
@@ -19,6 +20,8 @@ async fn job(bed: &Bed, name: &str, image: &str, more: Value) -> ImagePullJobSta
     let mut spec = json!({ "image": image, "selector": { "names": [NODE_NAME] },
         "completionPolicy": { "type": "Always" }, "pullPolicy": { "backoffLimit": 0, "timeoutSeconds": 60 } });
     json_patch::merge(&mut spec, &more);
+    let images: Api<NodeImage> = Api::all(bed.client.clone());
+    bed.until(images, NODE_NAME, "there", |_| true).await;
     let jobs: Api<ImagePullJob> = bed.api();
     create(&jobs, json!({ "metadata": { "name": name }, "spec": spec })).await;
     let ended = bed
@@ -30,7 +33,7 @@ async fn job(bed: &Bed, name: &str, image: &str, more: Value) -> ImagePullJobSta
 }
 
 /// Creates a job for this node, which must succeed.
-async fn succeeds(bed: &Bed, name: &str, image: &str, more: Value) {
+pub async fn succeeds(bed: &Bed, name: &str, image: &str, more: Value) {
     let status = job(bed, name, image, more).await;
     let counts = (status.desired, status.active, status.succeeded, status.failed);
     if counts != (1, 0, 1, 0) {
@@ -43,7 +46,6 @@ async fn succeeds(bed: &Bed, name: &str, image: &str, more: Value) {
 /// Jobs: an image that is pulled, one that is there, a digest where `digests`, one with a password, one that is nowhere.
 pub async fn pulls_images(bed: &Bed, digests: bool) {
     let images: Api<NodeImage> = Api::all(bed.client.clone());
-    bed.until(images.clone(), NODE_NAME, "there", |_| true).await;
     let registry = &bed.node.runtime.registry;
     registry
         .push("cross/large:1", &Image::scratch().random(8).cmd(["none"]))
@@ -105,17 +107,11 @@ fn is(pod: &Pod, type_: &str) -> bool {
     conditions.is_some_and(|all| all.iter().any(|c| c.type_ == type_ && c.status == "True"))
 }
 
-async fn pod(bed: &Bed, name: &str, count: usize) {
-    let parts: Vec<Value> = (0..count)
-        .map(|n| json!({ "name": format!("c{n}"), "image": "kruise-test/slow-stop:1", "imagePullPolicy": "IfNotPresent" }))
-        .collect();
-    let spec = json!({ "nodeName": NODE_NAME, "containers": parts, "terminationGracePeriodSeconds": 10,
-        "readinessGates": [{ "conditionType": "KruisePodReady" }] });
-    create(
-        &bed.api::<Pod>(),
-        json!({ "metadata": { "name": name }, "spec": spec }),
-    )
-    .await;
+/// A request, what it asks of how many containers, and what they were before.
+pub struct Asked {
+    name: &'static str,
+    count: usize,
+    before: BTreeMap<String, (String, i32)>,
 }
 
 /// Requests: one container, three, under force, and after a time of being unready.
@@ -129,46 +125,91 @@ pub async fn recreates_containers(bed: &Bed) {
     for (name, count, _) in &cases {
         pod(bed, name, *count).await;
     }
-    let pods: Api<Pod> = bed.api();
-    let requests: Api<ContainerRecreateRequest> = bed.api();
-    let mut before = Vec::new();
-    for (name, count, strategy) in &cases {
-        let ready = bed.until(pods.clone(), name, "ready", |p| is(p, "Ready")).await;
-        before.push(containers(&ready));
-        let asked: Vec<Value> = (0..*count).map(|n| json!({ "name": format!("c{n}") })).collect();
-        let spec = json!({ "podName": name, "containers": asked, "strategy": strategy, "activeDeadlineSeconds": 90 });
-        create(&requests, json!({ "metadata": { "name": name }, "spec": spec })).await;
+    let mut all = Vec::new();
+    for (name, count, strategy) in cases {
+        all.push(ask(bed, name, count, strategy).await);
     }
-    for ((name, count, _), before) in cases.iter().zip(before) {
-        let ended = bed
-            .until(requests.clone(), name, "cleared up", |r| {
-                let done = r.status.as_ref().is_some_and(|s| s.completion_time.is_some());
-                done && !r.labels().contains_key("crr.apps.kruise.io/active") && r.finalizers().is_empty()
-            })
-            .await;
-        let status = ended.status.unwrap();
-        let states = &status.container_recreate_states;
-        assert!(
-            status.phase == Phase::Completed
-                && states.len() == *count
-                && states.iter().all(|s| s.phase == Phase::Succeeded),
-            "{name}: {status:?}\n{}",
-            bed.logs()
+    for asked in all {
+        let status = recreated(bed, &asked).await;
+        let grace = |c: &Condition| c.type_ == "PreRecreateGrace" && c.status == "True";
+        assert_eq!(status.conditions.iter().any(grace), asked.name == "unready");
+    }
+}
+
+/// One request for the one container of a new Pod.
+pub async fn recreates(bed: &Bed, name: &'static str) {
+    pod(bed, name, 1).await;
+    recreated(bed, &ask(bed, name, 1, json!({})).await).await;
+}
+
+/// A request for three containers, of which one at least is being stopped; [`recreated`] is to hold in the end.
+pub async fn begins(bed: &Bed, name: &'static str) -> Asked {
+    pod(bed, name, 3).await;
+    let asked = ask(bed, name, 3, json!({})).await;
+    let requests = bed.api::<ContainerRecreateRequest>();
+    bed.until(requests, name, "begun", |r| {
+        let states = r.status.iter().flat_map(|s| &s.container_recreate_states);
+        states.into_iter().any(|s| s.phase == Phase::Recreating)
+    })
+    .await;
+    asked
+}
+
+async fn pod(bed: &Bed, name: &str, count: usize) {
+    let parts: Vec<Value> = (0..count)
+        .map(|n| json!({ "name": format!("c{n}"), "image": "kruise-test/slow-stop:1", "imagePullPolicy": "IfNotPresent" }))
+        .collect();
+    let spec = json!({ "nodeName": NODE_NAME, "containers": parts, "terminationGracePeriodSeconds": 10,
+        "readinessGates": [{ "conditionType": "KruisePodReady" }] });
+    create(
+        &bed.api::<Pod>(),
+        json!({ "metadata": { "name": name }, "spec": spec }),
+    )
+    .await;
+}
+
+/// Asks for all containers of a Pod, once that is ready.
+async fn ask(bed: &Bed, name: &'static str, count: usize, strategy: Value) -> Asked {
+    let ready = bed
+        .until(bed.api::<Pod>(), name, "ready", |p| is(p, "Ready"))
+        .await;
+    let asked: Vec<Value> = (0..count).map(|n| json!({ "name": format!("c{n}") })).collect();
+    let spec =
+        json!({ "podName": name, "containers": asked, "strategy": strategy, "activeDeadlineSeconds": 300 });
+    let requests = bed.api::<ContainerRecreateRequest>();
+    create(&requests, json!({ "metadata": { "name": name }, "spec": spec })).await;
+    let before = containers(&ready);
+    Asked { name, count, before }
+}
+
+/// The request has completed and was cleared up, and each container is another one, restarted once.
+pub async fn recreated(bed: &Bed, asked: &Asked) -> ContainerRecreateRequestStatus {
+    let name = asked.name;
+    let requests = bed.api::<ContainerRecreateRequest>();
+    let ended = bed
+        .until(requests, name, "cleared up", |r| {
+            let done = r.status.as_ref().is_some_and(|s| s.completion_time.is_some());
+            done && !r.labels().contains_key("crr.apps.kruise.io/active") && r.finalizers().is_empty()
+        })
+        .await;
+    let status = ended.status.unwrap();
+    let states = &status.container_recreate_states;
+    assert!(
+        status.phase == Phase::Completed
+            && states.len() == asked.count
+            && states.iter().all(|s| s.phase == Phase::Succeeded),
+        "{name}: {status:?}\n{}",
+        bed.logs()
+    );
+    let after = bed
+        .until(bed.api::<Pod>(), name, "ready again", |p| is(p, "Ready"))
+        .await;
+    for (container, (id, restarts)) in containers(&after) {
+        assert_ne!(
+            asked.before[&container].0, id,
+            "{name}: {container} is still the old one"
         );
-        let after = bed
-            .until(pods.clone(), name, "ready again", |p| is(p, "Ready"))
-            .await;
-        for (container, (id, restarts)) in containers(&after) {
-            assert_ne!(
-                before[&container].0, id,
-                "{name}: {container} is still the old one"
-            );
-            assert_eq!(restarts, 1, "{name}: {container}");
-        }
-        let graced = status
-            .conditions
-            .iter()
-            .any(|c| c.type_ == "PreRecreateGrace" && c.status == "True");
-        assert_eq!(graced, *name == "unready");
+        assert_eq!(restarts, 1, "{name}: {container}");
     }
+    status
 }
