@@ -11,7 +11,7 @@ use kruise::api::node_image::{ImageTagStatus, NodeImage};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
-use xtask::cluster::{NODE_NAME, wait};
+use xtask::cluster::{Component, NODE_NAME, wait};
 
 use crate::bed::{Bed, PATIENCE, create};
 use crate::work;
@@ -102,65 +102,79 @@ fn services_instead_of_urls(bed: &Bed) {
 async fn ours_takes_the_place_of_the_go_implementation_and_gives_it_back() {
     let bed = Bed::start().await;
     bed.peer().install().unwrap();
-    let their_manager = bed.peer().manager().unwrap();
+    let manager = bed.peer().manager().unwrap();
     let account = bed.peer().daemon_account().unwrap();
-    let their_daemon = bed.peer().daemon(&account).unwrap();
+    let daemon = bed.peer().daemon(&account).unwrap();
     work::succeeds(&bed, "theirs", "busybox:1.36", json!({})).await;
     work::recreates(&bed, "theirs").await;
-    paused(&bed, "taken").await;
-    let pulled = finished(&bed).await;
-    let theirs = holder(&bed).await;
+    let (mut manager, mut daemon) = ours_takes_over(&bed, manager, daemon).await;
 
     bed.deploy("apply", "default");
-    let mut manager = bed.manager();
-    assert_eq!(holder(&bed).await, theirs, "two lead");
-    bed.end(their_manager);
-    only_our_webhooks(&bed).await;
-    let ours = holder(&bed).await;
-    assert_ne!(ours, theirs);
-    goes_on(&bed, "taken").await;
-    let midway = work::begins(&bed, "midway").await;
-    bed.end(their_daemon);
-    let mut daemon = bed.daemon();
-    work::recreated(&bed, &midway).await;
-    bed.deploy("apply", "default");
     work::recreates(&bed, "ours").await;
-    assert_eq!(finished(&bed).await, pulled, "pulled once more");
     let always = json!({ "imagePullPolicy": "Always" });
     work::succeeds(&bed, "ours", "busybox:1.36", always).await;
     only_our_webhooks(&bed).await;
     paused(&bed, "back").await;
     let midway = work::begins(&bed, "midway-back").await;
-
     manager.stop().unwrap();
     daemon.stop().unwrap();
+    theirs_comes_back(&bed).await;
+    goes_on(&bed, "back").await;
+    work::recreated(&bed, &midway).await;
+    work::recreates(&bed, "back").await;
+    served_as_v1alpha1(&bed);
+}
+
+/// Ends the Go programs of these process IDs while there is work for them, and lets ours finish it.
+async fn ours_takes_over(bed: &Bed, manager: u32, daemon: u32) -> (Component, Component) {
+    paused(bed, "taken").await;
+    let pulled = finished(bed).await;
+    let theirs = holder(bed).await;
+    bed.deploy("apply", "default");
+    let ours = bed.manager();
+    assert_eq!(holder(bed).await, theirs, "two lead");
+    bed.end(manager);
+    only_our_webhooks(bed).await;
+    assert_ne!(holder(bed).await, theirs);
+    goes_on(bed, "taken").await;
+    let midway = work::begins(bed, "midway").await;
+    bed.end(daemon);
+    let daemon = bed.daemon();
+    work::recreated(bed, &midway).await;
+    assert_eq!(finished(bed).await, pulled, "pulled once more");
+    (ours, daemon)
+}
+
+/// Installs and starts the Go programs where ours have ended.
+async fn theirs_comes_back(bed: &Bed) {
+    let ours = holder(bed).await;
     for folder in ["manager", "policies", "webhooks"] {
         bed.deploy("delete", folder);
     }
     bed.deploy("apply", "crds");
-    services_instead_of_urls(&bed);
+    services_instead_of_urls(bed);
     bed.peer().install().unwrap();
     bed.peer().manager().unwrap();
-    bed.peer().daemon(&account).unwrap();
+    bed.peer().daemon(&bed.peer().daemon_account().unwrap()).unwrap();
     let leases: Api<Lease> = Api::namespaced(bed.client.clone(), "kruise-system");
     bed.until(leases, "kruise-manager", "theirs again", |lease| {
         let holder = lease.spec.as_ref().and_then(|s| s.holder_identity.as_ref());
         holder.is_some_and(|h| !h.is_empty() && *h != ours)
     })
     .await;
-    goes_on(&bed, "back").await;
-    work::recreated(&bed, &midway).await;
-    work::recreates(&bed, "back").await;
+}
+
+fn served_as_v1alpha1(bed: &Bed) {
     wait::until("objects are served as v1alpha1", PATIENCE, || {
-        let read = |what: &str| {
-            bed.node.plane.kubectl(&[
-                "get",
-                &format!("{what}.v1alpha1.apps.kruise.io"),
-                "--all-namespaces",
-            ])
+        let served = |plural: &str| {
+            let kind = format!("{plural}.v1alpha1.apps.kruise.io");
+            bed.node
+                .plane
+                .kubectl(&["get", &kind, "--all-namespaces"])
+                .is_ok()
         };
         let kinds = ["nodeimages", "imagepulljobs", "containerrecreaterequests"];
-        Ok(kinds.iter().all(|kind| read(kind).is_ok()).then_some(()))
+        Ok(kinds.into_iter().all(served).then_some(()))
     })
     .unwrap();
 }
