@@ -14,7 +14,8 @@ pub fn run() -> Result<()> {
     prepare::ensure(&crate::cluster::Cache::open()?, &[Part::Protoc])?;
     let mut cargo = Command::new("cargo");
     cargo
-        .args(["test", "--quiet", "--lib", "files_in_deploy_are_current"])
+        .args(["test", "--quiet", "--package", "kruise-rs", "--lib"])
+        .arg("files_in_deploy_are_current")
         .env("KRUISE_CODEGEN", "1")
         .current_dir(repository());
     finish(&mut cargo).context("the files in deploy/ could not be written")?;

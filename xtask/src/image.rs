@@ -25,7 +25,15 @@ impl Binaries {
         let root = repository();
         let mut cargo = Command::new("cargo");
         cargo
-            .args(["build", "--quiet", "--release", "--bins", "--target", &target])
+            .args([
+                "build",
+                "--quiet",
+                "--release",
+                "--package",
+                "kruise-rs",
+                "--bins",
+            ])
+            .args(["--target", &target])
             .current_dir(&root);
         cargo.env("RUSTFLAGS", "-C target-feature=+crt-static");
         if !ends_with_us(&cargo)
