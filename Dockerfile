@@ -22,7 +22,7 @@ RUN case "$TARGETARCH" in \
     esac > /arch
 # A C compiler for the target, which also links; the target's own platform has it already.
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends protobuf-compiler \
+ && apt-get install --yes --no-install-recommends protobuf-compiler libprotobuf-dev \
       $([ "$TARGETARCH" = "$(dpkg --print-architecture)" ] \
         || echo "gcc-$(tr _ - < /arch)-linux-gnu" "libc6-dev-$TARGETARCH-cross") \
  && rm -rf /var/lib/apt/lists/*

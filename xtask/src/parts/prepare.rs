@@ -1,7 +1,7 @@
 //! Gets what a bed is made of: Debian packages and programs built from Go modules. What was done is skipped.
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::cache::{Cache, KUBERNETES, KWOK};
 use super::debian;
 use super::images;
-use crate::process::{ends_with_us, finish};
+use crate::process::{ends_with_us, finish, run};
 
 /// Packages of the machine's own Debian suite, installed as they are.
 const PACKAGES: [(&str, &str); 11] = [
@@ -106,7 +106,11 @@ impl Part {
     /// Whether it is there.
     pub fn present(self, cache: &Cache) -> bool {
         match self {
-            Self::Protoc => which("protoc"),
+            Self::Protoc => {
+                // protoc looks for its own messages there.
+                let beside = |dir: &Path| dir.join("../include/google/protobuf/timestamp.proto").is_file();
+                folder_of("protoc").is_some_and(|dir| beside(&dir))
+            }
             Self::Etcd => cache.etcd().is_file() && which("openssl") && which("ip"),
             Self::Kubernetes => PROGRAMS.iter().flat_map(|g| g.iter()).all(|p| {
                 let name = p.rsplit('/').next().unwrap_or(p);
@@ -124,7 +128,7 @@ impl Part {
 
     fn fetch(self, cache: &Cache) -> Result<()> {
         match self {
-            Self::Protoc => debian::install(&["protobuf-compiler"]),
+            Self::Protoc => debian::install(&["protobuf-compiler", "libprotobuf-dev"]),
             Self::Etcd => {
                 if !(which("openssl") && which("ip")) {
                     debian::install(&["openssl", "iproute2"])?;
@@ -133,7 +137,16 @@ impl Part {
             }
             Self::Kubernetes => kubernetes(cache),
             Self::Kwok => kwok(cache),
-            Self::NodePackages => debian::install(&PACKAGES.map(|(_, package)| package)),
+            Self::NodePackages => {
+                let served = Path::new("/usr/bin/docker-registry").exists();
+                debian::install(&PACKAGES.map(|(_, package)| package))?;
+                if !served {
+                    // The package starts a registry of the machine, which nobody asked for. Where there is no systemd
+                    // it does not, and this fails.
+                    run("systemctl", &["disable", "--now", "docker-registry"]).ok();
+                }
+                Ok(())
+            }
             Self::Containerd(suite) => debian::unpack(cache, suite, "containerd"),
             Self::Images => images::seed(cache),
         }
@@ -142,11 +155,15 @@ impl Part {
 
 /// Whether a program is in `PATH` or where Debian keeps an administrator's programs.
 pub fn which(program: &str) -> bool {
+    folder_of(program).is_some()
+}
+
+fn folder_of(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let system = ["/usr/sbin", "/sbin"].map(std::path::PathBuf::from);
+    let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
     std::env::split_paths(&path)
         .chain(system)
-        .any(|d| d.join(program).is_file())
+        .find(|d| d.join(program).is_file())
 }
 
 fn kubernetes(cache: &Cache) -> Result<()> {
