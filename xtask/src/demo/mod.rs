@@ -73,7 +73,10 @@ fn show(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> {
 }
 
 fn build(screen: &mut Screen) -> Result<Binaries> {
-    let spin = screen.begin("Build the two programs, static, as a release (some minutes the first time)")?;
+    let spin = screen.begin_long(
+        "Build the two programs, static, as a release",
+        " (some minutes the first time)",
+    )?;
     let binaries = Binaries::build()?;
     let mebibytes = |name| {
         binaries

@@ -57,13 +57,19 @@ impl Screen {
 
     /// Begins a step; a wheel turns on a terminal.
     pub fn begin(&mut self, what: &str) -> Result<Spin> {
-        let bar = ProgressBar::new_spinner().with_message(what.to_owned());
+        self.begin_long(what, "")
+    }
+
+    /// Begins a step that can take long; `hint` says so while it runs.
+    pub fn begin_long(&mut self, what: &str, hint: &str) -> Result<Spin> {
+        let shown = format!("{what}{hint}");
+        let bar = ProgressBar::new_spinner().with_message(shown.clone());
         if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
             bar.set_style(style);
         }
         bar.enable_steady_tick(Duration::from_millis(100));
         if !self.colour {
-            eprintln!("... {what}");
+            eprintln!("... {shown}");
         }
         Ok(Spin {
             what: what.to_owned(),
