@@ -231,3 +231,18 @@ fn apply(screen: &mut Screen, node: &Node, example: &str) -> Result<Instant> {
     finish(node.plane.kubectl_command().args(["apply", "-f", &path(&file)]))?;
     Ok(at)
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_readme_quotes_the_recording() {
+        let recorded = include_str!("../../../docs/demo.txt");
+        let quoted = include_str!("../../../README.md")
+            .split("```")
+            .find(|block| block.contains("$ kubectl apply -f deploy/examples/imagepulljob.yaml"));
+        assert!(
+            quoted.is_some_and(|block| recorded.contains(block.trim())),
+            "the README's excerpt is not in docs/demo.txt: {quoted:?}"
+        );
+    }
+}
