@@ -46,6 +46,8 @@ struct World {
     views: BTreeMap<u8, NodeImageView>,
     writes: Vec<(u8, Uid)>,
     jobs: BTreeMap<Uid, Job>,
+    /// Nodes, and whether they are ready.
+    nodes: BTreeMap<u8, bool>,
     /// Nodes that are ready and had no NodeImage when they were seen, and when that was first so.
     arrivals: BTreeMap<u8, i64>,
     now: i64,
@@ -77,6 +79,7 @@ impl World {
 
     /// A Node has come, or is ready or not ready now.
     fn node(&mut self, n: u8, ready: bool) {
+        self.nodes.insert(n, ready);
         if !ready || self.views.contains_key(&n) {
             self.arrivals.remove(&n);
         } else {
@@ -89,6 +92,21 @@ impl World {
             ..NodeView::default()
         };
         self.index.node_is(&format!("n{n}"), Some(&view), at(self.now));
+    }
+
+    /// Another leader begins with what the API server holds. What the old one has sent may still arrive.
+    fn new_leader(&mut self) {
+        self.index = Index::default();
+        self.arrivals.clear();
+        for (n, ready) in self.nodes.clone() {
+            self.node(n, ready);
+        }
+        for n in self.views.keys().copied().collect::<Vec<_>>() {
+            self.tell(n);
+        }
+        for job in self.jobs.values() {
+            self.index.put_job(job.clone(), at(self.now));
+        }
     }
 
     /// Hands out, and checks that no job has more nodes at work than it may because of that.
@@ -204,6 +222,8 @@ enum Op {
     Answer(u8, bool),
     Expire(u8),
     Pass(i64),
+    NewLeader,
+    Refuse(u8),
 }
 
 fn any_op() -> impl Strategy<Value = Op> {
@@ -217,7 +237,9 @@ fn any_op() -> impl Strategy<Value = Op> {
         3 => Just(Op::HandOut),
         4 => Just(Op::Write),
         3 => (node.clone(), any::<bool>()).prop_map(|(n, ok)| Op::Answer(n, ok)),
-        1 => node.prop_map(Op::Expire),
+        1 => node.clone().prop_map(Op::Expire),
+        1 => node.prop_map(Op::Refuse),
+        1 => Just(Op::NewLeader),
         1 => (0_i64..20).prop_map(Op::Pass),
     ]
 }
@@ -253,6 +275,12 @@ fn play(world: &mut World, op: Op, limits: &BTreeMap<Uid, usize>, never: bool) {
             }
         }
         Op::Pass(seconds) => world.now += seconds,
+        Op::NewLeader => world.new_leader(),
+        Op::Refuse(n) => {
+            for uid in world.jobs.keys() {
+                world.index.refused(uid, &format!("n{n}").into());
+            }
+        }
     }
 }
 
@@ -291,102 +319,5 @@ proptest! {
     }
 }
 
-#[test]
-fn an_outcome_stays_when_its_entry_expires() {
-    let mut world = World::default();
-    let limits: BTreeMap<Uid, usize> = (0..3).map(|n| (Uid::from(format!("uid{n}")), 1)).collect();
-    for op in [
-        Op::Add(0),
-        Op::Add(1),
-        Op::Put(0),
-        Op::HandOut,
-        Op::Write,
-        Op::Answer(0, true),
-        Op::Expire(0),
-    ] {
-        play(&mut world, op, &limits, false);
-    }
-    let tally = world.index.tally(&"uid0".into(), false, at(0)).unwrap();
-    assert_eq!((tally.desired, tally.succeeded), (2, 1));
-}
-
-#[test]
-fn a_job_does_not_end_without_a_node_that_is_about_to_get_its_nodeimage() {
-    let mut world = World::default();
-    let limits: BTreeMap<Uid, usize> = (0..3).map(|n| (Uid::from(format!("uid{n}")), 9)).collect();
-    let verdict = |world: &World| {
-        let uid = Uid::from("uid0");
-        let tally = world.index.tally(&uid, false, at(world.now)).unwrap();
-        let judged = judge(&world.index.job(&uid).unwrap(), &tally, at(world.now));
-        (
-            judged.status.completion_time.is_some(),
-            judged.status.message.unwrap(),
-            judged.wake,
-        )
-    };
-    for op in [Op::Ready(0, true), Op::Put(0), Op::Pass(5)] {
-        play(&mut world, op, &limits, false);
-    }
-    let words = "job waits for the NodeImage of n0".to_owned();
-    assert_eq!(verdict(&world), (false, words, Some(at(30))));
-    for op in [
-        Op::Add(0),
-        Op::HandOut,
-        Op::Write,
-        Op::Ready(1, true),
-        Op::Answer(0, true),
-    ] {
-        play(&mut world, op, &limits, false);
-    }
-    let words = "job waits for the NodeImage of n1".to_owned();
-    assert_eq!(verdict(&world), (false, words, Some(at(35))));
-    play(&mut world, Op::Pass(30), &limits, false);
-    assert_eq!(
-        verdict(&world),
-        (true, "job has completed".to_owned(), None),
-        "not for ever"
-    );
-}
-
-#[test]
-fn nodes_that_are_not_ready_come_last() {
-    let mut world = World::default();
-    let limits: BTreeMap<Uid, usize> = (0..3).map(|n| (Uid::from(format!("uid{n}")), 1)).collect();
-    for op in [
-        Op::Ready(0, false),
-        Op::Add(0),
-        Op::Add(1),
-        Op::Put(0),
-        Op::HandOut,
-    ] {
-        play(&mut world, op, &limits, false);
-    }
-    assert_eq!(world.writes[0].0, 1);
-}
-
-#[test]
-fn a_change_of_status_touches_only_the_jobs_of_its_tag() {
-    let mut world = World::default();
-    let limits: BTreeMap<Uid, usize> = (0..3).map(|n| (Uid::from(format!("uid{n}")), 9)).collect();
-    for op in [
-        Op::Add(0),
-        Op::Put(0),
-        Op::Put(2),
-        Op::HandOut,
-        Op::Write,
-        Op::Write,
-    ] {
-        play(&mut world, op, &limits, false);
-    }
-    world.index.take_dirty();
-    let view = world.views.get_mut(&0).unwrap();
-    view.statuses.push(TagStatusView {
-        image: "nginx".into(),
-        tag: "2".into(),
-        version: 0,
-        phase: ImagePullPhase::Succeeded,
-        completed: Some(at(0)),
-    });
-    world.tell(0);
-    assert_eq!(world.index.take_dirty(), vec![Uid::from("uid2")]);
-}
+#[path = "index_cases.rs"]
+mod cases;

@@ -124,7 +124,7 @@ pub(super) fn writes(world: &World, uid: &str) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 400 } else { 4000 }))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.max(400)))]
 
     /// Every request ends, whatever is killed, away or deleted; the world itself asserts on the way that
     /// nothing is begun at or after a deadline, for a request that is over or on a container that does not

@@ -1,0 +1,209 @@
+//! Histories that once went wrong, or that say most.
+
+use super::*;
+
+fn limits(each: usize) -> BTreeMap<Uid, usize> {
+    (0..3).map(|n| (Uid::from(format!("uid{n}")), each)).collect()
+}
+
+fn played(ops: impl IntoIterator<Item = Op>, each: usize, never: bool) -> World {
+    let mut world = World::default();
+    go_on(&mut world, ops, each, never);
+    world
+}
+
+fn go_on(world: &mut World, ops: impl IntoIterator<Item = Op>, each: usize, never: bool) {
+    for op in ops {
+        play(world, op, &limits(each), never);
+        world.check().unwrap();
+    }
+}
+
+fn state(world: &World, job: &str, node: &str) -> Option<State> {
+    world.index.states(&job.into()).get(node).copied()
+}
+
+#[test]
+fn an_outcome_stays_when_its_entry_expires() {
+    let mut world = World::default();
+    let limits: BTreeMap<Uid, usize> = (0..3).map(|n| (Uid::from(format!("uid{n}")), 1)).collect();
+    for op in [
+        Op::Add(0),
+        Op::Add(1),
+        Op::Put(0),
+        Op::HandOut,
+        Op::Write,
+        Op::Answer(0, true),
+        Op::Expire(0),
+    ] {
+        play(&mut world, op, &limits, false);
+    }
+    let tally = world.index.tally(&"uid0".into(), false, at(0)).unwrap();
+    assert_eq!((tally.desired, tally.succeeded), (2, 1));
+}
+
+#[test]
+fn a_job_does_not_end_without_a_node_that_is_about_to_get_its_nodeimage() {
+    let mut world = World::default();
+    let limits: BTreeMap<Uid, usize> = (0..3).map(|n| (Uid::from(format!("uid{n}")), 9)).collect();
+    let verdict = |world: &World| {
+        let uid = Uid::from("uid0");
+        let tally = world.index.tally(&uid, false, at(world.now)).unwrap();
+        let judged = judge(&world.index.job(&uid).unwrap(), &tally, at(world.now));
+        (
+            judged.status.completion_time.is_some(),
+            judged.status.message.unwrap(),
+            judged.wake,
+        )
+    };
+    for op in [Op::Ready(0, true), Op::Put(0), Op::Pass(5)] {
+        play(&mut world, op, &limits, false);
+    }
+    let words = "job waits for the NodeImage of n0".to_owned();
+    assert_eq!(verdict(&world), (false, words, Some(at(30))));
+    for op in [
+        Op::Add(0),
+        Op::HandOut,
+        Op::Write,
+        Op::Ready(1, true),
+        Op::Answer(0, true),
+    ] {
+        play(&mut world, op, &limits, false);
+    }
+    let words = "job waits for the NodeImage of n1".to_owned();
+    assert_eq!(verdict(&world), (false, words, Some(at(35))));
+    play(&mut world, Op::Pass(30), &limits, false);
+    assert_eq!(
+        verdict(&world),
+        (true, "job has completed".to_owned(), None),
+        "not for ever"
+    );
+}
+
+#[test]
+fn nodes_that_are_not_ready_come_last() {
+    let mut world = World::default();
+    let limits: BTreeMap<Uid, usize> = (0..3).map(|n| (Uid::from(format!("uid{n}")), 1)).collect();
+    for op in [
+        Op::Ready(0, false),
+        Op::Add(0),
+        Op::Add(1),
+        Op::Put(0),
+        Op::HandOut,
+    ] {
+        play(&mut world, op, &limits, false);
+    }
+    assert_eq!(world.writes[0].0, 1);
+}
+
+#[test]
+fn a_change_of_status_touches_only_the_jobs_of_its_tag() {
+    let mut world = World::default();
+    let limits: BTreeMap<Uid, usize> = (0..3).map(|n| (Uid::from(format!("uid{n}")), 9)).collect();
+    for op in [
+        Op::Add(0),
+        Op::Put(0),
+        Op::Put(2),
+        Op::HandOut,
+        Op::Write,
+        Op::Write,
+    ] {
+        play(&mut world, op, &limits, false);
+    }
+    world.index.take_dirty();
+    let view = world.views.get_mut(&0).unwrap();
+    view.statuses.push(TagStatusView {
+        image: "nginx".into(),
+        tag: "2".into(),
+        version: 0,
+        phase: ImagePullPhase::Succeeded,
+        completed: Some(at(0)),
+    });
+    world.tell(0);
+    assert_eq!(world.index.take_dirty(), vec![Uid::from("uid2")]);
+}
+
+/// Another job may ask for a tag again while a job without end already goes on elsewhere. More nodes are at work for
+/// it then than it asks at a time; it asks no further one before there are fewer.
+#[test]
+fn pulls_that_others_ask_for_count_but_are_not_held_against_a_job() {
+    let before = [
+        Op::Add(0),
+        Op::Add(1),
+        Op::Add(2),
+        Op::Put(0),
+        Op::HandOut,
+        Op::Write,
+    ];
+    let mut world = played(before, 1, true);
+    let again = [
+        Op::Answer(0, true),
+        Op::HandOut,
+        Op::Put(1),
+        Op::HandOut,
+        Op::Write,
+        Op::Write,
+    ];
+    go_on(&mut world, again, 1, true);
+    let active = |world: &World| {
+        world
+            .index
+            .tally(&"uid0".into(), false, at(world.now))
+            .unwrap()
+            .active
+    };
+    assert_eq!(
+        state(&world, "uid0", "n0"),
+        Some(State::Pulling),
+        "asked for again by the other job"
+    );
+    assert_eq!(active(&world), 2);
+    go_on(&mut world, [Op::Answer(0, true), Op::HandOut], 1, true);
+    assert_eq!(
+        (active(&world), state(&world, "uid0", "n2")),
+        (1, Some(State::Pending))
+    );
+}
+
+/// What a leader knows beyond the objects, and what it costs that the next one does not: a refusal is met again, and
+/// a node that had its image counts as pulling until the pull that another job asked for has ended.
+#[test]
+fn what_the_next_leader_does_not_know_is_a_write_or_a_wait() {
+    let mut world = played(
+        [Op::Add(0), Op::Add(2), Op::Put(0), Op::HandOut, Op::Refuse(0)],
+        9,
+        false,
+    );
+    assert_eq!(state(&world, "uid0", "n0"), Some(State::Failed));
+    world.writes.clear();
+    go_on(&mut world, [Op::NewLeader, Op::HandOut], 9, false);
+    assert_eq!(world.writes.len(), 2, "both are asked again");
+    go_on(
+        &mut world,
+        [Op::Refuse(0), Op::Write, Op::Write, Op::Answer(2, true)],
+        9,
+        false,
+    );
+    assert_eq!(
+        state(&world, "uid0", "n0"),
+        Some(State::Failed),
+        "and refused again"
+    );
+
+    let raised = [Op::Put(1), Op::HandOut, Op::Write, Op::Write];
+    go_on(&mut world, raised, 9, false);
+    assert_eq!(
+        state(&world, "uid0", "n2"),
+        Some(State::Succeeded),
+        "although the tag is pulled again"
+    );
+    go_on(&mut world, [Op::NewLeader], 9, false);
+    assert_eq!(state(&world, "uid0", "n2"), Some(State::Pulling));
+    go_on(&mut world, [Op::HandOut], 9, false);
+    assert!(
+        world.writes.is_empty(),
+        "its entry is there, so nothing is asked again"
+    );
+    go_on(&mut world, [Op::Answer(2, true)], 9, false);
+    assert_eq!(state(&world, "uid0", "n2"), Some(State::Succeeded));
+}
