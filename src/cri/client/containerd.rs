@@ -4,6 +4,12 @@
 //! manifest, once fetched, carries the repository it came from and the digests of its layers, and each layer in
 //! flight is an "ingest" whose name ends in the layer's digest. There is no event for bytes, so whoever wants them
 //! asks now and then.
+//!
+//! Two tags of one repository cannot be told apart where the second pull begins before the first one's manifest has
+//! been seen. A blob's label names the repository, an ingest's name the digest, and a pull's lease, which holds its blobs
+//! together, has a random name; which digest a tag stands for is written nowhere before the image's own record, at
+//! the end of the pull. Only the order of events would hint at it, and a wrong guess would show one image's bytes as
+//! another's. So neither has bytes until the other has ended. One that was asked for by its digest is known by that.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
