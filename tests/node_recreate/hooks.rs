@@ -61,6 +61,32 @@ async fn hooks_run_before_term() {
     assert!(said.contains("tcpSocket is not a hook that can be run"), "{said}");
 }
 
+/// As kubelet does: whoever answers HTTPS in plain HTTP is asked again in plain HTTP.
+#[tokio::test]
+async fn a_hook_over_https_reaches_a_server_that_speaks_plain_http() {
+    let test = shared().await;
+    let mut plain = container("plain", 0);
+    let hook = json!({"path": "/cgi-bin/bye?now=1", "port": 8443, "scheme": "HTTPS"});
+    plain["lifecycle"] = json!({"preStop": {"httpGet": hook}});
+    plain["command"] = json!([
+        "sh",
+        "-c",
+        "trap 'touch /log/plain.term; exit 0' TERM; mkdir -p /tmp/www/cgi-bin; \
+         printf '#!/bin/sh\necho \"$REQUEST_METHOD $REQUEST_URI\" >> /log/asked\nprintf \"\\r\\n\"\n' > /tmp/www/cgi-bin/bye; \
+         chmod +x /tmp/www/cgi-bin/bye; httpd -p 8443 -h /tmp/www; while :; do sleep 3600 & wait $!; done"
+    ]);
+    let listens =
+        json!({"exec": {"command": ["sh", "-c", "netstat -ltn | grep -q :8443"]}, "periodSeconds": 1});
+    plain["readinessProbe"] = listens;
+    let pod = test.pod("web", json!([plain]), json!({})).await;
+    test.request("plain", &pod, &["plain"], json!({})).await;
+    let (status, _) = test.completed("plain").await;
+    assert_succeeded(&status);
+    let asked = std::fs::read_to_string(test.log.join("asked")).unwrap();
+    assert_eq!(asked, "GET /cgi-bin/bye?now=1\n", "asked once, before TERM");
+    assert!(test.marked("plain.term"));
+}
+
 #[tokio::test]
 async fn a_hook_that_fails_or_hangs_does_not_save_the_container() {
     let test = shared().await;

@@ -1,7 +1,7 @@
 //! The daemon as users run it: as its own account, behind the fence around its node.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -31,9 +31,21 @@ pub fn end(child: &mut Child, signal: Signal) {
     child.wait().unwrap();
 }
 
+/// Its kubeconfig file. As users run it: the roles of its account, and the fence around its node.
+pub fn account(node: &Node) -> PathBuf {
+    let bound = Bound::Node(NODE_NAME);
+    let file = node.plane.kubeconfig_for("kruise-system", "kruise-daemon", bound);
+    file.unwrap()
+}
+
 impl Daemon {
     /// Starts it with an environment and waits until it is ready.
     pub fn start(node: &Node, env: &[(&str, &str)]) -> Self {
+        Self::start_as(node, &account(node), env)
+    }
+
+    /// The same with another kubeconfig file.
+    pub fn start_as(node: &Node, account: &Path, env: &[(&str, &str)]) -> Self {
         let dir = node.runtime.dir();
         let log = dir.join("kruise-daemon.log");
         let file = File::options().create(true).append(true).open(&log).unwrap();
@@ -47,11 +59,6 @@ impl Daemon {
             "--socket-file",
             "/run/containerd/containerd.sock",
         ]);
-        // As users run it: the roles of its account, and the fence around its node.
-        let account = node
-            .plane
-            .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(NODE_NAME))
-            .unwrap();
         command
             .arg("--kubeconfig")
             .arg(account)
@@ -93,8 +100,13 @@ impl Daemon {
         start.elapsed()
     }
 
+    /// All that this daemon and those before it have logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
     pub fn tail(&self) -> String {
-        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let text = self.log();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(40)..].join("\n")
     }

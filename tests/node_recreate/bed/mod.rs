@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use xtask::cluster::Node;
 
-pub use daemon::{Daemon, end};
+pub use daemon::{Daemon, account, end};
 pub use test::{Test, assert_succeeded, statuses};
 
 /// Longer than anything here takes on a slow machine.
