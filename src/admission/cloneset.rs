@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::review::{Decision, Problems, Request};
 use super::selector;
 use crate::api::cloneset::texts;
+use crate::api::keys;
 use crate::api::selector::matches;
 use crate::cluster;
 use crate::cluster::pod_template::{Answer, Templates};
@@ -86,11 +87,12 @@ fn check_priorities(rolling: &Value, problems: &mut Problems) {
     }
 }
 
-/// Whether the templates are to have defaults: they are new, or other than before.
+/// The templates, if they are to have defaults: they are new, or other than before. That there is none is for
+/// the API server to say.
 pub(super) fn new_templates(asked: &Request) -> Option<Templates> {
     let now = templates(&asked.object["spec"]);
     let before = asked.old.as_ref().map(|old| templates(&old["spec"]));
-    (before.as_ref() != Some(&now)).then_some(now)
+    (before.as_ref() != Some(&now) && now.template.is_object()).then_some(now)
 }
 
 /// Gives the templates their defaults, or says what the API server finds wrong with them.
@@ -143,7 +145,7 @@ pub(super) fn check(asked: &Request, no_pods: &[String], stored: Option<&Value>)
             ));
         }
     }
-    let mut warnings = Vec::new();
+    let mut warnings = pre_download(&spec["updateStrategy"]["rollingUpdate"]["inPlaceUpdateStrategy"]);
     for name in no_pods {
         let why = "there is no such Pod of this CloneSet; take the name off the list";
         if asked.version == "v1alpha1" {
@@ -153,6 +155,39 @@ pub(super) fn check(asked: &Request, no_pods: &[String], stored: Option<&Value>)
         }
     }
     problems.decide(asked.object.clone(), warnings)
+}
+
+/// Words about pre-download fields that nothing can be done with. In v1beta1 the schema refuses them; what comes
+/// from annotations of v1alpha1 OpenKruise lets pass.
+fn pre_download(in_place: &Value) -> Vec<String> {
+    let number = |field: &str| match &in_place[field] {
+        Value::Null => true,
+        Value::String(text) => text.parse::<u32>().is_ok(),
+        value => value.as_u64().is_some(),
+    };
+    let fields = [
+        (
+            "imagePreDownloadParallelism",
+            keys::IMAGE_PRE_DOWNLOAD_PARALLELISM,
+        ),
+        (
+            "imagePreDownloadTimeoutSeconds",
+            keys::IMAGE_PRE_DOWNLOAD_TIMEOUT_SECONDS,
+        ),
+        (
+            "imagePreDownloadMinUpdatedReadyPods",
+            keys::IMAGE_PRE_DOWNLOAD_MIN_UPDATED_READY_PODS,
+        ),
+    ];
+    let bad = fields.into_iter().filter(|(field, _)| !number(field));
+    bad.map(|(field, key)| {
+        format!(
+            "{field} is {}, so images may not be pulled ahead; give a number, 0 or greater (in v1alpha1 as \
+             annotation {key})",
+            in_place[field]
+        )
+    })
+    .collect()
 }
 
 /// Names that the request adds to `podsToDelete`.

@@ -46,6 +46,7 @@ fn allowed(decision: Decision) -> (Value, Vec<String>) {
 fn only_templates_that_change_are_asked_about() {
     assert!(new_templates(&request(spec(), None)).is_some());
     assert!(new_templates(&request(changed(json!({ "replicas": 3 })), Some(spec()))).is_none());
+    assert!(new_templates(&request(changed(json!({ "template": null })), None)).is_none());
     let claims = json!({ "volumeClaimTemplates": [{}] });
     assert!(new_templates(&request(changed(claims), Some(spec()))).is_some());
 }
@@ -118,6 +119,23 @@ fn mistakes_are_named() {
         allowed(check(&request(scaled, Some(spec)), &[], None));
     }
     assert!(mistakes(&spec()).is_empty());
+}
+
+#[test]
+fn pre_downloads_that_cannot_be_are_warned_of() {
+    let warnings = |fields: Value| {
+        let update = json!({ "updateStrategy": { "rollingUpdate": { "inPlaceUpdateStrategy": fields } } });
+        allowed(check(&request(changed(update), None), &[], None)).1
+    };
+    let said =
+        warnings(json!({ "imagePreDownloadParallelism": "10%", "imagePreDownloadTimeoutSeconds": -1 }));
+    assert_eq!(said.len(), 2);
+    assert!(
+        said[0].starts_with("imagePreDownloadParallelism is \"10%\""),
+        "{said:?}"
+    );
+    let good = json!({ "imagePreDownloadParallelism": "10", "imagePreDownloadMinUpdatedReadyPods": 0 });
+    assert!(warnings(good).is_empty());
 }
 
 #[test]

@@ -89,7 +89,8 @@ pub(super) fn demote(object: &mut Value) {
             .and_then(Value::as_str)
             .filter(|word| !word.is_empty());
         if on_delete {
-            if let Some(word) = word {
+            // Absent means the same, and the API server fills it in.
+            if let Some(word) = word.filter(|word| *word != RE_CREATE) {
                 annotate(object, keys::CLONESET_POD_UPDATE_POLICY, word.to_owned());
             }
         } else {

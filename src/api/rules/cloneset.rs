@@ -11,6 +11,22 @@ const NO_ROOM: &str = "maxUnavailable and maxSurge are both 0, so that nothing c
 /// Pods stay, so none is made beyond `replicas`.
 const NO_SURGE: &str = "InPlaceOnly keeps every Pod, so there is nothing to surge with; set maxSurge to 0";
 
+/// Makes `rule` the rule, which an object that is stored with the mistake need not meet: it must be possible to
+/// scale it.
+fn unless_before(keywords: &mut Value, rule: &str) {
+    let before = rule.replace("self.", "oldSelf.value().");
+    let checked = &mut keywords["x-kubernetes-validations"][0];
+    checked["rule"] = json!(format!("{rule} || (oldSelf.hasValue() && !{before})"));
+    checked["optionalOldSelf"] = json!(true);
+}
+
+/// An update must be able to do something.
+fn room(rule: &str) -> Value {
+    let mut keywords = says("", NO_ROOM, INVALID);
+    unless_before(&mut keywords, rule);
+    keywords
+}
+
 /// A number of Pods, or a percentage without fractions, which OpenKruise would take for 0.
 fn whole_percentage() -> Value {
     tells(
@@ -96,14 +112,19 @@ pub(in crate::api) const BOTH: &[Rule] = &[
     Rule {
         path: "spec",
         add: || {
-            tells(
-                "!has(self.progressDeadlineSeconds) || self.progressDeadlineSeconds == 2147483647 \
-                 || self.progressDeadlineSeconds > self.?minReadySeconds.orValue(0)",
+            let mut keywords = tells(
+                "",
                 "'spec.progressDeadlineSeconds is %d, which is not more than spec.minReadySeconds, which is %d; \
                  no rollout could be in time'.format([self.progressDeadlineSeconds, \
                  self.?minReadySeconds.orValue(0)])",
                 "spec.progressDeadlineSeconds must be more than spec.minReadySeconds",
-            )
+            );
+            unless_before(
+                &mut keywords,
+                "(!has(self.progressDeadlineSeconds) || self.progressDeadlineSeconds == 2147483647 \
+                 || self.progressDeadlineSeconds > self.?minReadySeconds.orValue(0))",
+            );
+            keywords
         },
     },
     Rule {
@@ -169,11 +190,9 @@ pub(in crate::api) const V1BETA1: &[Rule] = &[
     Rule {
         path: "spec",
         add: || {
-            says(
-                "self.replicas == 0 || !(self.updateStrategy.rollingUpdate.maxUnavailable in [0, '0%']) \
-                 || !(self.updateStrategy.rollingUpdate.maxSurge in [0, '0%'])",
-                NO_ROOM,
-                INVALID,
+            room(
+                "(self.?replicas.orValue(1) == 0 || [self.?updateStrategy.?rollingUpdate.?maxUnavailable.orValue(1), \
+                 self.?updateStrategy.?rollingUpdate.?maxSurge.orValue(0)].exists(limit, limit != 0 && limit != '0%'))",
             )
         },
     },
@@ -181,7 +200,8 @@ pub(in crate::api) const V1BETA1: &[Rule] = &[
         path: "spec.updateStrategy.rollingUpdate",
         add: || {
             says(
-                "self.podUpdatePolicy != 'InPlaceOnly' || self.maxSurge in [0, '0%']",
+                "self.?podUpdatePolicy.orValue('') != 'InPlaceOnly' || self.?maxSurge.orValue(0) == 0 \
+                 || self.maxSurge == '0%'",
                 NO_SURGE,
                 FORBIDDEN,
             )
@@ -203,11 +223,9 @@ pub(in crate::api) const V1ALPHA1: &[Rule] = &[
     Rule {
         path: "spec",
         add: || {
-            says(
-                "self.replicas == 0 || !(self.updateStrategy.maxUnavailable in [0, '0%']) \
-                 || !(self.updateStrategy.maxSurge in [0, '0%'])",
-                NO_ROOM,
-                INVALID,
+            room(
+                "(self.?replicas.orValue(1) == 0 || [self.?updateStrategy.?maxUnavailable.orValue(1), \
+                 self.?updateStrategy.?maxSurge.orValue(0)].exists(limit, limit != 0 && limit != '0%'))",
             )
         },
     },
@@ -215,7 +233,7 @@ pub(in crate::api) const V1ALPHA1: &[Rule] = &[
         path: "spec.updateStrategy",
         add: || {
             says(
-                "self.type != 'InPlaceOnly' || self.maxSurge in [0, '0%']",
+                "self.?type.orValue('') != 'InPlaceOnly' || self.?maxSurge.orValue(0) == 0 || self.maxSurge == '0%'",
                 NO_SURGE,
                 FORBIDDEN,
             )
@@ -240,6 +258,11 @@ pub(in crate::api) const LIMITS: &[Rule] = &[
     Rule {
         path: "priorityStrategy",
         add: one_order,
+    },
+    // A bound makes the rule for each selector cheap enough for the API server to accept it.
+    Rule {
+        path: "priorityStrategy.weightPriority",
+        add: || json!({ "maxItems": 256 }),
     },
     Rule {
         path: "priorityStrategy.orderPriority.[].orderedKey",

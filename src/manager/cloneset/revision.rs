@@ -268,6 +268,16 @@ pub fn short(name: &str) -> &str {
     name.rsplit_once('-').map_or(name, |(_, hash)| hash)
 }
 
+/// What a Pod's label says of its revision: the name, or its hash alone where the name is too long for a label.
+pub fn label(name: &str) -> &str {
+    const LONGEST_LABEL: usize = 63;
+    if name.len() > LONGEST_LABEL {
+        short(name)
+    } else {
+        name
+    }
+}
+
 /// Whether two names of revisions, whole or short, mean the same revision.
 pub fn same(one: &str, other: &str) -> bool {
     one == other || short(one) == short(other)

@@ -30,12 +30,10 @@ fn versioned(object: &Value, version: &Value) -> Value {
 fn meaning(object: &Value) -> Value {
     let mut object = convert(object.clone(), BETA).unwrap();
     let mut update = take(&mut object, "updateStrategy");
-    if update.get("type") != Some(&json!(ON_DELETE)) {
-        update.insert("type".to_owned(), json!(ROLLING_UPDATE));
-        let rolling = update.entry("rollingUpdate").or_insert(json!({}));
-        if rolling["podUpdatePolicy"].as_str().is_none_or(str::is_empty) {
-            rolling["podUpdatePolicy"] = json!(RE_CREATE);
-        }
+    update.entry("type").or_insert(json!(ROLLING_UPDATE));
+    let rolling = update.entry("rollingUpdate").or_insert(json!({}));
+    if rolling["podUpdatePolicy"].as_str().is_none_or(str::is_empty) {
+        rolling["podUpdatePolicy"] = json!(RE_CREATE);
     }
     put(&mut object, "updateStrategy", update);
     exclude(&mut object, true);

@@ -10,7 +10,7 @@ use super::{lifecycle, volumes};
 use crate::api::cloneset::texts;
 use crate::api::keys;
 use crate::api::lifecycle::LifecycleStateType as State;
-use crate::manager::cloneset::revision::short;
+use crate::manager::cloneset::revision::{label, short};
 
 /// Characters of an instance id.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
@@ -98,7 +98,7 @@ pub(super) fn revision_labels(view: &View<'_>, revision: &str) -> [(&'static str
     let full = if view.observed.switches.short_hash {
         hash.clone()
     } else {
-        revision.to_owned()
+        label(revision).to_owned()
     };
     [
         (keys::CONTROLLER_REVISION_HASH, full),

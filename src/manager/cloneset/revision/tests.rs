@@ -177,6 +177,9 @@ fn long_names_are_cut() {
     let name = wanted(&owner(&long), &template("i"), &[], None).name;
     assert!(name.starts_with(&format!("{}-", "x".repeat(223))), "{name}");
     assert!(name.len() <= 253);
+    assert_eq!(label(&name), short(&name));
+    assert!(same(label(&name), &name));
+    assert_eq!(label("n-1"), "n-1");
 }
 
 #[test]
