@@ -16,7 +16,7 @@ pub mod refresh;
 pub mod spec;
 mod state;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use complete::{Progress, Waiting, progress};
 pub use patch::{Target, Write};

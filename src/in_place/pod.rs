@@ -59,8 +59,8 @@ pub struct Container {
     pub env: Vec<(String, Origin)>,
     /// Its launch priority; the highest is first.
     pub priority: Option<i64>,
-    /// Its hash as kubelet took it before 1.31.
-    pub plain_before_131: u64,
+    /// Its hash as kubelet took it before 1.31; `None` where no update in place may ask for it.
+    pub plain_before_131: Option<u64>,
 }
 
 /// Limits and requests by name; quantities as text.
@@ -115,12 +115,15 @@ impl Pod {
     #[must_use]
     pub fn of(pod: &Value) -> Self {
         let (meta, spec, status) = (&pod["metadata"], &pod["spec"], &pod["status"]);
+        let annotations = texts(&meta["annotations"]);
+        let updated = [keys::IN_PLACE_UPDATE_STATE, keys::IN_PLACE_UPDATE_STATE_OLD];
+        let updated = updated.iter().any(|key| annotations.contains_key(*key));
         Self {
             uid: text(&meta["uid"]),
             name: text(&meta["name"]),
             resource_version: text(&meta["resourceVersion"]),
             labels: texts(&meta["labels"]),
-            annotations: texts(&meta["annotations"]),
+            annotations,
             finalizers: list(&meta["finalizers"], text),
             created: time(&meta["creationTimestamp"]),
             deleting: meta["deletionTimestamp"].is_string(),
@@ -131,7 +134,10 @@ impl Pod {
             node: Some(text(&spec["nodeName"])).filter(|n| !n.is_empty()),
             phase: text(&status["phase"]),
             gates: list(&spec["readinessGates"], |gate| text(&gate["conditionType"])),
-            containers: list(&spec["containers"], Container::of),
+            containers: list(&spec["containers"], |container| Container {
+                plain_before_131: updated.then(|| plain_hash_before_131(container)),
+                ..Container::of(container)
+            }),
             conditions: list(&status["conditions"], Condition::of),
             statuses: list(&status["containerStatuses"], ContainerStatus::of),
         }
@@ -178,7 +184,7 @@ impl Pod {
 }
 
 impl Container {
-    /// Reads a container (raw JSON of `v1.Container`).
+    /// Reads a container (raw JSON of `v1.Container`), but for its hash.
     #[must_use]
     pub fn of(container: &Value) -> Self {
         let restarting = |policy: &Value| {
@@ -194,7 +200,7 @@ impl Container {
                 .collect(),
             env: env_from_metadata(container),
             priority: priority(container),
-            plain_before_131: plain_hash_before_131(container),
+            plain_before_131: None,
         }
     }
 }

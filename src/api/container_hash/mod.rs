@@ -112,11 +112,18 @@ pub fn plain_hash_before_131(container: &Value) -> u64 {
 /// FNV-1a (32 bits) over Kubernetes' deep-hash rendering of a byte string, `([]uint8)[1 2 …]`.
 #[must_use]
 pub fn deep_hash(text: &str) -> u64 {
-    let bytes: Vec<String> = text.bytes().map(|b| b.to_string()).collect();
-    let rendered = format!("([]uint8)[{}]", bytes.join(" "));
-    let hash = rendered.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
-        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
-    });
+    let mut hash = 0x811c_9dc5_u32;
+    let mut feed = |byte: u8| hash = (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    b"([]uint8)[".iter().for_each(|byte| feed(*byte));
+    for (at, byte) in text.bytes().enumerate() {
+        if at > 0 {
+            feed(b' ');
+        }
+        let digits = [byte / 100, byte / 10 % 10, byte % 10];
+        let leading = digits.iter().take_while(|d| **d == 0).count().min(2);
+        digits[leading..].iter().for_each(|digit| feed(b'0' + digit));
+    }
+    feed(b']');
     u64::from(hash)
 }
 

@@ -98,7 +98,7 @@ fn the_daemons_hash_counts_for_the_container_that_runs() {
     waits(&pod, "still there");
     daemon_says(&mut pod, "containerd://main-0", plain_hash("main", "main:2"), 0);
     done(&pod);
-    let old_kubelet = Pod::of(&pod).containers[0].plain_before_131;
+    let old_kubelet = Pod::of(&pod).containers[0].plain_before_131.unwrap();
     daemon_says(&mut pod, "containerd://main-0", old_kubelet, 0);
     done(&pod);
     pod["metadata"]["annotations"][keys::RUNTIME_CONTAINERS_META] = json!("{");

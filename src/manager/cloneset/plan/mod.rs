@@ -20,7 +20,9 @@
 //! cancelled where a hook marks Pods not ready; claims alone change nothing.
 //!
 //! Mended: orphans are adopted; conditions of failures go when they are over; the progress deadline starts with the
-//! rollout; fractions of percents count; Pods that cannot be made do not stop deletions that are due; claims
+//! rollout; fractions of percents count; Pods that cannot be made do not stop deletions that are due; Pods
+//! that are both unavailable and marked for deletion count as unavailable when others are deleted; a Pod that is
+//! unavailable anyway is updated also while Pods are missing; claims
 //! without an id are nobody's; volumes keep the order of their templates; keys that are removed, or the first of
 //! their map, are seen as environment; a last batch of resources is done; a Pod prepared for an update that it is
 //! not to have any more goes back, also when it was prepared for a roll-back; a Pod in use is held by none of our

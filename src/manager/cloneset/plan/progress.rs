@@ -110,7 +110,7 @@ fn waits(view: &View<'_>, draft: &mut Draft) -> String {
         .waits
         .iter()
         .map(|(why, pods)| format!("{} ({why})", names(pods)));
-    let parts: Vec<String> = draft.stuck.iter().cloned().chain(waits).collect();
+    let parts: Vec<String> = waits.collect();
     let failed = view
         .observed
         .failures
@@ -119,8 +119,11 @@ fn waits(view: &View<'_>, draft: &mut Draft) -> String {
         .map(|f| &f.message);
     let failed: BTreeSet<&String> = failed.collect();
     let mut text = String::new();
+    for reason in draft.stuck.iter().chain(&draft.limited) {
+        text += &format!("; {reason}");
+    }
     if !parts.is_empty() {
-        text = format!("; waiting for {}", parts.join(", "));
+        text += &format!("; waiting: {}", parts.join(", "));
     }
     for message in failed.into_iter().take(NAMES) {
         text += &format!("; failed: {message}");

@@ -4,6 +4,7 @@ use super::lifecycle;
 use super::pods;
 use super::types::Why;
 use super::view::{Draft, View};
+use crate::api::keys;
 use crate::api::lifecycle::LifecycleStateType as State;
 use crate::in_place::complete::Waiting;
 use crate::in_place::{Pod, Refresh, Write, ready};
@@ -18,8 +19,9 @@ pub(super) struct Pending {
 
 /// What `pod` needs now, if anything; says what it waits for.
 pub(super) fn refresh(view: &View<'_>, pod: &Pod, draft: &mut Draft) -> Option<Pending> {
-    let mut settled = false;
-    match crate::in_place::refresh(pod, |revision| pods::at(pod, revision), view.now) {
+    let mut settled = idle(pod);
+    let next = || crate::in_place::refresh(pod, |revision| pods::at(pod, revision), view.now);
+    match if settled { Refresh::Done } else { next() } {
         Refresh::Act(writes) => {
             let why = Why::GoOn;
             return Some(Pending {
@@ -43,6 +45,16 @@ pub(super) fn refresh(view: &View<'_>, pod: &Pod, draft: &mut Draft) -> Option<P
     let write = lifecycle::write(view, pod, next, ready)?;
     let (writes, why) = (vec![write], Why::State);
     Some(Pending { writes, why, first })
+}
+
+/// Whether the Pod is in use with its gate open, so that its annotations need not be read.
+fn idle(pod: &Pod) -> bool {
+    let grace = [keys::IN_PLACE_UPDATE_GRACE, keys::IN_PLACE_UPDATE_GRACE_OLD];
+    pods::state(pod) == State::Normal
+        && pod
+            .condition(keys::IN_PLACE_UPDATE_READY)
+            .is_some_and(|c| c.holds && c.reason.is_empty())
+        && !grace.iter().any(|key| pod.annotations.contains_key(*key))
 }
 
 /// The state that the Pod goes over to by itself. `settled` says that no update in place is under way.

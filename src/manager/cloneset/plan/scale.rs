@@ -12,6 +12,9 @@ use super::{create, volumes};
 use crate::api::lifecycle::LifecycleStateType as State;
 use crate::in_place::Pod;
 
+/// How many Pods one plan makes at most: each is a whole object.
+const AT_ONCE: usize = 500;
+
 /// Plans the first of these that there is anything to do for, and says whether there was: Pods that need not be
 /// deleted after all, new Pods, Pods whose hook let go, Pods that somebody named, Pods that are too many.
 ///
@@ -101,7 +104,7 @@ fn limited(view: &View<'_>, numbers: &Numbers, draft: &mut Draft) {
             message: message.clone(),
         });
     }
-    draft.stuck.insert(message);
+    draft.limited = Some(message);
 }
 
 fn make(view: &View<'_>, claims: &BTreeSet<&str>, numbers: &Numbers, draft: &mut Draft) -> bool {
@@ -110,12 +113,11 @@ fn make(view: &View<'_>, claims: &BTreeSet<&str>, numbers: &Numbers, draft: &mut
         return false;
     }
     let size = |number: i64| usize::try_from(number).unwrap_or_default();
-    let acts = create::create(
-        view,
-        claims,
-        size(numbers.scale_up_limit),
-        size(numbers.scale_up_old),
-    );
+    let count = size(numbers.scale_up_limit).min(AT_ONCE);
+    if count < size(numbers.scale_up_limit) {
+        draft.wake_at(view.now);
+    }
+    let acts = create::create(view, claims, count, size(numbers.scale_up_old));
     let made = !acts.is_empty();
     for act in acts {
         draft.act(view, act);
@@ -124,7 +126,13 @@ fn make(view: &View<'_>, claims: &BTreeSet<&str>, numbers: &Numbers, draft: &mut
 }
 
 /// Those of `pods` that may go now: unavailable ones at once, others while the limit lasts.
-fn within<'a>(view: &View<'_>, pods: &[&'a Pod], mut limit: i64, draft: &mut Draft) -> Vec<&'a Pod> {
+///
+/// The limit counts Pods that are specified for deletion as available; as they need not be, what is available is
+/// counted too.
+fn within<'a>(view: &View<'_>, pods: &[&'a Pod], limit: i64, draft: &mut Draft) -> Vec<&'a Pod> {
+    let there = view.pods.iter().filter(|p| view.available(p)).count();
+    let least = view.limits.replicas - view.limits.unavailable;
+    let mut limit = limit.min(i64::try_from(there).unwrap_or(i64::MAX) - least);
     let mut go = Vec::new();
     for pod in pods {
         if pods::available(pod, 0, view.now) {

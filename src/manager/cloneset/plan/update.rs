@@ -1,10 +1,11 @@
 //! Which Pods are updated now, and how.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
 use super::limits::on_delete;
+use super::numbers::Numbers;
 use super::refresh::Pending;
 use super::types::{Subject, Why};
 use super::view::{Draft, View};
@@ -21,30 +22,24 @@ type Specs = BTreeMap<String, Result<Spec, MustRecreate>>;
 /// are updated are dropped from it.
 pub(super) fn update(view: &View<'_>, pending: &mut BTreeMap<String, Pending>, draft: &mut Draft) {
     let numbers = view.numbers(|pod| view.updated(pod));
-    let strategy = view.spec.rolling_update();
     let forward = numbers.update >= 0;
-    let target = if forward {
-        &view.observed.update
-    } else {
-        &view.observed.current
-    };
-    let candidates = (0..view.pods.len()).filter(|at| candidate(view, view.pods[*at], forward));
-    let mut chosen = order::update(&view.pods, candidates.collect(), strategy);
-    let wanted = usize::try_from(numbers.update.unsigned_abs()).unwrap_or(usize::MAX);
-    chosen.truncate(if on_delete(view.spec) { 0 } else { wanted });
+    let chosen = choose(view, &numbers, forward);
     restore(view, &chosen, pending);
-    if strategy.is_some_and(|s| s.paused) {
+    if view.spec.rolling_update().is_some_and(|r| r.paused) {
         return;
     }
-    let unavailable: Vec<&Pod> = view.pods.iter().copied().filter(|p| !view.available(p)).collect();
-    let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
-    let mut lost = count(unavailable.len());
-    let mut taken = count(unavailable.iter().filter(|p| pods::at(p, target)).count());
+    let observed = view.observed;
+    let target = if forward {
+        &observed.update
+    } else {
+        &observed.current
+    };
+    let mut budget = Budget::new(view, &numbers, target);
     let mut specs = Specs::new();
     let mut full = false;
     for pod in chosen.into_iter().map(|at| view.pods[at]) {
-        let limit = numbers.update_max_unavailable;
-        full |= taken >= limit || (view.available(pod) && lost >= limit);
+        let available = view.available(pod);
+        full |= !budget.allows(available);
         if full {
             draft.wait("maxUnavailable, to be updated", pod);
             continue;
@@ -52,13 +47,79 @@ pub(super) fn update(view: &View<'_>, pending: &mut BTreeMap<String, Pending>, d
         if pending.get(&pod.uid).is_some_and(|p| p.first) || delayed(view, pod, draft) {
             continue;
         }
-        lost += i64::from(view.available(pod));
-        taken += 1;
+        budget.take(available);
         if let Some((why, writes)) = step(view, pod, target, &mut specs, draft) {
             pending.remove(&pod.uid);
             draft.patch(view, pod, why, writes);
         }
     }
+}
+
+/// The places of the Pods to update, or to take back, in order.
+fn choose(view: &View<'_>, numbers: &Numbers, forward: bool) -> Vec<usize> {
+    let wanted = numbers.update.abs().min(beyond(view, forward)).max(0);
+    let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
+    if wanted == 0 || on_delete(view.spec) {
+        return Vec::new();
+    }
+    let candidates = (0..view.pods.len()).filter(|at| candidate(view, view.pods[*at], forward));
+    let mut chosen = order::update(&view.pods, candidates.collect(), view.spec.rolling_update());
+    chosen.truncate(wanted);
+    chosen
+}
+
+/// How many more Pods may be updated.
+struct Budget {
+    limit: i64,
+    /// The limit for Pods that are unavailable anyway.
+    free: i64,
+    /// Pods that are unavailable.
+    lost: i64,
+    /// Pods of the target revision that are unavailable, or will be.
+    taken: i64,
+}
+
+impl Budget {
+    /// While Pods are missing, the limit is lower by as many, and they may be missing for as long as others are
+    /// unavailable; so one that is unavailable anyway may be updated all the same.
+    fn new(view: &View<'_>, numbers: &Numbers, target: &str) -> Self {
+        let unavailable = || view.pods.iter().filter(|p| !view.available(p));
+        let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+        let limit = numbers.update_max_unavailable;
+        let missing = numbers.scale_up > 0;
+        Self {
+            limit,
+            free: if missing {
+                limit.max(view.limits.unavailable).max(1)
+            } else {
+                limit
+            },
+            lost: count(unavailable().count()),
+            taken: count(unavailable().filter(|p| pods::at(p, target)).count()),
+        }
+    }
+
+    fn allows(&self, available: bool) -> bool {
+        if available {
+            self.taken < self.limit && self.lost < self.limit
+        } else {
+            self.taken < self.free
+        }
+    }
+
+    fn take(&mut self, available: bool) {
+        self.lost += i64::from(available);
+        self.taken += 1;
+    }
+}
+
+/// How many Pods there are beyond those that are to keep what they have: the current revision, if `forward`, or else
+/// the update revision. While Pods are missing, new ones make up for what is missing of either.
+fn beyond(view: &View<'_>, forward: bool) -> i64 {
+    let keeping = |pod: &&&Pod| view.updated(pod) != forward && pods::state(pod) != State::PreparingDelete;
+    let there = i64::try_from(view.pods.iter().filter(keeping).count()).unwrap_or(i64::MAX);
+    let (replicas, partition) = (view.limits.replicas, view.limits.partition);
+    there - if forward { partition } else { replicas - partition }
 }
 
 /// Whether the Pod is one to update, if `forward`, or else one to take back.
@@ -73,6 +134,7 @@ fn candidate(view: &View<'_>, pod: &Pod, forward: bool) -> bool {
 
 /// Lets Pods be that were prepared for an update which they are not to have any more.
 fn restore(view: &View<'_>, chosen: &[usize], pending: &mut BTreeMap<String, Pending>) {
+    let chosen: BTreeSet<usize> = chosen.iter().copied().collect();
     for (at, pod) in view.pods.iter().enumerate() {
         if pods::state(pod) != State::PreparingUpdate || chosen.contains(&at) {
             continue;

@@ -21,6 +21,8 @@ pub(super) struct View<'a> {
     pub limits: Limits,
     /// Seconds that a Pod must be ready for to be available.
     pub min_ready: i32,
+    /// Names of the claims that are not being deleted, by the id of their Pod.
+    pub claims: BTreeMap<&'a str, Vec<&'a str>>,
     /// The Pods that count: ours, neither ended nor being deleted.
     pub pods: Vec<&'a Pod>,
 }
@@ -28,12 +30,17 @@ pub(super) struct View<'a> {
 impl<'a> View<'a> {
     pub fn new(observed: &'a Observed, pods: Vec<&'a Pod>, now: Timestamp) -> Self {
         let spec = &observed.set.spec;
+        let mut claims: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for claim in observed.claims.iter().filter(|claim| !claim.deleting) {
+            claims.entry(&claim.instance).or_default().push(&claim.name);
+        }
         Self {
             observed,
             spec,
             now,
             limits: Limits::of(spec, &observed.switches),
             min_ready: spec.min_ready_seconds.unwrap_or_default(),
+            claims,
             pods,
         }
     }
@@ -112,6 +119,8 @@ pub(super) struct Draft {
     pub waits: BTreeMap<String, BTreeSet<String>>,
     /// What cannot be done at all until somebody changes something.
     pub stuck: BTreeSet<String>,
+    /// Why not all missing Pods are made.
+    pub limited: Option<String>,
     touched: BTreeSet<String>,
 }
 

@@ -38,6 +38,9 @@ pub(super) fn clean_up<'a>(view: &View<'a>, draft: &mut Draft) -> BTreeSet<&'a s
     let mut kept = BTreeSet::new();
     for claim in claims {
         match pods.get(&claim.instance) {
+            _ if claim.instance.is_empty() => {
+                kept.insert(claim.name.as_str());
+            }
             Some(pod) if pod.active() => {
                 kept.insert(claim.name.as_str());
             }
@@ -72,12 +75,11 @@ pub(super) fn of_pod(view: &View<'_>, pod: &Pod) -> Vec<String> {
         .labels
         .get(keys::CLONESET_INSTANCE_ID)
         .filter(|id| !id.is_empty());
-    let claims = view
-        .observed
-        .claims
-        .iter()
-        .filter(|c| !c.deleting && Some(&c.instance) == id);
-    claims.map(|claim| claim.name.clone()).collect()
+    let claims = id
+        .and_then(|id| view.claims.get(id.as_str()))
+        .into_iter()
+        .flatten();
+    claims.map(|name| (*name).to_owned()).collect()
 }
 
 fn claim_name(view: &View<'_>, template: &Value, id: &str) -> String {

@@ -1,2 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod cases;
+mod histories;
+mod hooks;
 mod numbers;
+mod world;

@@ -1,0 +1,237 @@
+//! Hooks, each way there and back.
+
+use serde_json::{Value, json};
+
+use super::cases::{condition, kubelets, settle};
+use super::histories::{container, rolling, spec};
+use super::world::World;
+use crate::api::keys;
+use crate::in_place::Pod;
+
+/// A CloneSet with hooks whose Pods were taken into use.
+fn in_use(mark: bool) -> World {
+    let mut world = World::new(spec(true, false));
+    let hook = json!({ "markPodNotReady": mark });
+    world.edit(&json!({ "replicas": 2, "lifecycle": { "preDelete": hook.clone(), "inPlaceUpdate": hook } }));
+    settle(&mut world);
+    assert_eq!(states(&world), ["PreparingNormal", "PreparingNormal"]);
+    assert!(
+        condition(&world, "Progressing")
+            .unwrap()
+            .message
+            .contains("hook preNormal")
+    );
+    hooks(&mut world);
+    settle(&mut world);
+    assert_eq!(states(&world), ["Normal", "Normal"]);
+    world
+}
+
+fn states(world: &World) -> Vec<String> {
+    let mut states: Vec<String> = world
+        .pods
+        .values()
+        .map(|pod| {
+            pod["metadata"]["labels"][keys::LIFECYCLE_STATE]
+                .as_str()
+                .unwrap()
+                .to_owned()
+        })
+        .collect();
+    states.sort();
+    states
+}
+
+fn hooks(world: &mut World) {
+    let names: Vec<String> = world.pods.keys().cloned().collect();
+    names.iter().for_each(|name| world.hook(name));
+}
+
+/// The one Pod in this state.
+fn in_state<'a>(world: &'a World, state: &str) -> &'a Value {
+    let mut pods = world.pods.values();
+    pods.find(|pod| pod["metadata"]["labels"][keys::LIFECYCLE_STATE] == state)
+        .unwrap()
+}
+
+fn message(pod: &Value) -> String {
+    Pod::of(pod)
+        .condition(keys::KRUISE_POD_READY)
+        .unwrap()
+        .message
+        .clone()
+}
+
+#[test]
+fn an_update_waits_for_its_hook_before_and_after() {
+    let mut world = in_use(true);
+    container(&mut world, "image", json!("app:2"));
+    settle(&mut world);
+    assert_eq!(
+        states(&world),
+        ["Normal", "PreparingUpdate"],
+        "maxUnavailable is 1"
+    );
+    let pod = in_state(&world, "PreparingUpdate");
+    assert_eq!(
+        message(pod),
+        r#"[{"userAgent":"Lifecycle","key":"preUpdateHook"}]"#
+    );
+    assert!(!Pod::of(pod).condition_ready());
+    assert_eq!(pod["spec"]["containers"][0]["image"], "app:1");
+    assert!(
+        condition(&world, "Progressing")
+            .unwrap()
+            .message
+            .contains("hook inPlaceUpdate")
+    );
+    hooks(&mut world);
+    settle(&mut world);
+    let pod = in_state(&world, "Updated");
+    assert_eq!(pod["spec"]["containers"][0]["image"], "app:2");
+    assert_eq!(message(pod), "");
+    for _ in 0..4 {
+        hooks(&mut world);
+        settle(&mut world);
+    }
+    assert_eq!(states(&world), ["Normal", "Normal"]);
+    assert_eq!(
+        condition(&world, "Progressing").unwrap().reason,
+        "CloneSetAvailable"
+    );
+}
+
+#[test]
+fn what_is_taken_back_while_it_is_prepared_goes_on_as_it_was() {
+    for take_back in [
+        json!({ "updateStrategy": { "rollingUpdate": { "partition": 2 } } }),
+        json!({ "updateStrategy": { "type": "OnDelete" } }),
+        json!({ "template": { "spec": { "containers": [
+            { "name": "app", "image": "app:1", "resources": { "requests": { "cpu": "1" } }, "command": ["run"] },
+        ]}}}),
+    ] {
+        let mut world = in_use(true);
+        container(&mut world, "image", json!("app:2"));
+        settle(&mut world);
+        world.edit(&take_back);
+        settle(&mut world);
+        assert_eq!(states(&world), ["Normal", "Normal"], "{take_back}");
+        assert!(
+            world
+                .pods
+                .values()
+                .all(|pod| message(pod).is_empty() && Pod::of(pod).condition_ready())
+        );
+    }
+}
+
+#[test]
+fn what_is_taken_back_half_way_is_updated_back() {
+    let mut world = in_use(false);
+    container(&mut world, "image", json!("app:2"));
+    settle(&mut world);
+    hooks(&mut world);
+    world.reconcile();
+    assert_eq!(states(&world), ["Normal", "Updating"]);
+    container(&mut world, "image", json!("app:1"));
+    for _ in 0..6 {
+        settle(&mut world);
+        hooks(&mut world);
+    }
+    settle(&mut world);
+    assert_eq!(states(&world), ["Normal", "Normal"]);
+    assert!(
+        world
+            .pods
+            .values()
+            .all(|pod| pod["spec"]["containers"][0]["image"] == "app:1")
+    );
+}
+
+#[test]
+fn a_partition_that_is_raised_takes_pods_back_through_their_hook() {
+    let mut world = in_use(true);
+    container(&mut world, "image", json!("app:2"));
+    for _ in 0..3 {
+        settle(&mut world);
+        hooks(&mut world);
+    }
+    rolling(&mut world, json!({ "partition": 2 }));
+    for _ in 0..8 {
+        settle(&mut world);
+        hooks(&mut world);
+    }
+    settle(&mut world);
+    assert_eq!(states(&world), ["Normal", "Normal"]);
+    assert!(
+        world
+            .pods
+            .values()
+            .all(|pod| pod["spec"]["containers"][0]["image"] == "app:1")
+    );
+}
+
+#[test]
+fn a_deletion_waits_for_its_hook_and_is_taken_back_when_pods_are_needed() {
+    let mut world = in_use(false);
+    let before: Vec<Value> = world
+        .pods
+        .values()
+        .map(|p| p["metadata"]["uid"].clone())
+        .collect();
+    world.edit(&json!({ "replicas": 1 }));
+    settle(&mut world);
+    assert_eq!(states(&world), ["Normal", "PreparingDelete"]);
+    world.edit(&json!({ "replicas": 2 }));
+    settle(&mut world);
+    assert_eq!(states(&world), ["Normal", "Normal"]);
+    let after: Vec<Value> = world
+        .pods
+        .values()
+        .map(|p| p["metadata"]["uid"].clone())
+        .collect();
+    assert_eq!(before, after);
+    world.edit(&json!({ "replicas": 1 }));
+    settle(&mut world);
+    hooks(&mut world);
+    settle(&mut world);
+    assert_eq!(states(&world), ["Normal"]);
+}
+
+#[test]
+fn a_marked_deletion_takes_the_pod_out_of_its_services_for_good() {
+    let mut world = in_use(true);
+    world.edit(&json!({ "replicas": 1 }));
+    settle(&mut world);
+    let pod = in_state(&world, "PreparingDelete");
+    assert_eq!(
+        message(pod),
+        r#"[{"userAgent":"Lifecycle","key":"preDeleteHook"}]"#
+    );
+    world.edit(&json!({ "replicas": 2 }));
+    settle(&mut world);
+    assert_eq!(states(&world), ["Normal", "PreparingDelete"]);
+    for _ in 0..4 {
+        hooks(&mut world);
+        kubelets(&mut world);
+        settle(&mut world);
+    }
+    assert_eq!(states(&world), ["Normal", "Normal"], "a new one takes its place");
+}
+
+#[test]
+fn hooks_that_leave_the_spec_hold_nobody() {
+    let mut world = in_use(true);
+    container(&mut world, "image", json!("app:2"));
+    settle(&mut world);
+    world.edit(&json!({ "lifecycle": null }));
+    settle(&mut world);
+    assert_eq!(states(&world), ["Normal", "Normal"]);
+    assert!(
+        world
+            .pods
+            .values()
+            .all(|pod| pod["spec"]["containers"][0]["image"] == "app:2")
+    );
+    assert!(world.pods.values().all(|pod| message(pod).is_empty()));
+}
