@@ -122,11 +122,14 @@ fn set(holders: &mut BTreeSet<NotReadyKey>, key: &str, held: bool) {
     }
 }
 
-/// Puts the items of a hook onto the Pod again.
-pub(super) fn hook_again(hook: &LifecycleHook) -> Value {
-    let mut metadata = json!({ "labels": hook.labels_handler });
+/// Metadata that puts the items of a hook onto the Pod again, which is to let it be updated.
+pub(super) fn hook_again(hook: &LifecycleHook, now: Timestamp) -> Value {
+    let mut metadata = marks(&State::PreparingUpdate, now);
+    for (key, value) in &hook.labels_handler {
+        metadata["labels"][key] = json!(value);
+    }
     if !hook.finalizers_handler.is_empty() {
         metadata["finalizers"] = json!(hook.finalizers_handler);
     }
-    json!({ "metadata": metadata })
+    metadata
 }

@@ -251,12 +251,12 @@ fn begin(view: &View<'_>, pod: &Pod, target: &str, spec: &Spec) -> Vec<Write> {
     patch::begin(pod, spec, &labels, &map(&marks["annotations"]), view.now)
 }
 
-/// A Pod whose last update the hook has not acknowledged: the hook is put onto it, and must let go again.
+/// A Pod whose last update the hook has not acknowledged: the hook is put onto it, and must let go again. Its
+/// conditions follow in the next pass.
 fn prepare_again(view: &View<'_>, pod: &Pod) -> Option<(Why, Vec<Write>)> {
-    let hook = view.in_place_update()?;
-    let mut writes = vec![Write::new(Target::Pod, pod, lifecycle::hook_again(hook))];
-    writes.extend(lifecycle::write(view, pod, Some(State::PreparingUpdate), None));
-    Some((Why::PrepareUpdate, writes))
+    let metadata = lifecycle::hook_again(view.in_place_update()?, view.now);
+    let patch = json!({ "metadata": metadata });
+    Some((Why::PrepareUpdate, vec![Write::new(Target::Pod, pod, patch)]))
 }
 
 /// Marks a Pod for deletion, unless it is.

@@ -4,12 +4,11 @@ use jiff::ToSpan;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use super::limits;
 use super::world::{HOOK, World};
 use crate::api::keys;
-use crate::api::lifecycle::LifecycleStateType as State;
-use crate::in_place::Pod;
 use crate::manager::cloneset::plan::limits::{Limits, on_delete};
-use crate::manager::cloneset::plan::{Act, Observed, Plan, Why, plan, pods};
+use crate::manager::cloneset::plan::{Switches, plan};
 
 /// What may happen between two passes. Numbers choose among what there is.
 #[derive(Clone, Debug)]
@@ -190,11 +189,9 @@ fn edit(world: &mut World, happening: &Happening) {
             let most = if n % 3 == 0 { json!(null) } else { json!(n % 3) };
             world.edit(&json!({ "scaleStrategy": { "maxUnavailable": most } }));
         }
-        Happening::MarkNotReady(mark) => {
-            if world.set["spec"]["lifecycle"]["preDelete"].is_object() {
-                let hook = json!({ "markPodNotReady": mark });
-                world.edit(&json!({ "lifecycle": { "preDelete": hook.clone(), "inPlaceUpdate": hook } }));
-            }
+        Happening::MarkNotReady(mark) if world.set["spec"]["lifecycle"]["preDelete"].is_object() => {
+            let hook = json!({ "markPodNotReady": mark });
+            world.edit(&json!({ "lifecycle": { "preDelete": hook.clone(), "inPlaceUpdate": hook } }));
         }
         Happening::PvcReuse(reuse) => world.edit(&json!({ "scaleStrategy": { "enablePVCReuse": reuse } })),
         Happening::Exclude(exclude) => {
@@ -209,88 +206,13 @@ fn edit(world: &mut World, happening: &Happening) {
 }
 
 fn pass(world: &mut World) {
-    let (observed, planned) = {
-        let now = world.now;
-        let (observed, planned) = world.reconcile();
-        assert_eq!(
-            planned,
-            plan(&observed, now),
-            "the same observation gives another plan"
-        );
-        (observed, planned)
-    };
-    check(world, &observed, &planned);
-}
-
-/// What must hold of every pass, whatever happened before.
-fn check(world: &World, observed: &Observed, planned: &Plan) {
-    let limits = Limits::of(&observed.set.spec, &observed.switches);
-    let lifecycle = observed.set.spec.lifecycle.as_ref();
-    let pre_delete = lifecycle.and_then(|l| l.pre_delete.as_ref());
-    let pre_update = lifecycle.and_then(|l| l.in_place_update.as_ref());
-    let active: Vec<&Pod> = observed
-        .pods
-        .iter()
-        .map(AsRef::as_ref)
-        .filter(|p| p.active())
-        .collect();
-    let min_ready = observed.set.spec.min_ready_seconds.unwrap_or_default();
-    let available = |pod: &Pod| pods::available(pod, min_ready, world.now);
-    let (mut lost, mut made, mut updated) = (0_i64, 0_i64, 0_i64);
-    for act in &planned.acts {
-        match act {
-            Act::CreatePod { .. } => made += 1,
-            Act::DeletePod { uid, .. } => {
-                let pod = active.iter().find(|p| p.uid == *uid).unwrap();
-                assert!(
-                    !pods::hooked(pre_delete, pod),
-                    "a Pod is deleted that a hook holds"
-                );
-                lost += i64::from(available(pod));
-            }
-            Act::PatchPod { uid, why, .. } => {
-                let pod = active.iter().find(|p| p.uid == *uid).unwrap();
-                let taken = matches!(why, Why::UpdateInPlace | Why::PrepareUpdate | Why::PrepareDelete);
-                lost += i64::from(taken && available(pod));
-                updated += i64::from(*why == Why::UpdateInPlace && !pods::at(pod, &observed.update));
-                let in_use = pods::state(pod) != State::Updating;
-                let held = in_use && pods::hooked(pre_update, pod);
-                assert!(
-                    *why != Why::UpdateInPlace || !held,
-                    "a Pod is updated that a hook holds"
-                );
-            }
-            _ => {}
-        }
-    }
-    let count = |n: usize| i64::try_from(n).unwrap();
-    let there = count(active.iter().filter(|p| available(p)).count());
-    let least = limits.replicas - limits.unavailable;
-    assert!(
-        lost == 0 || there - lost >= least,
-        "{lost} of {there} available Pods are taken, {least} must stay"
+    let (observed, planned) = world.reconcile();
+    assert_eq!(
+        planned,
+        plan(&observed, world.now),
+        "the same observation gives another plan"
     );
-    let most = limits.replicas + limits.surge;
-    let waiting = active
-        .iter()
-        .filter(|p| pods::state(p) == State::PreparingDelete)
-        .count();
-    let counted = active.len()
-        - if limits.exclude_preparing_delete {
-            waiting
-        } else {
-            0
-        };
-    assert!(
-        made == 0 || count(counted) + made <= most,
-        "{made} Pods are made, {most} are allowed"
-    );
-    let old = active.iter().filter(|p| !pods::at(p, &observed.update));
-    let old = count(old.filter(|p| pods::state(p) != State::PreparingDelete).count());
-    assert!(
-        updated == 0 || old - updated >= limits.partition,
-        "{updated} of {old} old Pods are updated"
-    );
+    limits::check(world, &observed, &planned);
 }
 
 /// The world stops changing, and everybody does what is asked of them.
@@ -309,7 +231,7 @@ fn rest(world: &mut World) {
     rolling(world, json!({ "paused": false }));
     world.edit(&json!({ "updateStrategy": { "type": "RollingUpdate" } }));
     let spec = world.observe().set.spec.clone();
-    let limits = Limits::of(&spec, &crate::manager::cloneset::plan::Switches::default());
+    let limits = Limits::of(&spec, &Switches::default());
     if limits.unavailable == 0 && limits.surge == 0 {
         rolling(world, json!({ "maxUnavailable": 1 }));
     }

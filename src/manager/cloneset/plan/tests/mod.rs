@@ -2,5 +2,6 @@
 mod cases;
 mod histories;
 mod hooks;
+mod limits;
 mod numbers;
 mod world;

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use crate::api::cloneset::CloneSet;
 use crate::api::keys;
-use crate::in_place::Pod;
 use crate::in_place::tests::apply;
+use crate::in_place::{Pod, Target, Write};
 use crate::manager::cloneset::plan::{
     Act, Claim, Failure, Observed, Plan, Revision, Subject, Switches, plan,
 };
@@ -164,7 +164,7 @@ impl World {
                 let pod = self.pods.get_mut(name).unwrap();
                 assert_eq!(pod["metadata"]["uid"], json!(uid));
                 for write in writes {
-                    apply(pod, &write.patch);
+                    patch(pod, write);
                 }
             }
             Act::PatchClaim { name, patch } => json_patch::merge(self.claims.get_mut(name).unwrap(), patch),
@@ -288,6 +288,23 @@ impl World {
             .all(|gate| seen.condition(gate).is_some_and(|c| c.holds));
         condition(pod, "Ready", ready && gates, &now);
     }
+}
+
+/// Patches as the API server does: only what belongs to the resource, and only the version that a patch names.
+fn patch(pod: &mut Value, write: &Write) {
+    let version = &pod["metadata"]["resourceVersion"];
+    let asked = &write.patch["metadata"]["resourceVersion"];
+    assert!(asked.is_null() || asked == version, "an act is in its own way");
+    let has = |part: &str| write.patch.get(part).is_some();
+    let fits = match write.to {
+        Target::Pod => !has("status"),
+        Target::Status => !has("spec") && write.patch["metadata"].get("finalizers").is_none(),
+        Target::Resize => !has("status") && write.patch["metadata"].get("labels").is_none(),
+    };
+    assert!(fits, "{write:?}");
+    let next: u64 = version.as_str().unwrap().parse().unwrap();
+    apply(pod, &write.patch);
+    pod["metadata"]["resourceVersion"] = json!((next + 1).to_string());
 }
 
 fn condition(pod: &mut Value, type_: &str, holds: bool, now: &str) {

@@ -1,0 +1,124 @@
+//! What must hold of every pass, whatever happened before.
+
+use super::world::World;
+use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
+use crate::in_place::Pod;
+use crate::manager::cloneset::plan::limits::Limits;
+use crate::manager::cloneset::plan::{Act, Observed, Plan, Why, pods};
+
+/// What a pass does to the Pods.
+#[derive(Default)]
+struct Taken {
+    /// Available Pods that are not so after it.
+    lost: i64,
+    /// New Pods.
+    made: i64,
+    /// Pods that get the update revision in place.
+    updated: i64,
+}
+
+/// A pass, and what it was planned on.
+struct Pass<'a> {
+    observed: &'a Observed,
+    limits: Limits,
+    active: Vec<&'a Pod>,
+    now: jiff::Timestamp,
+}
+
+pub(super) fn check(world: &World, observed: &Observed, planned: &Plan) {
+    let pass = Pass {
+        observed,
+        limits: Limits::of(&observed.set.spec, &observed.switches),
+        active: observed
+            .pods
+            .iter()
+            .map(AsRef::as_ref)
+            .filter(|p| p.active())
+            .collect(),
+        now: world.now,
+    };
+    let mut taken = Taken::default();
+    planned.acts.iter().for_each(|act| pass.take(act, &mut taken));
+    pass.hold(&taken);
+}
+
+fn count(n: usize) -> i64 {
+    i64::try_from(n).unwrap()
+}
+
+impl Pass<'_> {
+    fn available(&self, pod: &Pod) -> bool {
+        let seconds = self.observed.set.spec.min_ready_seconds.unwrap_or_default();
+        pods::available(pod, seconds, self.now)
+    }
+
+    fn hook(
+        &self,
+        of: fn(&crate::api::lifecycle::Lifecycle) -> Option<&LifecycleHook>,
+    ) -> Option<&LifecycleHook> {
+        self.observed.set.spec.lifecycle.as_ref().and_then(of)
+    }
+
+    fn pod(&self, uid: &str) -> &Pod {
+        self.active.iter().find(|p| p.uid == uid).unwrap()
+    }
+
+    /// Counts what an act does, which must be nothing that a hook forbids.
+    fn take(&self, act: &Act, taken: &mut Taken) {
+        match act {
+            Act::CreatePod { .. } => taken.made += 1,
+            Act::DeletePod { uid, .. } => {
+                let pod = self.pod(uid);
+                let held = pods::hooked(self.hook(|l| l.pre_delete.as_ref()), pod);
+                assert!(!held, "a Pod is deleted that a hook holds");
+                taken.lost += i64::from(self.available(pod));
+            }
+            Act::PatchPod { uid, why, .. } => {
+                let pod = self.pod(uid);
+                let out = matches!(why, Why::UpdateInPlace | Why::PrepareUpdate | Why::PrepareDelete);
+                taken.lost += i64::from(out && self.available(pod));
+                if *why == Why::UpdateInPlace {
+                    taken.updated += i64::from(!pods::at(pod, &self.observed.update));
+                    let held = pods::hooked(self.hook(|l| l.in_place_update.as_ref()), pod);
+                    let half_way = pods::state(pod) == State::Updating;
+                    assert!(half_way || !held, "a Pod is updated that a hook holds");
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Nothing goes beyond its limit.
+    fn hold(&self, taken: &Taken) {
+        let Taken { lost, made, updated } = *taken;
+        let limits = &self.limits;
+        let there = count(self.active.iter().filter(|p| self.available(p)).count());
+        let least = limits.replicas - limits.unavailable;
+        assert!(
+            lost == 0 || there - lost >= least,
+            "{lost} of {there} available Pods are taken, {least} must stay"
+        );
+        let waiting = self
+            .active
+            .iter()
+            .filter(|p| pods::state(p) == State::PreparingDelete)
+            .count();
+        let counted = self.active.len()
+            - if limits.exclude_preparing_delete {
+                waiting
+            } else {
+                0
+            };
+        let most = limits.replicas + limits.surge;
+        assert!(
+            made == 0 || count(counted) + made <= most,
+            "{made} Pods are made, {most} are allowed"
+        );
+        let old = self.active.iter().filter(|p| !pods::at(p, &self.observed.update));
+        let old = count(old.filter(|p| pods::state(p) != State::PreparingDelete).count());
+        assert!(
+            updated == 0 || old - updated >= limits.partition,
+            "{updated} of {old} old Pods are updated"
+        );
+    }
+}
