@@ -241,7 +241,10 @@ impl World {
         let Some(pod) = self.pods.get_mut(name) else {
             return;
         };
-        if pod["status"].get("containerStatuses").is_some() {
+        if pod["status"]["containerStatuses"]
+            .get(0)
+            .is_some_and(|s| s["started"].is_string())
+        {
             pod["status"]["containerStatuses"][0]["containerID"] = json!(format!("containerd://{id}"));
         }
     }
@@ -265,6 +268,8 @@ impl World {
         if status["started"] != container["image"] {
             let image = container["image"].as_str().unwrap();
             if image.ends_with("bad") {
+                // The old container is ended before the new image is pulled.
+                status["started"] = Value::Null;
                 status["ready"] = json!(false);
                 status["state"] = json!({ "waiting": { "reason": "ImagePullBackOff" } });
             } else {
