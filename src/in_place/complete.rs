@@ -74,18 +74,33 @@ pub fn progress(pod: &Pod) -> Progress {
     }
 }
 
+/// What the daemon says of the containers.
+fn meta(pod: &Pod) -> Result<Option<RuntimeContainerMetaSet>, Waiting> {
+    let key = keys::RUNTIME_CONTAINERS_META;
+    let text = pod.annotations.get(key).map(|text| serde_json::from_str(text));
+    let unreadable = |e| Waiting::Unreadable(format!("annotation {key} cannot be read: {e}"));
+    text.transpose().map_err(unreadable)
+}
+
+/// Whether a container is another than that of the time of the patch, and has the image of the Pod's spec. One that
+/// the spec does not have is nobody's concern.
+///
+/// # Errors
+/// What is waited for.
+pub fn replaced(pod: &Pod, name: &str, last: &InPlaceUpdateContainerStatus) -> Result<(), Waiting> {
+    let Some(container) = pod.containers.iter().find(|c| c.name == name) else {
+        return Ok(());
+    };
+    let proof = proven(pod, container, last, meta(pod)?.as_ref());
+    proof.map_err(|why| Waiting::NewContainer(name.to_owned(), why))
+}
+
 /// Whether the containers of the batches so far are the new ones.
 ///
 /// # Errors
 /// What is waited for.
 pub fn containers(pod: &Pod, state: &InPlaceUpdateState) -> Result<(), Waiting> {
-    let meta = match pod.annotations.get(keys::RUNTIME_CONTAINERS_META) {
-        None => None,
-        Some(text) => Some(serde_json::from_str(text).map_err(|e| {
-            let key = keys::RUNTIME_CONTAINERS_META;
-            Waiting::Unreadable(format!("annotation {key} cannot be read: {e}"))
-        })?),
-    };
+    let meta = meta(pod)?;
     if state.update_env_from_metadata {
         let stale = pod
             .containers
@@ -97,13 +112,8 @@ pub fn containers(pod: &Pod, state: &InPlaceUpdateState) -> Result<(), Waiting> 
         let stale = pod.containers.iter().find(|c| !resources_are_new(pod, c));
         stale.map_or(Ok(()), |c| Err(Waiting::Resources(c.name.clone())))?;
     }
-    for (name, last) in &state.last_container_statuses {
-        if let Some(container) = pod.containers.iter().find(|c| c.name == *name) {
-            proven(pod, container, last, meta.as_ref())
-                .map_err(|why| Waiting::NewContainer(name.clone(), why))?;
-        }
-    }
-    Ok(())
+    let mut last = state.last_container_statuses.iter();
+    last.try_for_each(|(name, last)| replaced(pod, name, last))
 }
 
 fn proven(
@@ -118,6 +128,9 @@ fn proven(
         let new = plain_hash(&container.name, &container.image);
         if plain == new || Some(plain) == container.plain_before_131 {
             return Ok(());
+        }
+        if plain != 0 {
+            return Err("the daemon says that it was started with another image");
         }
     }
     if last.container_id.as_ref().is_some_and(|id| *id == status.id) {

@@ -3,7 +3,7 @@
 //! All are strategic merge patches, in which containers merge by name and conditions by type. The Pod's UID in
 //! them keeps another Pod of the same name safe.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -57,10 +57,22 @@ impl Write {
     }
 }
 
-/// Whether the Pod must be out of its Services while this is done: not for metadata alone, nor for resources
-/// that change while their container runs.
+/// Whether the update is over with its patch: nothing is to be waited for.
 #[must_use]
-pub fn disturbs(pod: &Pod, spec: &Spec) -> bool {
+pub fn at_once(pod: &Pod, spec: &Spec) -> bool {
+    let (before, spec) = unfinished(pod, spec);
+    let resizes = before.update_resources || !spec.container_resources.is_empty();
+    !(changes(pod, &spec) || unproven(&before) || resizes)
+}
+
+/// Whether an earlier update left containers that are to be replaced.
+fn unproven(before: &InPlaceUpdateState) -> bool {
+    before.update_env_from_metadata || !before.last_container_statuses.is_empty()
+}
+
+/// Whether a container is restarted for `spec`, so that the Pod must be out of its Services meanwhile: not for
+/// metadata alone, nor for resources that change while their container runs.
+fn changes(pod: &Pod, spec: &Spec) -> bool {
     let restarts = |(name, resources): (&String, &k8s_openapi::api::core::v1::ResourceRequirements)| {
         let changed = resources
             .limits
@@ -88,7 +100,9 @@ pub fn begin(
     now: Timestamp,
 ) -> Vec<Write> {
     let mut writes = Vec::new();
-    let disturbs = disturbs(pod, spec);
+    let (before, spec) = unfinished(pod, spec);
+    let spec = &spec;
+    let disturbs = changes(pod, spec) || unproven(&before);
     let conditions = if disturbs {
         ready::not_ready(pod, now)
     } else {
@@ -101,9 +115,10 @@ pub fn begin(
     let mut fresh = InPlaceUpdateState {
         revision: spec.revision.clone(),
         update_timestamp: Some(whole(now)),
-        update_env_from_metadata: spec.update_env_from_metadata,
-        update_images: !spec.container_images.is_empty(),
-        update_resources: !spec.container_resources.is_empty(),
+        update_env_from_metadata: spec.update_env_from_metadata || before.update_env_from_metadata,
+        update_images: !spec.container_images.is_empty() || before.update_images,
+        update_resources: !spec.container_resources.is_empty() || before.update_resources,
+        last_container_statuses: before.last_container_statuses,
         ..InPlaceUpdateState::default()
     };
     let mut patch = json!({ "metadata": { "labels": labels, "annotations": annotations } });
@@ -126,6 +141,39 @@ pub fn begin(
     );
     writes.push(Write::new(Target::Pod, pod, patch));
     writes
+}
+
+/// What an update that did not end leaves to the next one: the records of containers that are yet to be replaced,
+/// what is yet to be proven, and, under the new spec, the batches that were still to come.
+fn unfinished(pod: &Pod, spec: &Spec) -> (InPlaceUpdateState, Spec) {
+    let mut spec = spec.clone();
+    let mut left = InPlaceUpdateState::default();
+    let Ok(Some(before)) = state::state(pod) else {
+        return (left, spec);
+    };
+    if complete::containers(pod, &before).is_err() {
+        left.update_env_from_metadata = before.update_env_from_metadata;
+        left.update_resources = before.update_resources;
+    }
+    if has_next(&before) {
+        let rest = rest(&before);
+        overlay(&mut spec.container_images, rest.container_images);
+        overlay(&mut spec.container_ref_metadata, rest.container_ref_metadata);
+        overlay(&mut spec.container_resources, rest.container_resources);
+        spec.update_env_from_metadata |= !spec.container_ref_metadata.is_empty();
+    }
+    left.last_container_statuses = before.last_container_statuses;
+    left.last_container_statuses
+        .retain(|name, last| complete::replaced(pod, name, last).is_err());
+    left.update_images = !left.last_container_statuses.is_empty();
+    (left, spec)
+}
+
+/// Adds what `new` does not say.
+fn overlay<T>(new: &mut BTreeMap<String, T>, rest: BTreeMap<String, T>) {
+    for (name, value) in rest {
+        new.entry(name).or_insert(value);
+    }
 }
 
 /// Goes on with an update whose grace period is over, or whose next batch is due.
@@ -184,7 +232,11 @@ fn change(
         let name = &container.name;
         if let Some(image) = spec.container_images.get(name) {
             images.push(json!({ "name": name, "image": image }));
-            record(pod, name, image, state);
+            if *image != container.image {
+                state
+                    .last_container_statuses
+                    .insert(name.clone(), record(pod, name, image));
+            }
         }
         if let Some(new) = spec.container_resources.get(name) {
             resources.push(json!({ "name": name, "resources": new }));
@@ -244,21 +296,17 @@ pub fn has_next(state: &InPlaceUpdateState) -> bool {
 ///
 /// The container's ID is left out where an update that did not end is taken back before kubelet acted on it: the
 /// container may stay, so another ID must not be asked for.
-fn record(pod: &Pod, name: &str, image: &str, state: &mut InPlaceUpdateState) {
-    if state.last_container_statuses.contains_key(name) {
-        return;
-    }
+fn record(pod: &Pod, name: &str, image: &str) -> InPlaceUpdateContainerStatus {
     let (mut image_id, mut id) = (String::new(), String::new());
     let mut may_stay = false;
     if let Some(status) = pod.status(name) {
         (image_id, id) = (status.image_id.clone(), status.id.clone());
         may_stay = status.running && untouched(pod, name, &id) && names(image, &status.image);
     }
-    let last = InPlaceUpdateContainerStatus {
+    InPlaceUpdateContainerStatus {
         image_id,
         container_id: (!may_stay).then_some(id),
-    };
-    state.last_container_statuses.insert(name.to_owned(), last);
+    }
 }
 
 /// Whether the container still runs that ran before the update that the Pod tells of, and that did not end.

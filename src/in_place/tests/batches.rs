@@ -70,6 +70,22 @@ fn higher_priority_comes_first_and_must_be_ready() {
 }
 
 #[test]
+fn batches_still_to_come_are_not_forgotten_by_the_next_update() {
+    let mut pod = pod(&["app", "proxy"]);
+    with_priority(&mut pod, 0, 1);
+    with_priority(&mut pod, 1, 5);
+    start(&mut pod, &images(&[("app", "app:2"), ("proxy", "proxy:2")]));
+    start(&mut pod, &images(&[("proxy", "proxy:3")]));
+    assert_eq!([image(&pod, 0), image(&pod, 1)], ["app:1", "proxy:3"]);
+    run_new(&mut pod, 1, true);
+    let Refresh::Act(writes) = next(&pod, 3) else {
+        panic!("the next batch is due");
+    };
+    apply_all(&mut pod, &writes);
+    assert_eq!([image(&pod, 0), image(&pod, 1)], ["app:2", "proxy:3"]);
+}
+
+#[test]
 fn a_last_batch_of_resources_alone_is_done_too() {
     let mut pod = pod(&["app", "proxy"]);
     with_priority(&mut pod, 0, 1);

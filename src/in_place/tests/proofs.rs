@@ -54,9 +54,15 @@ fn a_new_id_alone_is_no_proof() {
         "sha256:main-1",
     );
     waits(&pod, "nothing proves");
-    // With the daemon's word that it was started as of old, too.
+    // Whatever else is said: the daemon knows that it was started as of old.
+    restarted(
+        &mut pod,
+        "containerd://crashed",
+        "docker.io/library/main:2",
+        "sha256:main-2",
+    );
     daemon_says(&mut pod, "containerd://crashed", plain_hash("main", "main:1"), 0);
-    waits(&pod, "nothing proves");
+    waits(&pod, "another image");
 }
 
 #[test]
@@ -151,6 +157,27 @@ fn taken_back_before_kubelet_saw_it_is_done() {
         "docker.io/library/main:1",
         "sha256:main-1",
     );
+    done(&pod);
+}
+
+#[test]
+fn an_update_that_did_not_end_is_not_forgotten_by_the_next() {
+    let mut pod = updating();
+    let mut spec = images(&[]);
+    let patch = r#"{"metadata":{"labels":{"b":"1"}}}"#;
+    let patch = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, patch);
+    spec.meta_data_patch = Some(patch);
+    start(&mut pod, &spec);
+    waits(&pod, "still there");
+    restarted(
+        &mut pod,
+        "containerd://new",
+        "docker.io/library/main:2",
+        "sha256:main-2",
+    );
+    done(&pod);
+    // What is there already restarts nothing.
+    start(&mut pod, &images(&[("main", "main:2")]));
     done(&pod);
 }
 

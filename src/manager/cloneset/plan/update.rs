@@ -237,8 +237,7 @@ pub(super) fn as_engine(revision: &super::types::Revision) -> Revision<'_> {
 
 /// Begins the update. What changes nothing that runs leaves the Pod in use.
 fn begin(view: &View<'_>, pod: &Pod, target: &str, spec: &Spec) -> Vec<Write> {
-    let runs_on = !patch::disturbs(pod, spec) && spec.container_resources.is_empty();
-    let state = if runs_on {
+    let state = if patch::at_once(pod, spec) {
         lifecycle::after_update(view, pod)
     } else {
         State::Updating
