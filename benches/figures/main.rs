@@ -37,20 +37,32 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// All rows of one implementation, on a cluster of its own.
+/// The rows of one implementation, on a cluster of its own; `KRUISE_BENCH_ONLY` names one group of them.
 async fn measure(which: &Which) -> Result<Figures> {
     let name = which.name();
+    let only = std::env::var("KRUISE_BENCH_ONLY").ok();
+    let due = |group: &str| {
+        let due = only.as_deref().is_none_or(|only| only == group);
+        if due {
+            eprintln!("==> {name}: {group}");
+        }
+        due
+    };
     let mut figures = Figures::default();
-    eprintln!("==> {name}: start a node and both programs");
+    eprintln!("==> {name}: a node and both programs start");
     let side = Side::start(which).await?;
     footprint::start(&side, &mut figures)?;
-    eprintln!("==> {name}: image pulls");
-    pull::measure(&side, &mut figures).await?;
-    eprintln!("==> {name}: container recreation");
-    recreate::measure(&side, &mut figures).await?;
-    eprintln!("==> {name}: memory");
-    footprint::idle(&side, &mut figures).await?;
-    eprintln!("==> {name}: a job over 1,000 nodes");
-    fan_out::measure(&side, &mut figures).await?;
+    if due("memory") {
+        footprint::idle(&side, &mut figures).await?;
+    }
+    if due("pull") {
+        pull::measure(&side, &mut figures).await?;
+    }
+    if due("recreate") {
+        recreate::measure(&side, &mut figures).await?;
+    }
+    if due("fan-out") {
+        fan_out::measure(&side, &mut figures).await?;
+    }
     Ok(figures)
 }

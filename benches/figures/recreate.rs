@@ -5,6 +5,8 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use kruise::cri::Runtime as _;
+use kruise::cri::client::Client as Cri;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -16,18 +18,24 @@ const RUNS: usize = 5;
 const DEFAULT: Option<&str> = Some("default");
 
 pub async fn measure(side: &Side, figures: &mut Figures) -> Result<()> {
-    let (mut exit, mut completed, mut own, mut writes) = (vec![], vec![], vec![], 0);
+    let (mut exit, mut completed, mut own, mut writes) = (vec![], vec![], vec![], vec![]);
+    let mut kubelet = vec![];
     for run in 0..RUNS {
+        kubelet.push(kubelet_restart(side, &format!("kubelet-{run}")).await?);
         let one = recreate(side, &format!("one-{run}"), "kruise-test/term:1", 1).await?;
         exit.push(one.exit.context("no exit was seen")?);
         completed.push(one.completed);
         own.push(one.own);
-        writes = writes.max(one.writes);
+        if one.writes.len() > writes.len() {
+            writes = one.writes;
+        }
     }
+    figures.kubelet_restart = Some(median(kubelet));
     figures.recreate_exit = Some(median(exit));
     figures.recreate_completed = Some(median(completed));
     figures.recreate_own = Some(median(own));
-    figures.recreate_writes = Some(writes);
+    eprintln!("writes of a request: {}", writes.join(", "));
+    figures.recreate_writes = Some(writes.len());
     let mut three = vec![];
     for run in 0..3 {
         three.push(
@@ -48,14 +56,48 @@ struct Outcome {
     /// Of that, what is not kubelet's: before the exit, and after the Pod was seen Ready again.
     own: Duration,
     /// Writes of all but kubelet, the user's create included, events not.
-    writes: usize,
+    writes: Vec<String>,
 }
 
-/// Replaces all containers of a fresh Pod, for kubelet delays a container's second restart.
+/// A fresh Pod, for kubelet delays a container's second restart; the IDs of its containers.
+async fn pod(side: &Side, name: &str, image: &str, containers: &[String]) -> Result<Vec<String>> {
+    let parts: Vec<Value> = containers
+        .iter()
+        .map(|n| json!({ "name": n, "image": image }))
+        .collect();
+    let pod = json!({ "metadata": { "name": name }, "spec": { "containers": parts, "terminationGracePeriodSeconds": 1 } });
+    cluster::create(&side.client, POD, DEFAULT, pod).await?;
+    let pod = cluster::until(&side.client, POD, DEFAULT, name, ready).await?;
+    // The traps of the images' shells are set a moment after the start.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let statuses = pod.data["status"]["containerStatuses"].as_array().cloned();
+    let id = |s: &Value| Some(s["containerID"].as_str()?.rsplit_once("://")?.1.to_owned());
+    Ok(statuses.iter().flatten().filter_map(id).collect())
+}
+
+/// Kubelet's part: from the stop of a container that nobody recreates until its Pod is seen Ready again.
+async fn kubelet_restart(side: &Side, name: &str) -> Result<Duration> {
+    let ids = pod(side, name, "kruise-test/term:1", &["c0".to_owned()]).await?;
+    let id = ids.first().context("a Pod without container")?;
+    let mut pods = cluster::watch(&side.client, POD, DEFAULT).await?;
+    let (cri, _) = Cri::connect(&side.node.runtime.socket()).await?;
+    cri.stop_container(id, Duration::from_secs(10)).await?;
+    let stopped = Instant::now();
+    let (back, _) = cluster::seen(&mut pods, name, restarted).await?;
+    delete(side, name).await?;
+    Ok(back - stopped)
+}
+
+async fn delete(side: &Side, name: &str) -> Result<()> {
+    let pods = cluster::api(&side.client, POD, DEFAULT);
+    pods.delete(name, &Default::default()).await?;
+    Ok(())
+}
+
 async fn recreate(side: &Side, name: &str, image: &str, containers: usize) -> Result<Outcome> {
     let names: Vec<String> = (0..containers).map(|n| format!("c{n}")).collect();
-    pod(side, name, image, &names).await?;
-    let (mut events, mut exits) = exits(side)?;
+    let ids = pod(side, name, image, &names).await?;
+    let (mut events, mut exits) = exits(side, ids)?;
     let mut requests = cluster::watch(&side.client, REQUEST, DEFAULT).await?;
     let mut pods = cluster::watch(&side.client, POD, DEFAULT).await?;
     let asked: Vec<Value> = names.iter().map(|n| json!({ "name": n })).collect();
@@ -76,9 +118,7 @@ async fn recreate(side: &Side, name: &str, image: &str, containers: usize) -> Re
         "{name}: {}",
         request["status"]
     );
-    let again =
-        |p: &Value| ready(p) && p["status"]["containerStatuses"][0]["restartCount"].as_i64() >= Some(1);
-    let (back, _) = cluster::seen(&mut pods, name, again).await?;
+    let (back, _) = cluster::seen(&mut pods, name, restarted).await?;
     let exit = exits.try_recv().ok().map(|e| e - start);
     events.kill()?;
     events.wait()?;
@@ -87,9 +127,7 @@ async fn recreate(side: &Side, name: &str, image: &str, containers: usize) -> Re
     // Late writes count too.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let writes = writes(side, name)?;
-    cluster::api(&side.client, POD, DEFAULT)
-        .delete(name, &Default::default())
-        .await?;
+    delete(side, name).await?;
     Ok(Outcome {
         exit,
         completed,
@@ -98,34 +136,25 @@ async fn recreate(side: &Side, name: &str, image: &str, containers: usize) -> Re
     })
 }
 
-/// Creates the Pod and waits until its containers can be told to stop.
-async fn pod(side: &Side, name: &str, image: &str, containers: &[String]) -> Result<()> {
-    let parts: Vec<Value> = containers
-        .iter()
-        .map(|n| json!({ "name": n, "image": image }))
-        .collect();
-    let pod = json!({ "metadata": { "name": name }, "spec": { "containers": parts, "terminationGracePeriodSeconds": 1 } });
-    cluster::create(&side.client, POD, DEFAULT, pod).await?;
-    cluster::until(&side.client, POD, DEFAULT, name, ready).await?;
-    // The traps of the images' shells are set a moment after the start.
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    Ok(())
-}
-
 fn ready(pod: &Value) -> bool {
     let conditions = pod["status"]["conditions"].as_array();
     conditions.is_some_and(|c| c.iter().any(|c| c["type"] == "Ready" && c["status"] == "True"))
 }
 
-/// The ends of tasks, as containerd tells them.
-fn exits(side: &Side) -> Result<(Child, UnboundedReceiver<Instant>)> {
+fn restarted(pod: &Value) -> bool {
+    ready(pod) && pod["status"]["containerStatuses"][0]["restartCount"].as_i64() >= Some(1)
+}
+
+/// The ends of these containers' tasks, as containerd tells them.
+fn exits(side: &Side, containers: Vec<String>) -> Result<(Child, UnboundedReceiver<Instant>)> {
     let mut command = side.node.runtime.ctr_command(&["events"])?;
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
     let output = child.stdout.take().context("no output")?;
     let (exit_tx, exit_rx) = unbounded_channel();
     std::thread::spawn(move || {
         for line in BufReader::new(output).lines().map_while(Result::ok) {
-            if line.contains(" /tasks/exit ") && exit_tx.send(Instant::now()).is_err() {
+            let theirs = line.contains(" /tasks/exit ") && containers.iter().any(|id| line.contains(id));
+            if theirs && exit_tx.send(Instant::now()).is_err() {
                 break;
             }
         }
@@ -137,11 +166,11 @@ fn exits(side: &Side) -> Result<(Child, UnboundedReceiver<Instant>)> {
 }
 
 /// Accepted writes to the request and, while it was there, to its Pod, but kubelet's and the control plane's own.
-fn writes(side: &Side, name: &str) -> Result<usize> {
+fn writes(side: &Side, name: &str) -> Result<Vec<String>> {
     let all = side.node.plane.writes()?;
     let user = |w: &Value| w["user"]["username"].as_str().unwrap_or_default().to_owned();
     let mut made = false;
-    let mut count = 0;
+    let mut found = Vec::new();
     for write in &all {
         let object = &write["objectRef"];
         let resource = object["resource"].as_str().unwrap_or_default();
@@ -153,9 +182,12 @@ fn writes(side: &Side, name: &str) -> Result<usize> {
             "system:kube-",
         ];
         let ours = !theirs.iter().any(|t| user(write).starts_with(t)) && user(write) != "admin";
-        if made && ours && object["name"] == name && write["responseStatus"]["code"].as_i64() < Some(300) {
-            count += usize::from(["containerrecreaterequests", "pods"].contains(&resource));
+        let counted = ours && ["containerrecreaterequests", "pods"].contains(&resource);
+        if made && counted && object["name"] == name && write["responseStatus"]["code"].as_i64() < Some(300) {
+            let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
+            let (verb, part) = (text(&write["verb"]), text(&object["subresource"]));
+            found.push(format!("{} {verb} {resource}/{part}", user(write)));
         }
     }
-    Ok(count)
+    Ok(found)
 }

@@ -20,6 +20,9 @@ pub struct Options {
     /// Where the table goes; its section "Notes" is kept
     #[arg(long, value_name = "FILE", default_value = "docs/benchmarks.md")]
     out: PathBuf,
+    /// Only this group of rows; nothing is written then
+    #[arg(long, value_parser = ["memory", "pull", "recreate", "fan-out"])]
+    only: Option<String>,
 }
 
 /// Builds the programs and runs the measurements.
@@ -40,7 +43,10 @@ pub fn run(options: &Options) -> Result<()> {
     cargo
         .current_dir(repository())
         .env("KRUISE_BENCH_BINARIES", binaries.dir());
-    cargo.env("KRUISE_BENCH_OUT", std::path::absolute(&options.out)?);
+    match &options.only {
+        Some(group) => cargo.env("KRUISE_BENCH_ONLY", group),
+        None => cargo.env("KRUISE_BENCH_OUT", std::path::absolute(&options.out)?),
+    };
     if let Some(peer) = &options.peer {
         let dir = peer
             .canonicalize()
