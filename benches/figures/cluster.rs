@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use futures::{StreamExt, TryStreamExt};
+use kruise::cluster::{Cluster, Options};
+use kube::Client;
 use kube::api::{Api, DynamicObject, PostParams, WatchEvent, WatchParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::{ApiResource, GroupVersionKind};
-use kube::{Client, Config};
 use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -23,11 +23,14 @@ pub const NODE: Kind = ("", "v1", "Node");
 /// How long any one thing may take.
 const BOUND: Duration = Duration::from_secs(180);
 
-/// A client for a kubeconfig.
+/// A client for a kubeconfig. The product's own: kube's does not set TCP_NODELAY, which costs 40 ms a write.
 pub async fn client(path: &Path) -> Result<Client> {
-    let file = Kubeconfig::read_from(path)?;
-    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
-    Ok(Client::try_from(config)?)
+    let options = Options {
+        kubeconfig: Some(path.to_owned()),
+        component: "bench".into(),
+        host: None,
+    };
+    Ok(Cluster::connect(&options).await?.client)
 }
 
 /// The objects of a kind: in `namespace`, or of the cluster.

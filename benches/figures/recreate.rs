@@ -174,8 +174,7 @@ fn writes(side: &Side, name: &str) -> Result<Vec<String>> {
     for write in &all {
         let object = &write["objectRef"];
         let resource = object["resource"].as_str().unwrap_or_default();
-        made |=
-            resource == "containerrecreaterequests" && (object["name"] == name || write["verb"] == "create");
+        made |= resource == "containerrecreaterequests" && object["name"] == name;
         let theirs = [
             "system:node:",
             "system:serviceaccount:kube-system:",
