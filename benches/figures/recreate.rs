@@ -1,14 +1,12 @@
 //! Rows on container recreation.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
 use kruise::cri::Runtime as _;
 use kruise::cri::client::Client as Cri;
 use serde_json::{Value, json};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::cluster::{self, POD, REQUEST, median};
 use crate::report::Figures;
@@ -23,7 +21,7 @@ pub async fn measure(side: &Side, figures: &mut Figures) -> Result<()> {
     for run in 0..RUNS {
         kubelet.push(kubelet_restart(side, &format!("kubelet-{run}")).await?);
         let one = recreate(side, &format!("one-{run}"), "kruise-test/term:1", 1).await?;
-        exit.push(one.exit.context("no exit was seen")?);
+        exit.push(one.exit);
         completed.push(one.completed);
         own.push(one.own);
         if one.writes.len() > writes.len() {
@@ -50,7 +48,7 @@ pub async fn measure(side: &Side, figures: &mut Figures) -> Result<()> {
 
 struct Outcome {
     /// From create until the first task ended.
-    exit: Option<Duration>,
+    exit: Duration,
     /// From create until the request says Completed.
     completed: Duration,
     /// Of that, what is not kubelet's: before the exit, and after the Pod was seen Ready again.
@@ -97,13 +95,13 @@ async fn delete(side: &Side, name: &str) -> Result<()> {
 async fn recreate(side: &Side, name: &str, image: &str, containers: usize) -> Result<Outcome> {
     let names: Vec<String> = (0..containers).map(|n| format!("c{n}")).collect();
     let ids = pod(side, name, image, &names).await?;
-    let (mut events, mut exits) = exits(side, ids)?;
     let mut requests = cluster::watch(&side.client, REQUEST, DEFAULT).await?;
     let mut pods = cluster::watch(&side.client, POD, DEFAULT).await?;
     let asked: Vec<Value> = names.iter().map(|n| json!({ "name": n })).collect();
     let spec =
         json!({ "podName": name, "containers": asked, "strategy": { "terminationGracePeriodSeconds": 10 } });
-    let start = Instant::now();
+    // The runtime tells the end by the same machine's clock.
+    let (start, clock) = (Instant::now(), Timestamp::now());
     cluster::create(
         &side.client,
         REQUEST,
@@ -119,11 +117,9 @@ async fn recreate(side: &Side, name: &str, image: &str, containers: usize) -> Re
         request["status"]
     );
     let (back, _) = cluster::seen(&mut pods, name, restarted).await?;
-    let exit = exits.try_recv().ok().map(|e| e - start);
-    events.kill()?;
-    events.wait()?;
+    let exit = Duration::try_from(exit(side, &ids).await?.duration_since(clock))?;
     let completed = at - start;
-    let own = exit.unwrap_or_default() + at.saturating_duration_since(back);
+    let own = exit + at.saturating_duration_since(back);
     // Late writes count too.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let writes = writes(side, name)?;
@@ -145,24 +141,14 @@ fn restarted(pod: &Value) -> bool {
     ready(pod) && pod["status"]["containerStatuses"][0]["restartCount"].as_i64() >= Some(1)
 }
 
-/// The ends of these containers' tasks, as containerd tells them.
-fn exits(side: &Side, containers: Vec<String>) -> Result<(Child, UnboundedReceiver<Instant>)> {
-    let mut command = side.node.runtime.ctr_command(&["events"])?;
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
-    let output = child.stdout.take().context("no output")?;
-    let (exit_tx, exit_rx) = unbounded_channel();
-    std::thread::spawn(move || {
-        for line in BufReader::new(output).lines().map_while(Result::ok) {
-            let theirs = line.contains(" /tasks/exit ") && containers.iter().any(|id| line.contains(id));
-            if theirs && exit_tx.send(Instant::now()).is_err() {
-                break;
-            }
-        }
-    });
-    if child.try_wait()?.is_some() {
-        bail!("ctr events ended");
+/// When the first of these containers ended, as the runtime says.
+async fn exit(side: &Side, containers: &[String]) -> Result<Timestamp> {
+    let (cri, _) = Cri::connect(&side.node.runtime.socket()).await?;
+    let mut ends = vec![];
+    for id in containers {
+        ends.extend(cri.container_status(id).await?.and_then(|s| s.finished_at));
     }
-    Ok((child, exit_rx))
+    ends.into_iter().min().context("no container ended")
 }
 
 /// Accepted writes to the request and, while it was there, to its Pod, but kubelet's and the control plane's own.
