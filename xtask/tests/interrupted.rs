@@ -131,7 +131,7 @@ fn reached(own: &Own, program: &mut Child, file: &str) -> PathBuf {
 #[test]
 fn an_interrupted_start_leaves_nothing() {
     let own = Own::new("interrupted");
-    for file in ["init.pid", "kube-apiserver.log", "kubelet.log"] {
+    for file in ["init.pid", "containerd.log", "kube-apiserver.log"] {
         for ctrl_c in [true, false] {
             let mut program = own.xtask("up").spawn().unwrap();
             let traces = Traces::of(&reached(&own, &mut program, file));
