@@ -22,7 +22,8 @@ pub use discovery::{Options, Runtimes, SocketHealth};
 pub use error::{Error, PullCause};
 pub use reference::{InvalidReference, Reference};
 pub use types::{
-    Auth, Bytes, Container, ContainerState, ContainerStatus, ExecOutput, Image, PullRequest, Version,
+    Auth, Bytes, Container, ContainerDetails, ContainerState, ContainerStatus, Environment, ExecOutput,
+    Image, PullRequest, Version,
 };
 
 /// A container runtime. Every call has a deadline of its own and is cancelled by dropping its future.
@@ -52,6 +53,10 @@ pub trait Runtime: Send + Sync + 'static {
 
     /// One container, or none if the runtime does not know it.
     async fn container_status(&self, id: &str) -> Result<Option<ContainerStatus>, Error>;
+
+    /// One container with what it was made with, or none if the runtime does not know it. A long answer: not for
+    /// what is asked often.
+    async fn container_details(&self, id: &str) -> Result<Option<ContainerDetails>, Error>;
 
     /// Stops a container: TERM, and KILL after `grace` (whole seconds, rounded up). A container that the runtime
     /// does not know counts as stopped.

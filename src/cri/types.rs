@@ -148,6 +148,42 @@ pub struct ContainerStatus {
     pub annotations: BTreeMap<String, String>,
 }
 
+/// A container in detail, and what it was made with.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ContainerDetails {
+    /// Its status.
+    pub status: ContainerStatus,
+    /// The environment that it was made with; none where the runtime does not say. CRI leaves that open:
+    /// containerd and CRI-O do.
+    pub environment: Option<Environment>,
+}
+
+/// A container's environment: of each name the value that counts. Its `Debug` shows no values, for secrets are
+/// among them.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Environment(BTreeMap<String, String>);
+
+impl Environment {
+    /// The value of that name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+}
+
+/// Of two values of one name the later counts, as for the container itself.
+impl FromIterator<(String, String)> for Environment {
+    fn from_iter<I: IntoIterator<Item = (String, String)>>(pairs: I) -> Self {
+        Self(pairs.into_iter().collect())
+    }
+}
+
+impl fmt::Debug for Environment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
 /// What a command in a container said.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ExecOutput {

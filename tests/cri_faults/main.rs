@@ -76,10 +76,43 @@ async fn a_runtime_that_works_is_understood() {
 }
 
 #[tokio::test]
+async fn what_a_container_was_made_with_is_told_when_the_runtime_says_it() {
+    let bed = Bed::start();
+    let client = bed.client().await;
+    let env = vec![("A".to_owned(), "two\nlines=1".to_owned())];
+    for (id, env) in [("says", Some(env)), ("silent", None)] {
+        let c = FakeContainer {
+            pod_uid: "u".into(),
+            name: "c".into(),
+            running: true,
+            hash: 0xdfa5,
+            env,
+            ..Default::default()
+        };
+        bed.server.state().containers.insert(id.to_owned(), c);
+    }
+    let says = client.container_details("says").await.unwrap().unwrap();
+    let env = says.environment.unwrap();
+    assert_eq!((env.get("A"), env.get("B")), (Some("two\nlines=1"), None));
+    assert_eq!(says.status.annotations["io.kubernetes.container.hash"], "dfa5");
+    assert_eq!(says.status.labels["io.kubernetes.pod.uid"], "u");
+    let silent = client.container_details("silent").await.unwrap().unwrap();
+    assert_eq!((silent.environment, silent.status.name.as_str()), (None, "c"));
+
+    bed.server.fault("ContainerStatus", Fault::Oversize(17 << 20));
+    let error = client.container_details("says").await.unwrap_err();
+    assert!(matches!(error, Error::BadAnswer { .. }), "{error}");
+    bed.server.fault("ContainerStatus", Fault::Die);
+    let error = client.container_details("says").await.unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+}
+
+#[tokio::test]
 async fn a_container_that_is_gone_is_no_error() {
     let bed = Bed::start();
     let client = bed.client().await;
     assert!(client.container_status("gone").await.unwrap().is_none());
+    assert!(client.container_details("gone").await.unwrap().is_none());
     client
         .stop_container("gone", Duration::from_secs(1))
         .await

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod bed;
+mod details;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -29,6 +30,7 @@ async fn everything(suite: &'static str) {
             .starts_with(series),
         "{version:?}"
     );
+    details::what_it_was_made_with(&bed).await;
     by_tag_and_digest(&bed).await;
     with_a_password(&bed).await;
     what_cannot_be_pulled(&bed).await;

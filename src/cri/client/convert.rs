@@ -6,7 +6,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_cri::v1;
 
-use crate::cri::{Auth, Container, ContainerState, ContainerStatus, Image, PullRequest};
+use crate::cri::{
+    Auth, Container, ContainerDetails, ContainerState, ContainerStatus, Environment, Image, PullRequest,
+};
 
 const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
 /// Longer words of a runtime are cut: they end in a status that every watcher receives.
@@ -122,6 +124,55 @@ pub(super) fn container_status(c: v1::ContainerStatus) -> ContainerStatus {
     }
 }
 
+pub(super) fn container_details(c: v1::ContainerStatus, info: &HashMap<String, String>) -> ContainerDetails {
+    ContainerDetails {
+        status: container_status(c),
+        environment: info.get("info").and_then(|json| environment(json)),
+    }
+}
+
+/// The environment out of a verbose answer. containerd gives the request that made the container, whose list is
+/// kubelet's; CRI-O gives the OCI specification, where the image's own environment comes first.
+fn environment(json: &str) -> Option<Environment> {
+    #[derive(serde::Deserialize)]
+    struct Info {
+        config: Option<Config>,
+        #[serde(rename = "runtimeSpec")]
+        spec: Option<Spec>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Config {
+        #[serde(default)]
+        envs: Vec<Pair>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Pair {
+        key: String,
+        #[serde(default)]
+        value: String,
+    }
+    #[derive(serde::Deserialize)]
+    struct Spec {
+        process: Process,
+    }
+    #[derive(serde::Deserialize)]
+    struct Process {
+        #[serde(default)]
+        env: Vec<String>,
+    }
+    let info: Info = serde_json::from_str(json).ok()?;
+    if let Some(config) = info.config {
+        return Some(config.envs.into_iter().map(|p| (p.key, p.value)).collect());
+    }
+    let lines = info.spec?.process.env;
+    let pairs = lines.iter().filter_map(|line| line.split_once('='));
+    Some(
+        pairs
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect(),
+    )
+}
+
 pub(super) fn addresses(network: v1::PodSandboxNetworkStatus) -> Vec<String> {
     std::iter::once(network.ip)
         .chain(network.additional_ips.into_iter().map(|ip| ip.ip))
@@ -187,6 +238,23 @@ mod tests {
         assert_eq!(platform(json).as_deref(), Some("linux/arm64"));
         assert_eq!(platform("{}"), None);
         assert_eq!(platform("not JSON"), None);
+    }
+
+    #[test]
+    fn the_environment_is_read_where_it_is_said_and_never_printed() {
+        let request = r#"{"config":{"envs":[{"key":"A","value":"1"},{"key":"A","value":"two\nlines=2"},{"key":"E"}]},
+            "runtimeSpec":{"process":{"env":["A=0"]}}}"#;
+        let env = environment(request).unwrap();
+        assert_eq!(
+            (env.get("A"), env.get("E"), env.get("B")),
+            (Some("two\nlines=2"), Some(""), None)
+        );
+        let spec = r#"{"pid":1,"runtimeSpec":{"process":{"env":["PATH=/bin","A=0","A=x=y"]}}}"#;
+        let env = environment(spec).unwrap();
+        assert_eq!(env.get("A"), Some("x=y"));
+        assert_eq!(format!("{env:?}"), r#"{"A", "PATH"}"#);
+        assert_eq!(environment("{}"), None);
+        assert_eq!(environment("not JSON"), None);
     }
 
     #[test]

@@ -24,7 +24,8 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use self::call::Call;
 use self::containerd::Content;
 use super::{
-    Bytes, Container, ContainerStatus, Error, ExecOutput, Image, PullCause, PullRequest, Runtime, Version,
+    Bytes, Container, ContainerDetails, ContainerStatus, Error, ExecOutput, Image, PullCause, PullRequest,
+    Runtime, Version,
 };
 
 /// How long a call may take that only asks or stops something.
@@ -78,6 +79,20 @@ impl Client {
             runtime_version: answer.runtime_version,
             runtime_api_version: answer.runtime_api_version,
         })
+    }
+
+    async fn ask_status(
+        &self,
+        id: &str,
+        verbose: bool,
+    ) -> Result<Option<v1::ContainerStatusResponse>, Error> {
+        let call = self.call("ContainerStatus", CALL);
+        let mut rpc = self.runtime.clone();
+        let request = call.request(v1::ContainerStatusRequest {
+            container_id: id.to_owned(),
+            verbose,
+        });
+        call.found(rpc.container_status(request)).await
     }
 
     async fn probe_images(&self) -> Result<(), Error> {
@@ -169,14 +184,13 @@ impl Runtime for Client {
     }
 
     async fn container_status(&self, id: &str) -> Result<Option<ContainerStatus>, Error> {
-        let call = self.call("ContainerStatus", CALL);
-        let mut rpc = self.runtime.clone();
-        let request = call.request(v1::ContainerStatusRequest {
-            container_id: id.to_owned(),
-            verbose: false,
-        });
-        let answer = call.found(rpc.container_status(request)).await?;
+        let answer = self.ask_status(id, false).await?;
         Ok(answer.and_then(|a| a.status).map(convert::container_status))
+    }
+
+    async fn container_details(&self, id: &str) -> Result<Option<ContainerDetails>, Error> {
+        let answer = self.ask_status(id, true).await?;
+        Ok(answer.and_then(|a| Some(convert::container_details(a.status?, &a.info))))
     }
 
     async fn stop_container(&self, id: &str, grace: Duration) -> Result<(), Error> {

@@ -11,12 +11,13 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use k8s_cri::v1;
 use prost::Message;
+use serde_json::json;
 use tokio::net::UnixStream;
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::{Code, Status};
 
-use super::{Fault, State};
+use super::{FakeContainer, Fault, State};
 
 type Shared = Arc<Mutex<State>>;
 type Answer = Result<Vec<u8>, Status>;
@@ -144,20 +145,9 @@ async fn work(method: &str, message: &[u8], shared: &Shared) -> Answer {
             .encode_to_vec()
         }
         "ListContainers" => list(&state, &read(message)?).encode_to_vec(),
-        "ContainerStatus" => {
-            status(&state, &read::<v1::ContainerStatusRequest>(message)?.container_id)?.encode_to_vec()
-        }
+        "ContainerStatus" => status(&state, &read(message)?)?.encode_to_vec(),
         "StopContainer" => stop(&mut state, &read(message)?)?.encode_to_vec(),
-        "ExecSync" => {
-            let request: v1::ExecSyncRequest = read(message)?;
-            let stdout = request.cmd.join(" ").into_bytes();
-            v1::ExecSyncResponse {
-                stdout,
-                stderr: Vec::new(),
-                exit_code: 0,
-            }
-            .encode_to_vec()
-        }
+        "ExecSync" => exec(&mut state, &read(message)?).encode_to_vec(),
         other => {
             return Err(Status::new(
                 Code::Unimplemented,
@@ -165,6 +155,17 @@ async fn work(method: &str, message: &[u8], shared: &Shared) -> Answer {
             ));
         }
     })
+}
+
+fn exec(state: &mut State, request: &v1::ExecSyncRequest) -> v1::ExecSyncResponse {
+    let container = state.containers.get_mut(&request.container_id);
+    let printed = container.and_then(|c| c.prints.pop_front());
+    let (exit_code, text) = printed.unwrap_or_else(|| (0, request.cmd.join(" ")));
+    v1::ExecSyncResponse {
+        stdout: text.into_bytes(),
+        stderr: Vec::new(),
+        exit_code,
+    }
 }
 
 fn stop(state: &mut State, request: &v1::StopContainerRequest) -> Result<v1::StopContainerResponse, Status> {
@@ -219,20 +220,28 @@ fn list(state: &State, request: &v1::ListContainersRequest) -> v1::ListContainer
             }),
             state: if c.running { 1 } else { 2 },
             created_at: c.created_at,
-            labels: HashMap::from([("io.kubernetes.pod.uid".to_owned(), c.pod_uid.clone())]),
+            labels: labels(c),
             ..Default::default()
         })
         .collect();
     v1::ListContainersResponse { containers }
 }
 
-fn status(state: &State, id: &str) -> Result<v1::ContainerStatusResponse, Status> {
+fn labels(c: &FakeContainer) -> HashMap<String, String> {
+    HashMap::from([("io.kubernetes.pod.uid".to_owned(), c.pod_uid.clone())])
+}
+
+fn status(
+    state: &State,
+    request: &v1::ContainerStatusRequest,
+) -> Result<v1::ContainerStatusResponse, Status> {
+    let id = &request.container_id;
     let c = state
         .containers
         .get(id)
         .ok_or_else(|| Status::not_found("no such container"))?;
     let status = v1::ContainerStatus {
-        id: id.to_owned(),
+        id: id.clone(),
         metadata: Some(v1::ContainerMetadata {
             name: c.name.clone(),
             attempt: c.restart_count,
@@ -240,10 +249,22 @@ fn status(state: &State, id: &str) -> Result<v1::ContainerStatusResponse, Status
         state: if c.running { 1 } else { 2 },
         created_at: c.created_at,
         started_at: c.created_at,
+        labels: labels(c),
+        annotations: HashMap::from([("io.kubernetes.container.hash".to_owned(), format!("{:x}", c.hash))]),
         ..Default::default()
     };
+    let said = c.env.as_ref().filter(|_| request.verbose).map(|env| {
+        let envs: Vec<_> = env
+            .iter()
+            .map(|(key, value)| json!({ "key": key, "value": value }))
+            .collect();
+        (
+            "info".to_owned(),
+            json!({ "config": { "envs": envs } }).to_string(),
+        )
+    });
     Ok(v1::ContainerStatusResponse {
         status: Some(status),
-        info: HashMap::new(),
+        info: said.into_iter().collect(),
     })
 }

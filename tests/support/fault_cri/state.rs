@@ -47,6 +47,12 @@ pub struct FakeContainer {
     pub running: bool,
     pub created_at: i64,
     pub restart_count: u32,
+    /// Kubelet's hash of the container's spec.
+    pub hash: u64,
+    /// What it was made with, if verbose answers shall say it.
+    pub env: Option<Vec<(String, String)>>,
+    /// What commands run in it print, in order; without an entry a command is echoed.
+    pub prints: VecDeque<(i32, String)>,
     /// The grace of the StopContainer that it got, in seconds.
     pub stopped_with: Option<i64>,
 }
