@@ -3,6 +3,7 @@
 //! In:  options from the command line, the node's name, the runtime's sockets, the API server.
 //! Out: what the duties do; health, metrics and the control API about it.
 
+pub mod container_meta;
 pub mod control;
 mod hook;
 pub mod image_pull;

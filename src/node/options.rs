@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::control::DEFAULT_SOCKET;
+use crate::ops::Gates;
 use crate::ops::logs::Format;
 use crate::ops::upstream_flags::UpstreamFlags;
 
@@ -39,9 +40,9 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t)]
     pub log_format: Format,
 
-    /// Upstream's gates; the daemon has none, so that nothing of it can be off by accident
-    #[arg(long, hide = true)]
-    pub feature_gates: Option<String>,
+    /// Features to switch off: NAME=false,…
+    #[arg(long, default_value = "", value_parser = Gates::read, value_name = "GATES")]
+    pub feature_gates: Gates,
 
     /// Flags of the Go daemon that change nothing here
     #[command(flatten)]

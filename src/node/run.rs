@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::live::Runtime;
-use super::{Context, Live, Options, control, image_pull, pods, recreate};
+use super::{Context, Live, Options, container_meta, control, image_pull, pods, recreate};
 use crate::cluster::{self, Cluster};
 use crate::cri::{Options as Discovery, Runtimes, SocketHealth};
 use crate::ops::http::{self, Serve};
 use crate::ops::supervise::{self, Supervisor};
-use crate::ops::{Health, logs};
+use crate::ops::{Gate, Health, logs};
 
 /// Why the daemon did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +80,9 @@ fn start(supervisor: &mut Supervisor, ctx: &Context) {
     supervisor.spawn("image pull", image_pull::run(ctx.clone()));
     let (pods, watch) = pods::watch(&ctx.cluster, &ctx.node_name);
     supervisor.spawn_endless("pods", watch);
+    if ctx.options.feature_gates.on(Gate::DaemonWatchingPod) {
+        supervisor.spawn("container meta", container_meta::run(ctx.clone(), pods.clone()));
+    }
     supervisor.spawn("recreate", recreate::run(ctx.clone(), pods));
     let c = ctx.clone();
     supervisor.spawn("control", async move {

@@ -15,11 +15,20 @@ pub enum Gate {
     KruiseDaemon,
     /// ImagePullJobs. On; upstream has it off.
     ImagePullJobGate,
+    /// Annotation `apps.kruise.io/runtime-containers-meta`, written by the daemon. On.
+    DaemonWatchingPod,
+    /// Restarts of containers whose environment from labels and annotations an update changes. On.
+    InPlaceUpdateEnvFromMetadata,
 }
 
 impl Gate {
     /// All gates that mean anything here.
-    pub const ALL: [Self; 2] = [Self::KruiseDaemon, Self::ImagePullJobGate];
+    pub const ALL: [Self; 4] = [
+        Self::KruiseDaemon,
+        Self::ImagePullJobGate,
+        Self::DaemonWatchingPod,
+        Self::InPlaceUpdateEnvFromMetadata,
+    ];
 
     /// Upstream's name.
     #[must_use]
@@ -27,6 +36,8 @@ impl Gate {
         match self {
             Self::KruiseDaemon => "KruiseDaemon",
             Self::ImagePullJobGate => "ImagePullJobGate",
+            Self::DaemonWatchingPod => "DaemonWatchingPod",
+            Self::InPlaceUpdateEnvFromMetadata => "InPlaceUpdateEnvFromMetadata",
         }
     }
 }

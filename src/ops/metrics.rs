@@ -42,6 +42,8 @@ pub struct Metrics {
     pub recreates: Durations<1>,
     /// Container recreate requests in progress.
     pub recreate_active: Gauge,
+    /// Containers that were restarted for their environment, by `result` (`ok` or an error category).
+    pub environment_restarts: Family<Labels<1>, Counter>,
 }
 
 static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
@@ -74,6 +76,7 @@ impl Metrics {
             image_pull_active: Gauge::default(),
             recreates: Family::new_with_constructor(work_seconds),
             recreate_active: Gauge::default(),
+            environment_restarts: Family::default(),
         };
         metrics.register();
         metrics
@@ -127,6 +130,11 @@ impl Metrics {
             "recreate_active",
             "Container recreate requests in progress",
             self.recreate_active.clone(),
+        );
+        r.register(
+            "environment_restarts",
+            "Containers restarted for their environment",
+            self.environment_restarts.clone(),
         );
     }
 

@@ -1,6 +1,9 @@
 //! The Pods of this node, reduced to what the duties look at.
 //!
-//! A mirror of these costs a fraction of the Pods themselves: no managed fields, volumes or environment.
+//! A mirror of these costs a fraction of the Pods themselves: no managed fields or volumes, and of labels,
+//! annotations and environment only what [`MetaView`] says.
+
+mod meta;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
@@ -8,6 +11,8 @@ use kube::Api;
 use kube::runtime::watcher;
 
 use crate::cluster::{Cluster, Mirror, mirror};
+
+pub use meta::{MetaView, Variable, Wanted};
 
 /// A Pod of this node.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,6 +37,8 @@ pub struct PodView {
     pub ips: Vec<String>,
     /// Its containers and init containers, in the order of its spec.
     pub containers: Vec<ContainerView>,
+    /// What is told of its containers, if anything is.
+    pub meta: Option<Box<MetaView>>,
 }
 
 /// When kubelet starts an ended container again.
@@ -147,6 +154,7 @@ impl PodView {
     pub fn of(pod: core::Pod) -> Self {
         let spec = pod.spec.unwrap_or_default();
         let status = pod.status.unwrap_or_default();
+        let meta = MetaView::of(&pod.metadata, &spec, &status);
         let mut statuses = status.container_statuses.unwrap_or_default();
         statuses.extend(status.init_container_statuses.unwrap_or_default());
         let init = spec.init_containers.unwrap_or_default().into_iter().map(|c| {
@@ -158,6 +166,7 @@ impl PodView {
         });
         let main = spec.containers.into_iter().map(|c| (c, Role::Main));
         Self {
+            meta,
             namespace: pod.metadata.namespace.unwrap_or_default(),
             name: pod.metadata.name.unwrap_or_default(),
             uid: pod.metadata.uid.unwrap_or_default(),

@@ -1,0 +1,111 @@
+//! Writes the annotation, and restarts containers.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use serde_json::json;
+
+use super::{Error, Shared, observe};
+use crate::api::in_place::RuntimeContainerMetaSet;
+use crate::api::keys;
+use crate::cluster::{EventType, write};
+use crate::cri::{ContainerState, Runtime};
+use crate::node::hook;
+use crate::node::pods::PodView;
+
+/// The least that a container gets to stop.
+const LEAST_GRACE: Duration = Duration::from_secs(2);
+
+/// Writes the annotation, on this very Pod and no later one of its name. Through the status, for whoever may
+/// write that cannot change what the Pod runs.
+///
+/// # Errors
+/// When the API server refuses or cannot be reached; that the Pod has gone is none.
+pub async fn write(shared: &Shared, pod: &PodView, set: &RuntimeContainerMetaSet) -> Result<(), Error> {
+    let text = serde_json::to_string(set).map_err(|error| Error::Json(error.to_string()))?;
+    let annotations = json!({ keys::RUNTIME_CONTAINERS_META: text });
+    let patch = json!({ "metadata": { "uid": pod.uid, "annotations": annotations } });
+    let api: Api<Pod> = Api::namespaced(shared.ctx.cluster.client.clone(), &pod.namespace);
+    match write::patch_status_merge(&api, &pod.name, &patch).await {
+        Ok(_) => Ok(()),
+        Err(error) if error.not_found() || error.conflict() => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Runs the preStop hook of a container and stops it, so that kubelet starts it anew. A container that does not
+/// run, or is not the Pod's, is left alone.
+///
+/// # Errors
+/// When the runtime does not answer, or would not stop it.
+pub async fn restart(shared: &Shared, pod: &PodView, name: &str, id: &str) -> Result<(), Error> {
+    let (scheme, bare) = observe::parts(id)?;
+    let runtime = shared.runtime(scheme)?;
+    // Slots are closed by nobody, and one that is closed bounds nothing.
+    let _slot = shared.slots.acquire().await.ok();
+    let status = runtime.container_status(bare).await?;
+    let runs = |state| matches!(state, ContainerState::Running | ContainerState::Unknown);
+    if !status.is_some_and(|status| runs(status.state) && observe::belongs(&status, pod, name)) {
+        return Ok(());
+    }
+    tracing::info!(pod = %pod.name, namespace = pod.namespace, container = name, id, "restarting container for its new environment");
+    let note = format!("Stopping containerID {name} by container meta restarter");
+    tell(
+        shared,
+        pod,
+        name,
+        EventType::Normal,
+        keys::EVENT_KILLING,
+        "Restarting",
+        note,
+    );
+    let grace = Duration::from_secs(u64::try_from(pod.grace_seconds).unwrap_or(0));
+    let begun = Instant::now();
+    run_hook(shared, runtime.as_ref(), pod, name, bare, grace).await;
+    let left = grace.saturating_sub(begun.elapsed()).max(LEAST_GRACE);
+    Ok(runtime.stop_container(bare, left).await?)
+}
+
+/// Runs the hook that the container has, for at most its grace period; a failure is told and stops nothing.
+async fn run_hook(
+    shared: &Shared,
+    runtime: &dyn Runtime,
+    pod: &PodView,
+    name: &str,
+    id: &str,
+    grace: Duration,
+) {
+    let Some(container) = pod.container(name) else {
+        return;
+    };
+    let Some(hook) = container.pre_stop.as_ref().filter(|_| !grace.is_zero()) else {
+        return;
+    };
+    let target = hook::Target {
+        runtime,
+        container: id,
+        pod_uid: &pod.uid,
+        host: pod.ips.first().cloned(),
+        ports: &container.ports,
+    };
+    if let Err(error) = hook::run(hook, &target, grace).await {
+        tracing::warn!(pod = %pod.name, namespace = pod.namespace, container = name, %error, "preStop hook failed");
+        let note = format!("PreStop hook of container {name} failed: {error}");
+        let reason = keys::EVENT_FAILED_PRE_STOP_HOOK;
+        tell(shared, pod, name, EventType::Warning, reason, "PreStop", note);
+    }
+}
+
+fn tell(
+    shared: &Shared,
+    pod: &PodView,
+    container: &str,
+    type_: EventType,
+    reason: &str,
+    action: &str,
+    note: String,
+) {
+    let events = &shared.ctx.cluster.events;
+    events.publish(pod.reference(container), type_, reason, action, note);
+}

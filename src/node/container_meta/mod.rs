@@ -1,0 +1,266 @@
+//! Tells in a Pod's annotation what its containers were started with, and restarts containers whose environment
+//! an update in place has changed.
+//!
+//! In:  the node's Pods (watch), the container runtime.
+//! Out: annotation `apps.kruise.io/runtime-containers-meta`, stops of containers, events on them, metric
+//!      `environment_restarts`.
+//! One pass per Pod at a time, whenever something about it changes. Every decision is in [`plan`].
+//!
+//! What a crash of the daemon can repeat: a preStop hook runs again where the container had not stopped yet.
+
+mod act;
+mod observe;
+pub mod plan;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::Instant;
+
+use super::Context;
+use super::pods::{MetaView, PodView};
+use crate::cluster::queue::{self, Again, Failure};
+use crate::cluster::{self, Key, Mirror};
+use crate::cri::{self, Runtime};
+use crate::ops::Gate;
+use crate::ops::metrics::metrics;
+use plan::{Memory, Plan};
+
+/// How many Pods are looked at and written at once.
+const WORKERS: usize = 5;
+/// How many containers are restarted at once on the node.
+const SLOTS: usize = 100;
+
+/// Why a pass failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The API server did not take a write.
+    #[error(transparent)]
+    Cluster(#[from] cluster::Error),
+    /// The runtime did not answer.
+    #[error(transparent)]
+    Runtime(#[from] cri::Error),
+    /// The runtime that a container belongs to is not there.
+    #[error("no runtime named {0:?} answers")]
+    NoRuntime(String),
+    /// The Pod's status has something else for a container ID.
+    #[error("container ID {0:?} is not of the form RUNTIME://ID")]
+    Id(String),
+    /// The annotation cannot be written as JSON.
+    #[error("annotation: {0}")]
+    Json(String),
+    /// The watch that never ends did.
+    #[error("the watch of Pods ended")]
+    WatchEnded,
+}
+
+impl Error {
+    /// Whether the same pass may succeed later without anyone changing anything.
+    #[must_use]
+    pub fn retryable(&self) -> bool {
+        match self {
+            Self::Cluster(error) => error.retryable(),
+            Self::Runtime(error) => error.retryable(),
+            Self::NoRuntime(_) => true,
+            Self::Id(_) | Self::Json(_) | Self::WatchEnded => false,
+        }
+    }
+
+    /// The word used as metric label.
+    #[must_use]
+    pub fn category(&self) -> &'static str {
+        match self {
+            Self::Cluster(error) => error.category(),
+            Self::Runtime(error) => error.category(),
+            Self::NoRuntime(_) => "no_runtime",
+            Self::Id(_) => "bad_id",
+            Self::Json(_) => "json",
+            Self::WatchEnded => "watch_ended",
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Cluster(error) => error.into(),
+            other => Self::new(other.to_string()),
+        }
+    }
+}
+
+/// What the passes share.
+struct Shared {
+    ctx: Context,
+    pods: Mirror<PodView>,
+    /// Whether environment from labels and annotations is looked after.
+    env: bool,
+    memories: Mutex<HashMap<Key, Memory>>,
+    slots: Semaphore,
+    start: Instant,
+    keys: mpsc::UnboundedSender<Key>,
+}
+
+/// Runs until shutdown; `pods` is the mirror of this node's Pods.
+///
+/// # Errors
+/// When the watch ends by itself.
+pub async fn run(ctx: Context, pods: Mirror<PodView>) -> Result<(), Error> {
+    let (keys, keys_rx) = mpsc::unbounded_channel();
+    let shutdown = ctx.shutdown.clone();
+    let shared = Arc::new(Shared {
+        env: ctx.options.feature_gates.on(Gate::InPlaceUpdateEnvFromMetadata),
+        ctx,
+        pods,
+        memories: Mutex::default(),
+        slots: Semaphore::new(SLOTS),
+        start: Instant::now(),
+        keys,
+    });
+    let work = queue::run("container meta", keys_rx, WORKERS, shutdown, |key| {
+        Arc::clone(&shared).pass(key)
+    });
+    tokio::select! {
+        () = work => Ok(()),
+        error = shared.feed() => Err(error),
+    }
+}
+
+impl Shared {
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn memories(&self) -> MutexGuard<'_, HashMap<Key, Memory>> {
+        self.memories.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn runtime(&self, scheme: &str) -> Result<Arc<dyn Runtime>, Error> {
+        let runtime = self.ctx.runtimes.by_name(scheme);
+        runtime.ok_or_else(|| Error::NoRuntime(scheme.to_owned()))
+    }
+
+    /// Sends the Pods to look at: those that changed, and all when a runtime has come or gone.
+    async fn feed(&self) -> Error {
+        let mut pods = self.pods.subscribe();
+        let mut runtimes = self.ctx.runtimes.subscribe();
+        loop {
+            tokio::select! {
+                change = pods.recv() => {
+                    let Some(change) = change else { return Error::WatchEnded };
+                    if change.new.or(change.old).is_some_and(|pod| pod.meta.is_some()) {
+                        // The receiver lives as long as the work beside us.
+                        let _ = self.keys.send(change.key);
+                    }
+                }
+                // The sender lives as long as the context that we hold.
+                Ok(()) = runtimes.changed() => {
+                    for (key, _) in self.pods.entries().into_iter().filter(|(_, pod)| pod.meta.is_some()) {
+                        let _ = self.keys.send(key);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Looks at one Pod, asks the runtime what is not known yet, restarts and writes.
+    async fn pass(self: Arc<Self>, key: Key) -> Result<Again, Error> {
+        let pod = self.pods.get(&key);
+        let Some((pod, meta)) = pod.as_ref().and_then(|pod| Some((pod, pod.meta.as_deref()?))) else {
+            self.memories().remove(&key);
+            return Ok(None);
+        };
+        let mut plan = self.plan(&key, pod, meta);
+        let mut failure = None;
+        if !plan.read.is_empty() {
+            for (name, id) in &plan.read {
+                // One container that cannot be read must not hold up what is known of the others.
+                if let Err(error) = self.read(&key, pod, meta, name, id).await {
+                    failure = Some(error);
+                }
+            }
+            plan = self.plan(&key, pod, meta);
+        }
+        for (name, id) in &plan.restart {
+            self.begin_restart(&key, pod, name, id);
+        }
+        if let Some(set) = &plan.write {
+            act::write(&self, pod, set).await?;
+            let now = self.now();
+            self.remember(&key, |memory| memory.written = Some((set.clone(), now)));
+        }
+        match failure {
+            Some(error) if error.retryable() => Err(error),
+            failure => {
+                if let Some(error) = failure {
+                    tracing::warn!(pod = %key, %error, "container left out");
+                }
+                Ok(plan.wake.map(|at| at.saturating_sub(self.now())))
+            }
+        }
+    }
+
+    fn plan(&self, key: &Key, pod: &PodView, meta: &MetaView) -> Plan {
+        let mut memories = self.memories();
+        let memory = memories.entry(key.clone()).or_default();
+        memory.tidy(pod, meta);
+        let plan = plan::plan(pod, meta, memory, self.env, self.now());
+        memory.waits = plan.waits.clone();
+        plan
+    }
+
+    /// Changes what is remembered of a Pod, if it is still there.
+    fn remember(&self, key: &Key, change: impl FnOnce(&mut Memory)) {
+        if let Some(memory) = self.memories().get_mut(key) {
+            change(memory);
+        }
+    }
+
+    async fn read(
+        &self,
+        key: &Key,
+        pod: &PodView,
+        meta: &MetaView,
+        name: &str,
+        id: &str,
+    ) -> Result<(), Error> {
+        let (scheme, bare) = observe::parts(id)?;
+        let runtime = self.runtime(scheme)?;
+        let Some(wanted) = meta.containers.iter().find(|wanted| wanted.name == name) else {
+            return Ok(());
+        };
+        if let Some(facts) = observe::facts(runtime.as_ref(), pod, wanted, bare, self.env).await? {
+            self.remember(key, |memory| {
+                memory.facts.insert(id.to_owned(), facts);
+            });
+        }
+        Ok(())
+    }
+
+    /// Restarts a container beside the passes, for its hook may take long.
+    fn begin_restart(self: &Arc<Self>, key: &Key, pod: &Arc<PodView>, name: &str, id: &str) {
+        self.remember(key, |memory| memory.restarting(id));
+        let (shared, pod, key) = (Arc::clone(self), Arc::clone(pod), key.clone());
+        let (name, id) = (name.to_owned(), id.to_owned());
+        tokio::spawn(async move {
+            let shutdown = shared.ctx.shutdown.clone();
+            let Some(done) = shutdown
+                .run_until_cancelled(act::restart(&shared, &pod, &name, &id))
+                .await
+            else {
+                return;
+            };
+            let result = done.as_ref().map_or_else(Error::category, |()| "ok");
+            let restarts = &metrics().environment_restarts;
+            restarts.get_or_create(&[("result", result.to_owned())]).inc();
+            if let Err(error) = &done {
+                tracing::warn!(pod = %pod.name, namespace = pod.namespace, container = name, %error, "container not restarted");
+            }
+            let now = shared.now();
+            shared.remember(&key, |memory| memory.restarted(id, done.is_ok(), now));
+            let _ = shared.keys.send(key);
+        });
+    }
+}
