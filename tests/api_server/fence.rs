@@ -76,10 +76,60 @@ async fn a_daemon_writes_the_status_of_its_own_requests_only() {
     );
     let foreign = merge_status(&old, "for-requests-b", status).await;
     refused(foreign, "which is for node requests-b");
+}
 
+/// The annotation that tells of containers, on Pods of the own node; not a word more of any Pod.
+#[tokio::test]
+async fn a_daemon_writes_one_annotation_of_its_own_pods_only() {
+    const META: &str = "apps.kruise.io/runtime-containers-meta";
+    let daemon = daemon_of("pods-a", "pods-b").await;
+    let admins = typed(&world().admin().await, "v1", "Pod", Some("default"));
+    for node in ["pods-a", "pods-b"] {
+        let name = format!("on-{node}");
+        world().pod(&name, Some(node), running()).await;
+        let metadata = json!({ "labels": { "l": "1" }, "annotations": { "a": "1", "b": "1" } });
+        merge(&admins, &name, json!({ "metadata": metadata }))
+            .await
+            .unwrap();
+    }
     let pods = typed(&daemon, "v1", "Pod", Some("default"));
-    let own = merge_status(&pods, "on-requests-a", json!({ "status": { "message": "x" } })).await;
-    refused(own, "cannot patch resource \"pods/status\"");
+    let annotations = |values: Value| json!({ "metadata": { "annotations": values } });
+    let told = || annotations(json!({ META: "{}" }));
+    heeded(
+        || merge_status(&pods, "on-pods-b", told()),
+        "node pods-a may not write Pod on-pods-b",
+    )
+    .await;
+    merge_status(&pods, "on-pods-a", told()).await.unwrap();
+    merge_status(
+        &pods,
+        "on-pods-a",
+        annotations(json!({ META: "{\"containers\":[]}" })),
+    )
+    .await
+    .unwrap();
+    let more = [
+        annotations(json!({ META: "{}", "a": "2" })),
+        annotations(json!({ META: "{}", "a": null })),
+        annotations(json!({ META: "{}", "c": "1" })),
+        annotations(json!({ META: null, "b": null })),
+        json!({ "metadata": { "labels": { "l": "2" } } }),
+        json!({ "metadata": { "labels": null } }),
+        json!({ "metadata": { "finalizers": ["test/held"] } }),
+        json!({ "status": { "phase": "Failed" } }),
+        json!({ "status": { "conditions": [{ "type": "Ready", "status": "False" }] } }),
+        json!({ "metadata": { "annotations": { META: "{}" } }, "status": { "podIP": "10.0.0.1" } }),
+    ];
+    for patch in more {
+        let words = "may change nothing of a Pod but annotation";
+        refused(merge_status(&pods, "on-pods-a", patch).await, words);
+    }
+    let whole = merge(&pods, "on-pods-a", told()).await;
+    refused(whole, "cannot patch resource \"pods\"");
+    let pod = admins.get("on-pods-a").await.unwrap();
+    let want = [("a", "1"), (META, "{\"containers\":[]}"), ("b", "1")];
+    let want = want.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    assert_eq!(pod.metadata.annotations, Some(want.into()));
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ const DAEMON_MAY: &[Access] = &[
         "containerrecreaterequests.apps.kruise.io/status",
         "default",
     ),
+    ("patch", "pods/status", "default"),
     ("create", "events", "default"),
     ("get", "secrets", "kruise-daemon-config"),
 ];
@@ -29,7 +30,9 @@ const DAEMON_MAY_NOT: &[Access] = &[
     ("patch", "containerrecreaterequests.apps.kruise.io", "default"),
     ("create", "containerrecreaterequests.apps.kruise.io", "default"),
     ("delete", "containerrecreaterequests.apps.kruise.io", "default"),
-    ("patch", "pods/status", "default"),
+    ("patch", "pods", "default"),
+    ("update", "pods/status", "default"),
+    ("patch", "pods/resize", "default"),
     ("create", "pods/exec", "default"),
     ("delete", "pods", "default"),
     ("list", "nodes", ""),
