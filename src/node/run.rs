@@ -43,6 +43,9 @@ pub async fn run(options: Options) -> Result<(), Error> {
         node = node_name,
         "kruise-daemon starts"
     );
+    for gate in options.feature_gates.unknown() {
+        tracing::warn!(gate, "this feature gate means nothing here");
+    }
     let mut supervisor = Supervisor::default();
     let shutdown = supervisor.shutdown.clone();
     let health = Health::default();

@@ -14,6 +14,8 @@ use crate::cri::{ContainerState, Runtime};
 use crate::node::hook;
 use crate::node::pods::PodView;
 
+/// How long the runtime may take to answer, beyond what it is told to wait.
+const ANSWER: Duration = Duration::from_secs(12);
 /// The least that a container gets to stop.
 const LEAST_GRACE: Duration = Duration::from_secs(2);
 
@@ -44,6 +46,13 @@ pub async fn restart(shared: &Shared, pod: &PodView, name: &str, id: &str) -> Re
     let runtime = shared.runtime(scheme)?;
     // Slots are closed by nobody, and one that is closed bounds nothing.
     let _slot = shared.slots.acquire().await.ok();
+    let grace = Duration::from_secs(u64::try_from(pod.grace_seconds).unwrap_or(0));
+    let limit = grace + grace.max(LEAST_GRACE) + 3 * ANSWER;
+    let what = format!(
+        "restart of container {name} of Pod {}/{}",
+        pod.namespace, pod.name
+    );
+    let _step = shared.ctx.health.progress.begin(super::NAME, what, limit);
     let status = runtime.container_status(bare).await?;
     let runs = |state| matches!(state, ContainerState::Running | ContainerState::Unknown);
     if !status.is_some_and(|status| runs(status.state) && observe::belongs(&status, pod, name)) {
@@ -60,7 +69,6 @@ pub async fn restart(shared: &Shared, pod: &PodView, name: &str, id: &str) -> Re
         "Restarting",
         note,
     );
-    let grace = Duration::from_secs(u64::try_from(pod.grace_seconds).unwrap_or(0));
     let begun = Instant::now();
     run_hook(shared, runtime.as_ref(), pod, name, bare, grace).await;
     let left = grace.saturating_sub(begun.elapsed()).max(LEAST_GRACE);

@@ -28,6 +28,8 @@ use crate::ops::Gate;
 use crate::ops::metrics::metrics;
 use plan::{Memory, Plan};
 
+/// What the duty calls itself in logs and in liveness.
+const NAME: &str = "container meta";
 /// How many Pods are looked at and written at once.
 const WORKERS: usize = 5;
 /// How many containers are restarted at once on the node.
@@ -119,7 +121,8 @@ pub async fn run(ctx: Context, pods: Mirror<PodView>) -> Result<(), Error> {
         start: Instant::now(),
         keys,
     });
-    let work = queue::run("container meta", keys_rx, WORKERS, shutdown, |key| {
+    let progress = shared.ctx.health.progress.clone();
+    let work = queue::run(NAME, keys_rx, WORKERS, &progress, shutdown, |key| {
         Arc::clone(&shared).pass(key)
     });
     tokio::select! {
@@ -192,7 +195,8 @@ impl Shared {
             self.remember(&key, |memory| memory.written = Some((set.clone(), now)));
         }
         match failure {
-            Some(error) if error.retryable() => Err(error),
+            // Where there is something else to wake up for, the question is asked again then.
+            Some(error) if error.retryable() && plan.wake.is_none() => Err(error),
             failure => {
                 if let Some(error) = failure {
                     tracing::warn!(pod = %key, %error, "container left out");
@@ -205,8 +209,9 @@ impl Shared {
     fn plan(&self, key: &Key, pod: &PodView, meta: &MetaView) -> Plan {
         let mut memories = self.memories();
         let memory = memories.entry(key.clone()).or_default();
-        memory.tidy(pod, meta);
-        let plan = plan::plan(pod, meta, memory, self.env, self.now());
+        let now = self.now();
+        memory.look(pod, meta, now);
+        let plan = plan::plan(pod, meta, memory, self.env, now);
         memory.waits = plan.waits.clone();
         plan
     }

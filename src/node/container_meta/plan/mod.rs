@@ -20,6 +20,10 @@ pub const BIRTH: Duration = Duration::from_secs(10);
 /// How long kubelet is given, beyond the grace period, to replace a container that it seems to be replacing
 /// anyway, before that is done for the environment.
 pub const KUBELET: Duration = Duration::from_secs(3);
+/// How long after a change of the Pod kubelet may still be about to compare an older version of it with the
+/// containers: it waits for its next look at them, which it takes every second. A container that is stopped
+/// meanwhile is started with its old environment, and the next start is then held back by ten seconds.
+pub const SETTLE: Duration = Duration::from_millis(1500);
 /// How long our own write is waited for to come back from the watch.
 pub const UNSEEN: Duration = Duration::from_secs(30);
 /// How long after a failed stop the runtime is asked again; doubles each time.
@@ -48,7 +52,7 @@ pub enum Restart {
 }
 
 /// What is remembered of a Pod between passes. Containers go by `RUNTIME://ID`, times by the process's own count.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Memory {
     /// UID of the Pod that this is about.
     pub pod_uid: String,
@@ -60,6 +64,16 @@ pub struct Memory {
     pub written: Option<(RuntimeContainerMetaSet, Duration)>,
     /// Since when something waits.
     pub waits: Waits,
+    /// What of the Pod has changed last, and when that was seen.
+    pub stir: (Stir, Duration),
+}
+
+/// What makes kubelet look at a Pod anew, as far as it is known here.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stir {
+    updating: bool,
+    told: Option<RuntimeContainerMetaSet>,
+    statuses: Vec<Option<StatusView>>,
 }
 
 /// Since when something waits.
@@ -99,10 +113,16 @@ pub fn plan(pod: &PodView, meta: &MetaView, memory: &Memory, env: bool, now: Dur
     if pod.deleting || pod.ended {
         return plan;
     }
-    let told = meta.told.as_ref().map_or(&[][..], |told| &told.containers);
+    // Our own write counts as told until the watch shows it, or should have.
+    let own = memory.written.as_ref().filter(|(_, at)| now < *at + UNSEEN);
+    if let Some((_, at)) = own {
+        plan.wake_at(*at + UNSEEN);
+    }
+    let told = own.map(|(written, _)| written).or(meta.told.as_ref());
     let mut entries = Vec::new();
     for wanted in &meta.containers {
-        let old = told.iter().find(|entry| entry.name == wanted.name);
+        let mut old = told.iter().flat_map(|told| &told.containers);
+        let old = old.find(|entry| entry.name == wanted.name);
         let running = status(pod, &wanted.name);
         let entry = match running {
             Some(status) => of_container(&mut plan, wanted, status, old, memory, env),
@@ -118,9 +138,9 @@ pub fn plan(pod: &PodView, meta: &MetaView, memory: &Memory, env: bool, now: Dur
     entries.sort_by(|a, b| a.name.cmp(&b.name));
     say(
         &mut plan,
-        RuntimeContainerMetaSet { containers: entries },
-        pod,
-        meta,
+        entries,
+        told,
+        being_made(pod, meta) && !meta.updating,
         memory,
         now,
     );
@@ -183,7 +203,7 @@ fn look_at_environment(
     let due = match memory.restarts.get(id) {
         Some(Restart::Running(_) | Restart::Done) => return,
         Some(Restart::Failed(_, again)) => *again,
-        None if wanted.plain_hashes.contains(&plain_hash) => now,
+        None if wanted.plain_hashes.contains(&plain_hash) => memory.stir.1 + SETTLE,
         // Its image has changed, so kubelet is at it already, and its hooks must not run twice; or the kubelet
         // takes the hash in a way that we do not know.
         None => {
@@ -199,36 +219,32 @@ fn look_at_environment(
     }
 }
 
-/// Writes, unless nothing has changed, or it was written already, or more will be known in a moment.
+/// Writes, unless nothing has changed, or more will be known in a moment.
 fn say(
     plan: &mut Plan,
-    entries: RuntimeContainerMetaSet,
-    pod: &PodView,
-    meta: &MetaView,
+    entries: Vec<RuntimeContainerMeta>,
+    told: Option<&RuntimeContainerMetaSet>,
+    birth: bool,
     memory: &Memory,
     now: Duration,
 ) {
-    let told = meta.told.clone().map(|mut told| {
-        told.containers.sort_by(|a, b| a.name.cmp(&b.name));
-        told
+    let same = told.is_some_and(|told| {
+        let mut told: Vec<_> = told.containers.iter().collect();
+        told.sort_by(|a, b| a.name.cmp(&b.name));
+        told.into_iter().eq(&entries)
     });
-    if entries.containers.is_empty() || told.as_ref() == Some(&entries) {
+    if entries.is_empty() || same {
         return;
     }
-    if let Some((written, at)) = &memory.written
-        && *written == entries
-        && now < *at + UNSEEN
-    {
-        return plan.wake_at(*at + UNSEEN);
-    }
-    if told.is_none() && !meta.updating && being_made(pod, meta) {
+    if told.is_none() && birth {
         let since = memory.waits.birth.unwrap_or(now);
         plan.waits.birth = Some(since);
         if now < since + BIRTH {
             return plan.wake_at(since + BIRTH);
         }
     }
-    plan.write = Some(entries);
+    plan.write = Some(RuntimeContainerMetaSet { containers: entries });
+    plan.wake_at(now + UNSEEN);
 }
 
 /// Whether some container is about to get its first ID.
@@ -266,13 +282,21 @@ impl Memory {
         self.restarts.insert(id, state);
     }
 
-    /// Forgets what no longer concerns the Pod.
-    pub fn tidy(&mut self, pod: &PodView, meta: &MetaView) {
+    /// Takes in how the Pod is now, and forgets what no longer concerns it.
+    pub fn look(&mut self, pod: &PodView, meta: &MetaView, now: Duration) {
         if self.pod_uid != pod.uid {
             *self = Self {
                 pod_uid: pod.uid.clone(),
                 ..Self::default()
             };
+        }
+        let stir = Stir {
+            updating: meta.updating,
+            told: meta.told.clone(),
+            statuses: pod.containers.iter().map(|view| view.status.clone()).collect(),
+        };
+        if self.stir.0 != stir {
+            self.stir = (stir, now);
         }
         let statuses = pod.containers.iter().filter_map(|view| view.status.as_ref());
         let ids: BTreeSet<&str> = statuses.map(|status| status.container_id.as_str()).collect();

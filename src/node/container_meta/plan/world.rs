@@ -120,7 +120,7 @@ impl World {
 
     pub fn plan(&mut self) -> Plan {
         let (pod, meta) = self.pod();
-        self.memory.tidy(&pod, &meta);
+        self.memory.look(&pod, &meta, self.now);
         let plan = plan(&pod, &meta, &self.memory, true, self.now);
         assert_eq!(
             plan,

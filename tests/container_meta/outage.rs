@@ -1,0 +1,47 @@
+//! What happens while the daemon is away.
+
+use kruise::api::container_hash::env_hash;
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+use crate::bed::{Daemon, alone};
+use crate::pod::{Told, container, from_annotation};
+
+#[tokio::test]
+async fn kill_9_in_mid_restart_ends_in_one_restart() {
+    let mut test = alone().await;
+    let mut main = container("main", &[from_annotation("CFG", "cfg")]);
+    let seconds = json!({"name": "SECONDS_TO_STOP", "value": "3"});
+    main["env"].as_array_mut().unwrap().push(seconds);
+    test.make("web", json!([main]), json!({})).await;
+    test.told("web", "it is told of", |_, _| true).await;
+    test.begin_update("web").await;
+    test.patch("web", json!({"metadata": {"annotations": {"cfg": "2"}}}))
+        .await;
+    test.mark("main.term").await;
+    test.bed.daemon.end(Signal::SIGKILL);
+    test.bed.daemon = Daemon::start(&test.bed.node, &[]);
+    let pod = test.restarted("web", "main", 1).await;
+    assert_eq!(pod.told("main").1, env_hash([("CFG", "2")]));
+    assert_eq!(test.environments("web-main"), ["1", "2"]);
+    assert_eq!(test.writes("web"), 2);
+}
+
+#[tokio::test]
+async fn what_happened_while_it_was_away_is_told_when_it_comes_back() {
+    let mut test = alone().await;
+    let main = || json!([container("main", &[from_annotation("CFG", "cfg")])]);
+    test.make("before", main(), json!({})).await;
+    test.told("before", "it is told of", |_, _| true).await;
+    test.bed.daemon.end(Signal::SIGKILL);
+    test.make("born", main(), json!({})).await;
+    test.begin_update("before").await;
+    test.patch("before", json!({"metadata": {"annotations": {"cfg": "2"}}}))
+        .await;
+    test.bed.daemon = Daemon::start(&test.bed.node, &[]);
+    let born = test.told("born", "it is told of", |_, _| true).await;
+    assert_eq!(born.told("main").1, env_hash([("CFG", "1")]));
+    let before = test.restarted("before", "main", 1).await;
+    assert_eq!(before.told("main").1, env_hash([("CFG", "2")]));
+    assert_eq!([test.writes("born"), test.writes("before")], [1, 2]);
+}

@@ -1,0 +1,198 @@
+//! Pods to be told of, and words to ask what was.
+
+use k8s_openapi::api::core::v1::Pod;
+use kruise::api::in_place::{RuntimeContainerMeta, RuntimeContainerMetaSet};
+use kube::ResourceExt;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use xtask::cluster::NODE_NAME;
+
+use crate::bed::{Bed, Test, statuses};
+
+/// The annotation.
+pub const META: &str = "apps.kruise.io/runtime-containers-meta";
+
+/// A variable that follows an annotation.
+pub fn from_annotation(name: &str, key: &str) -> Value {
+    json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": format!("metadata.annotations['{key}']")}}})
+}
+
+/// A variable that follows a label.
+pub fn from_label(name: &str, key: &str) -> Value {
+    json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": format!("metadata.labels['{key}']")}}})
+}
+
+/// A container that notes its `CFG` in `/log/POD-NAME.env` and ends at TERM, after `SECONDS` if that is set.
+pub fn container(name: &str, env: &[Value]) -> Value {
+    let script = format!(
+        "printf '%s\\0' \"$CFG\" >> /log/$HOSTNAME-{name}.env; \
+         trap 'touch /log/{name}.term; sleep ${{SECONDS_TO_STOP:-0}}; exit 0' TERM; \
+         while :; do sleep 3600 & wait $!; done"
+    );
+    json!({"name": name, "image": "busybox:1.36", "command": ["sh", "-c", script], "env": env})
+}
+
+/// A Pod and what is told of its containers.
+pub struct Seen {
+    pub pod: Pod,
+    set: RuntimeContainerMetaSet,
+}
+
+impl Seen {
+    fn of(pod: &Pod) -> Option<Self> {
+        let text = pod.annotations().get(META)?;
+        let set = serde_json::from_str(text).unwrap();
+        Some(Self {
+            pod: pod.clone(),
+            set,
+        })
+    }
+
+    fn entry(&self, name: &str) -> Option<&RuntimeContainerMeta> {
+        self.set.containers.iter().find(|entry| entry.name == name)
+    }
+
+    /// Plain hash and environment hash of the container that runs.
+    pub fn told(&self, name: &str) -> (u64, u64) {
+        let entry = self.entry(name).expect("it is told of");
+        let status = &statuses(&self.pod)[name];
+        assert_eq!(
+            (&entry.container_id, entry.restart_count),
+            (&status.id, status.restarts)
+        );
+        (
+            entry.hashes.plain_hash,
+            entry.hashes.extracted_env_from_metadata_hash,
+        )
+    }
+}
+
+/// What tests of this target do with a Pod.
+pub trait Told {
+    /// Creates a Pod that carries sidecars, annotation `cfg: 1` and label `ver: v1`, and waits until it is ready.
+    async fn make(&self, name: &str, containers: Value, metadata: Value) -> Pod;
+    /// Creates a Pod of one container with that metadata and no other, and waits until it is ready.
+    async fn bare(&self, name: &str, metadata: Value) -> Pod;
+    /// Waits until something is told, and `wanted` holds.
+    async fn told(
+        &self,
+        name: &str,
+        what: &str,
+        wanted: impl Fn(&Pod, &RuntimeContainerMetaSet) -> bool,
+    ) -> Seen;
+    /// Waits until a container has been restarted so often, is ready, and is told of.
+    async fn restarted(&self, name: &str, container: &str, times: i32) -> Seen;
+    /// What a workload does when it begins to update a Pod in place.
+    async fn begin_update(&self, name: &str);
+    async fn patch(&self, name: &str, patch: Value);
+    /// The daemon's writes to the Pod that the API server took.
+    fn writes(&self, name: &str) -> usize;
+    /// What containers had in `CFG`, one after the other.
+    fn environments(&self, container: &str) -> Vec<String>;
+    /// The lines of a file in the log folder.
+    fn lines(&self, file: &str) -> Vec<String>;
+}
+
+impl<G: std::ops::Deref<Target = Bed>> Told for Test<G> {
+    async fn make(&self, name: &str, containers: Value, metadata: Value) -> Pod {
+        let mut own =
+            json!({"labels": {"ver": "v1"}, "annotations": {"cfg": "1", "kruise.io/sidecarset-hash": "{}"}});
+        json_patch::merge(&mut own, &metadata);
+        create(self, name, containers, own).await
+    }
+
+    async fn bare(&self, name: &str, metadata: Value) -> Pod {
+        create(self, name, json!([container("main", &[])]), metadata).await
+    }
+
+    async fn told(
+        &self,
+        name: &str,
+        what: &str,
+        wanted: impl Fn(&Pod, &RuntimeContainerMetaSet) -> bool,
+    ) -> Seen {
+        let holds = |pod: &Pod| Seen::of(pod).is_some_and(|seen| wanted(pod, &seen.set));
+        let (pod, _) = self.follow(name, what, holds).await;
+        Seen::of(&pod).unwrap()
+    }
+
+    async fn restarted(&self, name: &str, container: &str, times: i32) -> Seen {
+        let what = format!("{container} restarted {times} times and told of");
+        let wanted = |pod: &Pod, set: &RuntimeContainerMetaSet| {
+            let status = &statuses(pod)[container];
+            assert!(
+                status.restarts <= times,
+                "{container} was restarted too often: {status:?}"
+            );
+            let told = set.containers.iter().any(|entry| entry.container_id == status.id);
+            status.restarts == times && status.ready && told
+        };
+        self.told(name, &what, wanted).await
+    }
+
+    async fn begin_update(&self, name: &str) {
+        let condition =
+            json!({"type": "InPlaceUpdateReady", "status": "False", "reason": "StartInPlaceUpdate"});
+        self.patch_status::<Pod>(name, json!({"status": {"conditions": [condition]}}))
+            .await;
+    }
+
+    async fn patch(&self, name: &str, patch: Value) {
+        let patch = Patch::Strategic(patch);
+        self.api::<Pod>()
+            .patch(name, &PatchParams::default(), &patch)
+            .await
+            .unwrap();
+    }
+
+    fn writes(&self, name: &str) -> usize {
+        let ours = |write: &&Value| {
+            let object = &write["objectRef"];
+            write["user"]["username"] == "system:serviceaccount:kruise-system:kruise-daemon"
+                && object["resource"] == "pods"
+                && object["namespace"] == self.namespace.as_str()
+                && object["name"] == name
+        };
+        let writes = self.bed.node.plane.writes().unwrap();
+        let refused = |write: &&Value| write["responseStatus"]["code"].as_i64() >= Some(300);
+        let bad: Vec<_> = writes.iter().filter(ours).filter(refused).collect();
+        assert!(bad.is_empty(), "refused: {bad:#?}");
+        writes.iter().filter(ours).count()
+    }
+
+    fn environments(&self, container: &str) -> Vec<String> {
+        let text = std::fs::read_to_string(self.log.join(format!("{container}.env"))).unwrap();
+        text.split_terminator('\0').map(str::to_owned).collect()
+    }
+
+    fn lines(&self, file: &str) -> Vec<String> {
+        let text = std::fs::read_to_string(self.log.join(file)).unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
+}
+
+async fn create<G: std::ops::Deref<Target = Bed>>(
+    test: &Test<G>,
+    name: &str,
+    mut containers: Value,
+    metadata: Value,
+) -> Pod {
+    for container in containers.as_array_mut().unwrap() {
+        container["volumeMounts"] = json!([{"name": "log", "mountPath": "/log"}]);
+        container["imagePullPolicy"] = json!("IfNotPresent");
+    }
+    let mut pod = json!({"metadata": metadata, "spec": {
+        "nodeName": NODE_NAME, "containers": containers, "volumes": [{"name": "log", "hostPath": {"path": test.log}}],
+    }});
+    pod["metadata"]["name"] = json!(name);
+    let pod = serde_json::from_value(pod).unwrap();
+    test.api::<Pod>()
+        .create(&PostParams::default(), &pod)
+        .await
+        .unwrap();
+    let ready = |pod: &Pod| {
+        let statuses = statuses(pod);
+        !statuses.is_empty() && statuses.values().all(|status| status.ready)
+    };
+    test.follow(name, "all containers ready", ready).await.0
+}
