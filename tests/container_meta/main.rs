@@ -3,7 +3,7 @@
 //! the condition that a workload sets.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "../node_recreate/bed.rs"]
+#[path = "../node_recreate/bed/mod.rs"]
 #[allow(dead_code)]
 mod bed;
 mod outage;

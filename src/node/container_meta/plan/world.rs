@@ -34,6 +34,8 @@ pub struct World {
     pub now: Duration,
     pub writes: usize,
     pub starts: usize,
+    /// How often a write of ours was given up as unseen.
+    pub lapses: usize,
     pub stopped: Vec<String>,
 }
 
@@ -77,6 +79,7 @@ impl World {
             now: Duration::ZERO,
             writes: 0,
             starts: 0,
+            lapses: 0,
             stopped: Vec::new(),
         }
     }
@@ -215,7 +218,11 @@ impl World {
             Op::Takes(takes) => self.takes = takes,
             Op::Watch => self.told = self.stored.clone(),
             Op::Crash => self.memory = Memory::default(),
-            Op::Wait(seconds) => self.now += Duration::from_secs(seconds),
+            Op::Wait(seconds) => {
+                self.now += Duration::from_secs(seconds);
+                let unseen = |(_, at): &(_, Duration)| self.now >= *at + UNSEEN;
+                self.lapses += usize::from(self.memory.written.as_ref().is_some_and(unseen));
+            }
         }
         // After a crash a container that was stopped and has no successor yet may be looked at once more; the
         // runtime says then that it does not run.
