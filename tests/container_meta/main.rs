@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../node_recreate/bed/mod.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, unused_imports)]
 mod bed;
 mod outage;
 mod pod;
