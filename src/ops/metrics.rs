@@ -126,16 +126,14 @@ impl Metrics {
             Unit::Seconds,
             self.recreates.clone(),
         );
+        let active = self.recreate_active.clone();
         r.register(
             "recreate_active",
             "Container recreate requests in progress",
-            self.recreate_active.clone(),
+            active,
         );
-        r.register(
-            "environment_restarts",
-            "Containers restarted for their environment",
-            self.environment_restarts.clone(),
-        );
+        let restarts = self.environment_restarts.clone();
+        r.register("environment_restarts", "Restarts for the environment", restarts);
     }
 
     /// Counts a call to the container runtime.

@@ -49,25 +49,12 @@ fn sandbox() -> v1::PodSandboxConfig {
     }
 }
 
-/// Environment and annotations are there while the container runs and after it has ended.
-pub async fn what_it_was_made_with(bed: &Bed) {
-    bed.pull(PAUSE).await.unwrap();
-    let mut maker = maker(bed).await;
-    let request = v1::RunPodSandboxRequest {
-        config: Some(sandbox()),
-        ..Default::default()
-    };
-    let pod_sandbox_id = maker
-        .run_pod_sandbox(request)
-        .await
-        .unwrap()
-        .into_inner()
-        .pod_sandbox_id;
+fn container() -> v1::ContainerConfig {
     let pair = |key: &str, value: &str| v1::KeyValue {
         key: key.into(),
         value: value.into(),
     };
-    let config = v1::ContainerConfig {
+    v1::ContainerConfig {
         metadata: Some(v1::ContainerMetadata {
             name: "main".into(),
             attempt: 0,
@@ -84,10 +71,26 @@ pub async fn what_it_was_made_with(bed: &Bed) {
         ],
         annotations: HashMap::from([("io.kubernetes.container.hash".to_owned(), "dfa5".to_owned())]),
         ..Default::default()
+    }
+}
+
+/// Environment and annotations are there while the container runs and after it has ended.
+pub async fn what_it_was_made_with(bed: &Bed) {
+    bed.pull(PAUSE).await.unwrap();
+    let mut maker = maker(bed).await;
+    let request = v1::RunPodSandboxRequest {
+        config: Some(sandbox()),
+        ..Default::default()
     };
+    let pod_sandbox_id = maker
+        .run_pod_sandbox(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .pod_sandbox_id;
     let request = v1::CreateContainerRequest {
         pod_sandbox_id: pod_sandbox_id.clone(),
-        config: Some(config),
+        config: Some(container()),
         sandbox_config: Some(sandbox()),
     };
     let id = maker
