@@ -127,11 +127,7 @@ impl Metrics {
             self.recreates.clone(),
         );
         let active = self.recreate_active.clone();
-        r.register(
-            "recreate_active",
-            "Container recreate requests in progress",
-            active,
-        );
+        r.register("recreate_active", "Container recreate requests in work", active);
         let restarts = self.environment_restarts.clone();
         r.register("environment_restarts", "Restarts for the environment", restarts);
     }
