@@ -6,6 +6,8 @@
 #[path = "../node_recreate/bed/mod.rs"]
 #[allow(dead_code, unused_imports)]
 mod bed;
+#[path = "../support/connect.rs"]
+mod connect;
 mod outage;
 mod pod;
 
