@@ -43,6 +43,7 @@ type Hook = (
     &'static str,
 );
 
+const CLONE_SET: Hook = ("cloneset", "", "clonesets", &["CREATE", "UPDATE"], "Ignore");
 const NODE_IMAGE: Hook = ("nodeimage", "", "nodeimages", &["CREATE", "UPDATE"], "Ignore");
 const IMAGE_PULL_JOB: Hook = (
     "imagepulljob",
@@ -59,8 +60,8 @@ const REQUEST: Hook = (
     "Fail",
 );
 
-const MUTATE: &[Hook] = &[NODE_IMAGE, IMAGE_PULL_JOB, REQUEST];
-const VALIDATE: &[Hook] = &[NODE_IMAGE, IMAGE_PULL_JOB];
+const MUTATE: &[Hook] = &[CLONE_SET, NODE_IMAGE, IMAGE_PULL_JOB, REQUEST];
+const VALIDATE: &[Hook] = &[CLONE_SET, NODE_IMAGE, IMAGE_PULL_JOB];
 
 /// Both configurations as they are installed.
 pub fn configurations() -> [Value; 2] {

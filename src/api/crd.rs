@@ -128,15 +128,15 @@ struct Kind {
 /// There is no `caBundle`: the manager fills it in where it runs, and since the manifest never has the
 /// field, applying the manifest again does not clear it.
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    [container_recreate_requests(), image_pull_jobs(), node_images()]
-        .iter()
-        .filter_map(Kind::finished)
-        .collect()
-}
-
-/// The CustomResourceDefinition of CloneSet.
-pub fn clone_set_crd() -> Option<CustomResourceDefinition> {
-    clone_sets().finished()
+    [
+        clone_sets(),
+        container_recreate_requests(),
+        image_pull_jobs(),
+        node_images(),
+    ]
+    .iter()
+    .filter_map(Kind::finished)
+    .collect()
 }
 
 fn clone_sets() -> Kind {

@@ -21,7 +21,7 @@ pub mod update_priority;
 pub mod v1alpha1;
 mod words;
 
-pub use crd::{clone_set_crd, crds};
+pub use crd::crds;
 
 /// API group of all our kinds.
 pub const GROUP: &str = "apps.kruise.io";

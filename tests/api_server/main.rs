@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod admission;
+mod cloneset;
+mod cloneset_templates;
 #[path = "../support/connect.rs"]
 mod connect;
 mod conversion;

@@ -10,7 +10,12 @@ use crate::world::{
 };
 
 const BETA: &str = "apps.kruise.io/v1beta1";
-const KINDS: [&str; 3] = ["nodeimages", "imagepulljobs", "containerrecreaterequests"];
+const KINDS: [&str; 4] = [
+    "clonesets",
+    "nodeimages",
+    "imagepulljobs",
+    "containerrecreaterequests",
+];
 
 /// Upstream's CRDs, with `stored` as the version that is stored.
 fn install_upstream(plane: &ControlPlane, stored: &str) {
@@ -109,6 +114,42 @@ async fn a_node_image_with_stored_mistakes_can_be_updated() {
     assert_eq!(get(&images, "old").await["spec"]["images"][""], bad);
 }
 
+#[tokio::test]
+async fn a_cloneset_with_stored_mistakes_can_be_updated() {
+    let plane = ControlPlane::start().unwrap();
+    install_upstream(&plane, "v1beta1");
+    let admin = connect(plane.kubeconfig()).await;
+    let sets = typed(&admin, BETA, "CloneSet", Some("default"));
+    let twice = json!([{ "key": "a", "value": "b" }, { "key": "a", "value": "b" }]);
+    let spec = json!({
+        "replicas": 3, "minReadySeconds": 9, "progressDeadlineSeconds": 5, "revisionHistoryLimit": -1,
+        "selector": { "matchLabels": { "app": "a" } },
+        "template": { "metadata": { "labels": { "app": "a" } }, "spec": { "restartPolicy": "Never" } },
+        "scaleStrategy": { "maxUnavailable": "20", "podsToDelete": ["a", "a"] },
+        "updateStrategy": { "rollingUpdate": { "maxUnavailable": 0, "maxSurge": "0.5%", "scatterStrategy": twice } },
+    });
+    create(&sets, old(BETA, "CloneSet", spec)).await.unwrap();
+    install(&plane, "crds");
+    let mistake = json!({ "spec": { "scaleStrategy": { "maxUnavailable": "30" } } });
+    until_refused("a new mistake", async || {
+        merge(&sets, "old", mistake.clone()).await
+    })
+    .await;
+    for patch in [
+        json!({ "metadata": { "finalizers": ["example.com/mark"] } }),
+        json!({ "spec": { "replicas": 5 } }),
+        json!({ "spec": { "updateStrategy": { "rollingUpdate": { "paused": true } } } }),
+        json!({ "metadata": { "finalizers": [] } }),
+    ] {
+        merge(&sets, "old", patch).await.unwrap();
+    }
+    let counts = json!({ "replicas": 0, "readyReplicas": 0, "availableReplicas": 0, "updatedReplicas": 0,
+        "updatedReadyReplicas": 0 });
+    merge_status(&sets, "old", json!({ "status": counts }))
+        .await
+        .unwrap();
+}
+
 /// The manager's authority is in a field that the manifests do not have, so that applying them again
 /// leaves it alone.
 #[test]
@@ -195,6 +236,15 @@ fn authority(plane: &ControlPlane) -> String {
     base64::prelude::BASE64_STANDARD.encode(std::fs::read(plane.ca()).unwrap())
 }
 
+/// The spec of a CloneSet as v1alpha1 says it.
+fn in_place_only() -> Value {
+    json!({
+        "selector": { "matchLabels": { "app": "a" } },
+        "template": { "metadata": { "labels": { "app": "a" } } },
+        "updateStrategy": { "type": "InPlaceOnly", "partition": 2 },
+    })
+}
+
 /// What was stored as v1alpha1 is stored as v1beta1 once our manager leads, and the CRDs say so.
 #[tokio::test]
 async fn objects_of_the_older_version_are_stored_anew() {
@@ -202,6 +252,7 @@ async fn objects_of_the_older_version_are_stored_anew() {
     install_upstream(&plane, "v1alpha1");
     let asked = json!({ "images": { "nginx": { "tags": [{ "tag": "1" }] } } });
     for (kind, spec) in [
+        ("CloneSet", in_place_only()),
         ("NodeImage", asked.clone()),
         (
             "ImagePullJob",
@@ -236,6 +287,17 @@ async fn objects_of_the_older_version_are_stored_anew() {
     }
     let images = typed(&connect(plane.kubeconfig()).await, BETA, "NodeImage", None);
     assert_eq!(get(&images, "old").await["spec"], asked);
+    let sets = typed(
+        &connect(plane.kubeconfig()).await,
+        BETA,
+        "CloneSet",
+        Some("default"),
+    );
+    let update = get(&sets, "old").await["spec"]["updateStrategy"]["rollingUpdate"].clone();
+    assert_eq!(
+        (&update["podUpdatePolicy"], &update["partition"]),
+        (&json!("InPlaceOnly"), &json!(2))
+    );
     replica.shutdown.cancel();
 }
 

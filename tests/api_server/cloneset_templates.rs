@@ -1,0 +1,277 @@
+//! Templates of CloneSets through the webhook and through the manager's own question, and the examples of the
+//! manual.
+
+use std::collections::BTreeMap;
+
+use kruise::admission::cloneset::templates;
+use kruise::cluster::Cluster;
+use kruise::cluster::pod_template::{self, Answer, Templates};
+use kruise::cluster::write;
+use kruise::manager::cloneset::revision::{self, Owner, Revision};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use xtask::cluster::Bound;
+
+use crate::cloneset::{set, sets};
+use crate::world::{create, get, merge, refused, typed, world};
+
+const ALPHA: &str = "apps.kruise.io/v1alpha1";
+const BETA: &str = "apps.kruise.io/v1beta1";
+
+async fn manager() -> Cluster {
+    world().account("kruise-manager", Bound::Nothing).await
+}
+
+async fn with_defaults(spec: &Value) -> Templates {
+    let answer = pod_template::ask(&manager().await, "default", &templates(spec), None).await;
+    match answer.unwrap() {
+        Answer::Good { templates, .. } => templates,
+        Answer::Bad(why) => panic!("{why}"),
+    }
+}
+
+fn claim() -> Value {
+    json!({
+        "metadata": { "name": "data" },
+        "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1024Mi" } } },
+    })
+}
+
+/// The webhook's defaults are those that the manager gets where no webhook was asked, so both make one revision.
+#[tokio::test]
+async fn the_manager_s_own_question_gives_what_the_webhook_filled_in() {
+    let classes = typed(&world().admin().await, "storage.k8s.io/v1", "StorageClass", None);
+    let class = json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "provisioner": "example.com/none",
+        "metadata": { "name": "usual", "annotations": { "storageclass.kubernetes.io/is-default-class": "true" } },
+    });
+    create(&classes, class).await.unwrap();
+    let change = json!({
+        "template": { "spec": { "containers": [{
+            "name": "c", "image": "i:1", "resources": { "limits": { "cpu": "0.5" } },
+            "ports": [{ "containerPort": 80 }], "volumeMounts": [{ "name": "data", "mountPath": "/data" }],
+        }] } },
+        "volumeClaimTemplates": [claim()],
+    });
+    let raw = set(BETA, "templates", change);
+    let stored = create(&sets(BETA).await, raw.clone()).await.unwrap();
+    let pod = &stored["spec"]["template"]["spec"];
+    assert_eq!(pod["restartPolicy"], "Always");
+    assert_eq!(pod["containers"][0]["ports"][0]["protocol"], "TCP");
+    assert_eq!(pod["containers"][0]["imagePullPolicy"], "IfNotPresent");
+    assert_eq!(pod["containers"][0]["resources"]["limits"]["cpu"], "500m");
+    assert_eq!(pod.get("volumes"), None);
+    let claim = &stored["spec"]["volumeClaimTemplates"][0]["spec"];
+    assert_eq!(claim["resources"]["requests"]["storage"], "1Gi");
+    assert_eq!(claim["volumeMode"], "Filesystem");
+    assert_eq!(
+        claim.get("storageClassName"),
+        None,
+        "the cluster's default got in"
+    );
+
+    let asked = with_defaults(&raw["spec"]).await;
+    assert_eq!(asked, templates(&stored["spec"]));
+    assert_eq!(
+        with_defaults(&stored["spec"]).await,
+        asked,
+        "defaults have no defaults"
+    );
+    let owner = Owner {
+        namespace: "default",
+        name: "templates",
+        uid: "u",
+        annotations: &BTreeMap::new(),
+    };
+    let of = |templates: &Templates| revision::wanted(&owner, &templates.template, &templates.claims, None);
+    assert_eq!(of(&asked), of(&templates(&stored["spec"])));
+}
+
+/// A revision as the manager makes it is found again when it is read.
+#[tokio::test]
+async fn a_revision_comes_back_as_it_was_made() {
+    let admin = world().admin().await;
+    let owner = Owner {
+        namespace: "default",
+        name: "revised",
+        uid: "u",
+        annotations: &BTreeMap::new(),
+    };
+    let mut spec = set(BETA, "revised", json!({}))["spec"].clone();
+    spec["template"]["metadata"]["annotations"] = json!({ "note": "a<b>&c" });
+    let asked = with_defaults(&spec).await;
+    let wanted = revision::wanted(&owner, &asked.template, &asked.claims, None);
+    let path = "/apis/apps/v1/namespaces/default/controllerrevisions";
+    let made = write::post(&admin.client, "ControllerRevision", path, wanted.body(&owner, 1)).await;
+    let made = Revision::from(&serde_json::from_value(made.unwrap()).unwrap());
+    assert!(wanted.is(&made));
+    let known = [made];
+    assert_eq!(
+        revision::plan(&wanted, &known),
+        revision::Step::Use {
+            name: wanted.name.clone()
+        }
+    );
+    assert_eq!(revision::stands_for(&asked.template, &known), Some(&known[0]));
+}
+
+#[tokio::test]
+async fn what_the_api_server_finds_wrong_is_said_where_it_stands() {
+    let sets = sets(BETA).await;
+    let container = |container: Value| json!({ "template": { "spec": { "containers": [container] } } });
+    for (change, message) in [
+        (
+            container(json!({ "name": "c" })),
+            "spec.template.spec.containers[0].image: Required value",
+        ),
+        (
+            container(
+                json!({ "name": "c", "image": "i", "volumeMounts": [{ "name": "data", "mountPath": "/d" }] }),
+            ),
+            "spec.template.spec.containers[0].volumeMounts[0].name: Not found: \"data\"",
+        ),
+        (container(json!({ "name": 7, "image": "i" })), "spec.template: "),
+        (
+            json!({ "volumeClaimTemplates": [{ "metadata": { "name": "data" }, "spec": { "accessModes": ["ReadWriteOnce"] } }] }),
+            "spec.volumeClaimTemplates[0].spec.resources[storage]: Required value",
+        ),
+        (
+            json!({ "volumeClaimTemplates": [claim(), claim()] }),
+            "spec.volumeClaimTemplates[1].metadata.name: Duplicate value: \"data\"",
+        ),
+        (
+            json!({ "template": { "metadata": { "labels": { "app": "b" } } } }),
+            "give the template the labels that the selector wants",
+        ),
+        (
+            json!({ "lifecycle": { "preDelete": { "finalizersHandler": ["plain"] } } }),
+            "Pods take only finalizers of the form DOMAIN/NAME",
+        ),
+    ] {
+        refused(create(&sets, set(BETA, "bad", change)).await, message);
+    }
+}
+
+#[tokio::test]
+async fn applying_the_same_again_changes_nothing() {
+    let manifest = set(ALPHA, "again", json!({ "volumeClaimTemplates": [claim()] }));
+    let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
+    std::fs::write(file.path(), manifest.to_string()).unwrap();
+    let file = file.path().to_str().unwrap();
+    let plane = &world().plane;
+    for how in [
+        &["apply", "-f", file][..],
+        &["apply", "--server-side", "--force-conflicts", "-f", file],
+    ] {
+        plane.kubectl(how).unwrap();
+        let first = get(&sets(BETA).await, "again").await;
+        plane.kubectl(how).unwrap();
+        let second = get(&sets(BETA).await, "again").await;
+        assert_eq!(first["spec"], second["spec"]);
+        assert_eq!(
+            first["metadata"]["generation"], second["metadata"]["generation"],
+            "{how:?}"
+        );
+    }
+    // What another implementation filled in stays while the manifest says nothing of it.
+    let always = json!([{ "op": "replace", "path": "/spec/template/spec/containers/0/imagePullPolicy", "value": "Always" }]);
+    let patch = always.to_string();
+    plane
+        .kubectl(&["patch", "clone/again", "--type=json", "--patch", &patch])
+        .unwrap();
+    plane
+        .kubectl(&["apply", "--server-side", "--force-conflicts", "-f", file])
+        .unwrap();
+    let spec = &get(&sets(BETA).await, "again").await["spec"];
+    assert_eq!(
+        spec["template"]["spec"]["containers"][0]["imagePullPolicy"],
+        "Always"
+    );
+}
+
+#[tokio::test]
+async fn pods_that_stay_change_only_in_what_they_can() {
+    let sets = sets(BETA).await;
+    let policy = json!({ "updateStrategy": { "rollingUpdate": { "podUpdatePolicy": "InPlaceOnly" } } });
+    create(&sets, set(BETA, "stays", policy)).await.unwrap();
+    let containers =
+        |container: Value| json!({ "spec": { "template": { "spec": { "containers": [container] } } } });
+    merge(&sets, "stays", containers(json!({ "name": "c", "image": "i:2" })))
+        .await
+        .unwrap();
+    let change = containers(json!({ "name": "c", "image": "i:2", "env": [{ "name": "A", "value": "1" }] }));
+    refused(
+        merge(&sets, "stays", change).await,
+        "spec.template.spec/containers/0/env: Forbidden: a Pod cannot be changed in this",
+    );
+}
+
+#[tokio::test]
+async fn only_pods_of_the_cloneset_can_be_named_for_deletion() {
+    let (alpha, beta) = (sets(ALPHA).await, sets(BETA).await);
+    let made = create(&beta, set(BETA, "naming", json!({}))).await.unwrap();
+    let pods = typed(&world().admin().await, "v1", "Pod", Some("default"));
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": "naming-1", "ownerReferences": [{ "apiVersion": BETA, "kind": "CloneSet",
+            "name": "naming", "uid": made["metadata"]["uid"], "controller": true }] },
+        "spec": { "containers": [{ "name": "c", "image": "i" }] },
+    });
+    create(&pods, pod).await.unwrap();
+    let naming = |names: Value| json!({ "spec": { "scaleStrategy": { "podsToDelete": names } } });
+    merge(&alpha, "naming", naming(json!(["naming-1"])))
+        .await
+        .unwrap();
+    refused(
+        merge(&alpha, "naming", naming(json!(["naming-1", "naming-2"]))).await,
+        "spec.scaleStrategy.podsToDelete: Invalid value: \"naming-2\"",
+    );
+    merge(&beta, "naming", naming(json!(["naming-1", "naming-2"])))
+        .await
+        .unwrap();
+}
+
+fn documents(file: &str) -> Vec<Value> {
+    let path = format!("{}/tests/data/manuals/{file}", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(path).unwrap();
+    serde_yaml::Deserializer::from_str(&text)
+        .map(|document| Value::deserialize(document).unwrap())
+        .collect()
+}
+
+#[tokio::test]
+async fn the_manual_s_examples_apply_as_printed() {
+    let path = format!("{}/tests/data/manuals/cloneset.yaml", env!("CARGO_MANIFEST_DIR"));
+    world().plane.kubectl(&["apply", "-f", &path]).unwrap();
+    for manifest in documents("cloneset.yaml") {
+        let name = manifest["metadata"]["name"].as_str().unwrap();
+        let stored = get(&sets(ALPHA).await, name).await;
+        assert_eq!(stored["spec"]["replicas"], 5);
+        assert_eq!(stored["spec"]["template"]["spec"]["dnsPolicy"], "ClusterFirst");
+    }
+}
+
+#[tokio::test]
+async fn the_manual_s_fragments_apply_to_a_base() {
+    let sets = sets(ALPHA).await;
+    let base = documents("cloneset.yaml")[1].clone();
+    let fragments = documents("cloneset-fragments.yaml");
+    assert!(fragments.len() > 15, "{}", fragments.len());
+    for (at, fragment) in fragments.into_iter().enumerate() {
+        let mut object = base.clone();
+        json_patch::merge(&mut object, &fragment);
+        object["metadata"]["name"] = json!(format!("fragment-{at}"));
+        let names = fragment["spec"]["scaleStrategy"]["podsToDelete"].as_array();
+        let made = create(&sets, object).await;
+        if names.is_some() {
+            refused(made, "there is no such Pod of this CloneSet");
+            continue;
+        }
+        let made = made.unwrap_or_else(|why| panic!("{why}: {fragment}"));
+        for field in ["minReadySeconds", "lifecycle"] {
+            if let Some(said) = fragment["spec"].get(field) {
+                assert_eq!(&made["spec"][field], said);
+            }
+        }
+    }
+}
