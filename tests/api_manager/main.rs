@@ -5,6 +5,8 @@ mod arrival;
 #[path = "../support/connect.rs"]
 mod connect;
 mod election;
+#[path = "../support/etcd.rs"]
+mod etcd;
 mod jobs;
 mod nodes;
 mod old_daemon;

@@ -1,9 +1,6 @@
 //! Daemons that say nothing: what the manager says in their place, and when. Objects are made old, so that the
 //! minute that it waits is nearly over when a test begins.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
-
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use jiff::{SignedDuration, Timestamp};
@@ -14,6 +11,7 @@ use kruise::cluster::Cluster;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 
+use crate::etcd::etcd;
 use crate::requests::create;
 use crate::world::{PATIENCE, api, merge_status, node, pod, until, world};
 
@@ -21,25 +19,6 @@ use crate::world::{PATIENCE, api, merge_status, node, pod, until, world};
 const MINUTE: i64 = 60;
 /// How old the tests make what they wait for, in seconds.
 const OLD: i64 = 57;
-
-/// Asks etcd's gateway.
-fn etcd(path: &str, body: &Value) -> Value {
-    let mut stream = TcpStream::connect(world().plane.store()).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let body = body.to_string();
-    // In HTTP/1.0 the answer is not cut into chunks.
-    let head = format!(
-        "POST /v3/kv/{path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n",
-        body.len()
-    );
-    stream.write_all((head + &body).as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (_, json) = answer
-        .split_once("\r\n\r\n")
-        .unwrap_or_else(|| panic!("{answer}"));
-    serde_json::from_str(json).unwrap_or_else(|_| panic!("{answer}"))
-}
 
 /// Makes a request of namespace `default` that many seconds old.
 fn make_old(name: &str, seconds: i64) {
@@ -51,7 +30,7 @@ fn make_old(name: &str, seconds: i64) {
         .to_string();
     let start = std::time::Instant::now();
     loop {
-        let found = etcd("range", &json!({ "key": key }));
+        let found = etcd(world().plane.store(), "range", &json!({ "key": key }));
         let kept = &found["kvs"][0];
         let stored = BASE64_STANDARD
             .decode(kept["value"].as_str().unwrap_or_else(|| panic!("{found}")))
@@ -62,6 +41,7 @@ fn make_old(name: &str, seconds: i64) {
         let same =
             json!({ "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": kept["mod_revision"] });
         let swapped = etcd(
+            world().plane.store(),
             "txn",
             &json!({ "compare": [same], "success": [{ "request_put": put }] }),
         );

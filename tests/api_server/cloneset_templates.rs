@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use kruise::admission::cloneset::templates;
 use kruise::cluster::Cluster;
 use kruise::cluster::pod_template::{self, Answer, Templates};
@@ -13,6 +15,7 @@ use serde_json::{Value, json};
 use xtask::cluster::Bound;
 
 use crate::cloneset::{set, sets};
+use crate::etcd::etcd;
 use crate::world::{create, get, merge, refused, typed, world};
 
 const ALPHA: &str = "apps.kruise.io/v1alpha1";
@@ -105,6 +108,21 @@ async fn a_revision_comes_back_as_it_was_made() {
     let made = write::post(&admin.client, "ControllerRevision", path, wanted.body(&owner, 1)).await;
     let made = Revision::from(&serde_json::from_value(made.unwrap()).unwrap());
     assert!(wanted.is(&made));
+    // The Go implementation compares the bytes that are stored.
+    let key = format!("/registry/controllerrevisions/default/{}", wanted.name);
+    let found = etcd(
+        world().plane.store(),
+        "range",
+        &json!({ "key": BASE64_STANDARD.encode(key) }),
+    );
+    let stored = BASE64_STANDARD
+        .decode(found["kvs"][0]["value"].as_str().unwrap())
+        .unwrap();
+    assert!(
+        stored
+            .windows(wanted.data.len())
+            .any(|part| part == wanted.data.as_bytes())
+    );
     let known = [made];
     assert_eq!(
         revision::plan(&wanted, &known),

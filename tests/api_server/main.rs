@@ -8,6 +8,8 @@ mod cloneset_templates;
 #[path = "../support/connect.rs"]
 mod connect;
 mod conversion;
+#[path = "../support/etcd.rs"]
+mod etcd;
 mod fence;
 mod mounts;
 mod programs;
