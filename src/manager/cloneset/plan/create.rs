@@ -19,9 +19,11 @@ const LENGTH: usize = 5;
 /// Gates that we put into our Pods ourselves, so that no outage of ours can stop a Pod's creation.
 const GATES: [&str; 2] = [keys::IN_PLACE_UPDATE_READY, keys::KRUISE_POD_READY];
 
-/// Acts that make `count` Pods, the first `old` of them of the current revision.
+/// Acts that make `count` Pods, the first `old` of them of the current revision. Fewer where Pods are still going
+/// whose claims stay: those claims are for the Pods that take their places, and names, when they are gone.
 pub(super) fn create(view: &View<'_>, claims: &BTreeSet<&str>, count: usize, old: usize) -> Vec<Act> {
     let observed = view.observed;
+    let count = count.saturating_sub(leaving(view, claims));
     let ids = instance_ids(view, claims, count);
     let make = |(at, id): (usize, String)| {
         let name = if at < old {
@@ -37,6 +39,24 @@ pub(super) fn create(view: &View<'_>, claims: &BTreeSet<&str>, count: usize, old
         })
     };
     ids.into_iter().enumerate().filter_map(make).collect()
+}
+
+/// How many Pods are being deleted whose claims stay.
+fn leaving(view: &View<'_>, claims: &BTreeSet<&str>) -> usize {
+    let observed = view.observed;
+    let stay = observed
+        .claims
+        .iter()
+        .filter(|c| claims.contains(c.name.as_str()));
+    let ids: BTreeSet<&String> = stay.map(|c| &c.instance).collect();
+    let going = observed.pods.iter().filter(|pod| pod.deleting);
+    going
+        .filter(|pod| {
+            pod.labels
+                .get(keys::CLONESET_INSTANCE_ID)
+                .is_some_and(|id| ids.contains(id))
+        })
+        .count()
 }
 
 fn pod_name(view: &View<'_>, id: &str) -> String {
