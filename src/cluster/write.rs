@@ -80,6 +80,31 @@ pub async fn patch_status_strategic<K: Object>(api: &Api<K>, name: &str, patch: 
     .await
 }
 
+/// Sends a strategic merge patch of the object itself; for built-in kinds only.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn patch_strategic<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error> {
+    timed::<K, _>(
+        "patch",
+        api.patch(name, &PatchParams::default(), &Patch::Strategic(patch)),
+    )
+    .await
+}
+
+/// Sends a strategic merge patch of the resize subresource of a Pod.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn patch_resize<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error> {
+    let (params, patch) = (PatchParams::default(), Patch::Strategic(patch));
+    timed::<K, _>(
+        "patch_resize",
+        api.patch_subresource("resize", name, &params, &patch),
+    )
+    .await
+}
+
 /// Replaces the whole object; only for kinds that are ours alone, such as a Lease or a Secret copy.
 ///
 /// # Errors
@@ -97,11 +122,25 @@ pub async fn replace<K: Object>(api: &Api<K>, object: &K) -> Result<K, Error> {
 /// # Errors
 /// See [`Error`]; [`Error::conflict`] when another object has the name now.
 pub async fn delete<K: Object>(api: &Api<K>, name: &str, uid: Option<&str>) -> Result<(), Error> {
+    delete_seen(api, name, uid, None).await
+}
+
+/// The same, if it still has that version, too.
+///
+/// # Errors
+/// See [`Error`]; [`Error::conflict`] when the object is another now.
+pub async fn delete_seen<K: Object>(
+    api: &Api<K>,
+    name: &str,
+    uid: Option<&str>,
+    version: Option<&str>,
+) -> Result<(), Error> {
+    let preconditions = kube::api::Preconditions {
+        uid: uid.map(str::to_owned),
+        resource_version: version.map(str::to_owned),
+    };
     let params = DeleteParams {
-        preconditions: uid.map(|uid| kube::api::Preconditions {
-            uid: Some(uid.to_owned()),
-            resource_version: None,
-        }),
+        preconditions: (uid.is_some() || version.is_some()).then_some(preconditions),
         ..DeleteParams::default()
     };
     match timed::<K, _>("delete", api.delete(name, &params)).await {

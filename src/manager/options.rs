@@ -78,6 +78,21 @@ pub struct Options {
     #[arg(long, default_value_t = 8, value_name = "N")]
     pub podreadiness_workers: usize,
 
+    /// How many CloneSets are worked on at once
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    pub cloneset_workers: usize,
+
+    /// Do not count Pods of CloneSets that are held before their deletion, so that their place is taken at once
+    #[arg(
+        long,
+        default_value_t = false,
+        action = clap::ArgAction::Set,
+        num_args = 0..=1,
+        default_missing_value = "true",
+        require_equals = true
+    )]
+    pub cloneset_scaling_exclude_preparing_delete: bool,
+
     /// How long a Node must have been ready before its NodeImage is created: 30s, 500ms, 1m30s
     #[arg(long, default_value = "0s", value_parser = duration, value_name = "DURATION")]
     pub nodeimage_creation_delay: Duration,

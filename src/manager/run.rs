@@ -6,7 +6,9 @@ use k8s_openapi::api::coordination::v1::Lease;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Context, Gate, Options, Stores, container_recreate, image_pull_job, node_image, pod_readiness};
+use super::{
+    Context, Gate, Options, Stores, cloneset, container_recreate, image_pull_job, node_image, pod_readiness,
+};
 use crate::admission;
 use crate::cluster::lease::{Election, Lost};
 use crate::cluster::{self, Cluster};
@@ -196,6 +198,7 @@ async fn controllers(
         supervisor.spawn("imagepulljob", endless(image_pull_job::run(ctx.clone())));
     }
     supervisor.spawn("podreadiness", endless(pod_readiness::run(ctx.clone())));
+    supervisor.spawn("cloneset", endless(cloneset::run(ctx.clone())));
     Ok(supervisor.run().await?)
 }
 

@@ -1,13 +1,17 @@
 //! The watches that the controllers share.
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 
-use super::view::{NodeImageView, NodeView, PodView};
+use super::view::{ClaimView, NodeImageView, NodeView, PodView, RawPod, RevisionView};
+use crate::api::cloneset::CloneSet;
 use crate::api::container_recreate_request::ContainerRecreateRequest;
 use crate::api::image_pull_job::ImagePullJob;
+use crate::api::keys;
 use crate::api::node_image::NodeImage;
+use crate::cluster::write::Object;
 use crate::cluster::{Cluster, Mirror, mirror};
 use crate::ops::supervise::Supervisor;
 
@@ -24,6 +28,12 @@ pub struct Stores {
     pub pods: Mirror<PodView>,
     /// All ContainerRecreateRequests.
     pub requests: Mirror<ContainerRecreateRequest>,
+    /// All CloneSets.
+    pub clone_sets: Mirror<CloneSet>,
+    /// Revisions that a CloneSet controls, or nobody.
+    pub revisions: Mirror<RevisionView>,
+    /// Claims of CloneSets' Pods.
+    pub claims: Mirror<ClaimView>,
 }
 
 /// Objects that a list returns at a time: a whole list of ten thousand nodes would be held twice in memory.
@@ -33,40 +43,30 @@ impl Stores {
     /// Starts the watches.
     #[must_use]
     pub fn start(cluster: &Cluster, supervisor: &mut Supervisor) -> Self {
-        let client = &cluster.client;
-        let config = || watcher::Config::default().page_size(PAGE);
-        let (nodes, task) = mirror(Api::<Node>::all(client.clone()), config(), |o| {
-            Some(NodeView::from(o))
-        });
-        supervisor.spawn_endless("watch of nodes", task);
-        let (node_images, task) = mirror(Api::<NodeImage>::all(client.clone()), config(), |o| {
-            Some(NodeImageView::from(o))
-        });
-        supervisor.spawn_endless("watch of nodeimages", task);
-        let (jobs, task) = mirror(Api::<ImagePullJob>::all(client.clone()), config(), |mut o| {
-            o.managed_fields_mut().clear();
-            Some(o)
-        });
-        supervisor.spawn_endless("watch of imagepulljobs", task);
-        let (pods, task) = mirror(Api::<Pod>::all(client.clone()), config(), |o| {
-            Some(PodView::from(o))
-        });
-        supervisor.spawn_endless("watch of pods", task);
-        let (requests, task) = mirror(
-            Api::<ContainerRecreateRequest>::all(client.clone()),
-            config(),
-            |mut o| {
-                o.managed_fields_mut().clear();
-                Some(o)
-            },
-        );
-        supervisor.spawn_endless("watch of containerrecreaterequests", task);
+        let mut start = Start { cluster, supervisor };
         Self {
-            nodes,
-            node_images,
-            jobs,
-            pods,
-            requests,
+            nodes: start.watch("watch of nodes", None, |o: Node| Some(NodeView::from(o))),
+            node_images: start.watch("watch of nodeimages", None, |o: NodeImage| {
+                Some(NodeImageView::from(o))
+            }),
+            jobs: start.watch("watch of imagepulljobs", None, whole::<ImagePullJob>),
+            pods: start.watch("watch of pods", None, |o: RawPod| Some(PodView::from(&o))),
+            requests: start.watch(
+                "watch of containerrecreaterequests",
+                None,
+                whole::<ContainerRecreateRequest>,
+            ),
+            clone_sets: start.watch("watch of clonesets", None, whole::<CloneSet>),
+            revisions: start.watch(
+                "watch of controllerrevisions",
+                Some(keys::REVISION_HASH),
+                |o: ControllerRevision| RevisionView::of(&o),
+            ),
+            claims: start.watch(
+                "watch of persistentvolumeclaims",
+                Some(keys::CLONESET_INSTANCE_ID),
+                |o: PersistentVolumeClaim| Some(ClaimView::of(&o)),
+            ),
         }
     }
 
@@ -77,7 +77,10 @@ impl Stores {
             self.node_images.synced(),
             self.jobs.synced(),
             self.pods.synced(),
-            self.requests.synced()
+            self.requests.synced(),
+            self.clone_sets.synced(),
+            self.revisions.synced(),
+            self.claims.synced()
         );
     }
 
@@ -90,7 +93,44 @@ impl Stores {
             ("imagepulljobs", self.jobs.is_synced()),
             ("pods", self.pods.is_synced()),
             ("containerrecreaterequests", self.requests.is_synced()),
+            ("clonesets", self.clone_sets.is_synced()),
+            ("controllerrevisions", self.revisions.is_synced()),
+            ("persistentvolumeclaims", self.claims.is_synced()),
         ];
         all.iter().filter(|(_, ok)| !ok).map(|(name, _)| *name).collect()
     }
+}
+
+/// What is needed to start a watch.
+struct Start<'a> {
+    cluster: &'a Cluster,
+    supervisor: &'a mut Supervisor,
+}
+
+impl Start<'_> {
+    /// Watches all objects of a kind that have this label, or all of them, as `project` sees them.
+    fn watch<K, T>(
+        &mut self,
+        name: &'static str,
+        label: Option<&str>,
+        project: impl Fn(K) -> Option<T> + Send + 'static,
+    ) -> Mirror<T>
+    where
+        K: Object + Send + Sync + 'static,
+        T: PartialEq + Send + Sync + 'static,
+    {
+        let mut config = watcher::Config::default().page_size(PAGE);
+        if let Some(label) = label {
+            config = config.labels(label);
+        }
+        let (mirror, task) = mirror(Api::all(self.cluster.client.clone()), config, project);
+        self.supervisor.spawn_endless(name, task);
+        mirror
+    }
+}
+
+/// The whole object, but for who manages which field.
+fn whole<K: Object>(mut object: K) -> Option<K> {
+    object.managed_fields_mut().clear();
+    Some(object)
 }

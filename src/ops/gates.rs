@@ -17,17 +17,35 @@ pub enum Gate {
     ImagePullJobGate,
     /// Annotation `apps.kruise.io/runtime-containers-meta`, written by the daemon. On.
     DaemonWatchingPod,
-    /// Restarts of containers whose environment from labels and annotations an update changes. On.
+    /// Updates in place of environment from labels and annotations, and the restarts that they need. On.
     InPlaceUpdateEnvFromMetadata,
+    /// Label `controller-revision-hash` of CloneSets' Pods holds the short hash alone. Off.
+    CloneSetShortHash,
+    /// Raising a CloneSet's `partition` takes Pods back. On; upstream has it off.
+    CloneSetPartitionRollback,
+    /// A Pod that is prepared for its update counts as updated when scaling. Off.
+    PreparingUpdateAsUpdate,
+    /// Changed claim templates of a CloneSet ask for new Pods. Off.
+    RecreatePodWhenChangeVCTInCloneSetGate,
+    /// CPU and memory are resized in place. On; upstream has it off.
+    InPlaceWorkloadVerticalScaling,
+    /// New images of a CloneSet are pulled ahead. On; upstream has it off.
+    PreDownloadImageForInPlaceUpdate,
 }
 
 impl Gate {
     /// All gates that mean anything here.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 10] = [
         Self::KruiseDaemon,
         Self::ImagePullJobGate,
         Self::DaemonWatchingPod,
         Self::InPlaceUpdateEnvFromMetadata,
+        Self::CloneSetShortHash,
+        Self::CloneSetPartitionRollback,
+        Self::PreparingUpdateAsUpdate,
+        Self::RecreatePodWhenChangeVCTInCloneSetGate,
+        Self::InPlaceWorkloadVerticalScaling,
+        Self::PreDownloadImageForInPlaceUpdate,
     ];
 
     /// Upstream's name.
@@ -38,6 +56,33 @@ impl Gate {
             Self::ImagePullJobGate => "ImagePullJobGate",
             Self::DaemonWatchingPod => "DaemonWatchingPod",
             Self::InPlaceUpdateEnvFromMetadata => "InPlaceUpdateEnvFromMetadata",
+            Self::CloneSetShortHash => "CloneSetShortHash",
+            Self::CloneSetPartitionRollback => "CloneSetPartitionRollback",
+            Self::PreparingUpdateAsUpdate => "PreparingUpdateAsUpdate",
+            Self::RecreatePodWhenChangeVCTInCloneSetGate => "RecreatePodWhenChangeVCTInCloneSetGate",
+            Self::InPlaceWorkloadVerticalScaling => "InPlaceWorkloadVerticalScaling",
+            Self::PreDownloadImageForInPlaceUpdate => "PreDownloadImageForInPlaceUpdate",
+        }
+    }
+
+    /// Whether it is on when nothing is said.
+    fn default(self) -> bool {
+        !matches!(
+            self,
+            Self::CloneSetShortHash
+                | Self::PreparingUpdateAsUpdate
+                | Self::RecreatePodWhenChangeVCTInCloneSetGate
+        )
+    }
+
+    /// The gate without which it is off, too.
+    fn needs(self) -> Option<Self> {
+        match self {
+            Self::ImagePullJobGate | Self::DaemonWatchingPod | Self::InPlaceUpdateEnvFromMetadata => {
+                Some(Self::KruiseDaemon)
+            }
+            Self::PreDownloadImageForInPlaceUpdate => Some(Self::ImagePullJobGate),
+            _ => None,
         }
     }
 }
@@ -64,11 +109,11 @@ impl Gates {
         Ok(Self { given })
     }
 
-    /// Whether a feature is on. What needs a daemon is off where there is none.
+    /// Whether a feature is on. What needs another feature is off without it.
     #[must_use]
     pub fn on(&self, gate: Gate) -> bool {
-        let own = self.given.get(gate.name()).copied().unwrap_or(true);
-        own && (gate == Gate::KruiseDaemon || self.on(Gate::KruiseDaemon))
+        let own = self.given.get(gate.name()).copied();
+        own.unwrap_or_else(|| gate.default()) && gate.needs().is_none_or(|other| self.on(other))
     }
 
     /// The kinds that are switched off, in lower case, and the gate that does it.
@@ -101,7 +146,14 @@ mod tests {
     #[test]
     fn gates_are_on_unless_switched_off() {
         let gates = Gates::read("").unwrap();
-        assert!(Gate::ALL.iter().all(|g| gates.on(*g)));
+        assert!(Gate::ALL.iter().all(|g| gates.on(*g) == g.default()));
+        assert!(
+            Gates::read("CloneSetShortHash=true")
+                .unwrap()
+                .on(Gate::CloneSetShortHash)
+        );
+        let without = Gates::read("ImagePullJobGate=false").unwrap();
+        assert!(!without.on(Gate::PreDownloadImageForInPlaceUpdate));
         let gates = Gates::read(" ImagePullJobGate=False , Other=true").unwrap();
         assert!(!gates.on(Gate::ImagePullJobGate) && gates.on(Gate::KruiseDaemon));
         assert_eq!(gates.unknown().collect::<Vec<_>>(), ["Other"]);

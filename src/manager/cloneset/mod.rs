@@ -1,4 +1,276 @@
 //! Keeps the Pods of CloneSets: how many there are, what they are made of, and how they are updated.
+//!
+//! In:  CloneSets, Pods, claims, ControllerRevisions, ImagePullJobs and Nodes (watches, reduced).
+//! Out: Pods, claims, revisions and jobs; conditions, labels and annotations of Pods; status and events.
+//!
+//! A pass over one CloneSet reads as: [`observe`] → [`plan`] → [`act`] → [`report`]. What our own writes returned is
+//! known at once ([`known`]), so no pass waits for a watch.
 
+mod act;
+mod history;
+mod known;
+mod memory;
+mod observe;
 pub mod plan;
+mod report;
 pub mod revision;
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use k8s_openapi::NamespaceResourceScope;
+use kube::{Api, Resource};
+use tokio::sync::{Semaphore, mpsc};
+
+use super::{Context, Gate, Gates};
+use crate::api::cloneset::CloneSet;
+use crate::cluster::queue::Again;
+use crate::cluster::{Error, Key};
+use history::{History, Unfit};
+use memory::Memory;
+use observe::{Belongings, Changes, Index};
+use plan::{Observed, Switches, plan};
+
+/// The controller's name in `/healthz` and in the log.
+const NAME: &str = "cloneset";
+
+/// What all passes share.
+struct Shared {
+    ctx: Context,
+    index: Mutex<Index>,
+    memories: Mutex<HashMap<Key, Memory>>,
+    writes: Semaphore,
+    switches: Switches,
+    chance: RandomState,
+}
+
+/// One CloneSet, and the means to work on it.
+struct Work<'a> {
+    shared: &'a Shared,
+    ctx: &'a Context,
+    writes: &'a Semaphore,
+    name: &'a Key,
+    set: &'a Arc<CloneSet>,
+    uid: String,
+}
+
+/// Runs until shutdown.
+pub async fn run(ctx: Context) {
+    ctx.stores.synced().await;
+    let switches = switches(&ctx.options.feature_gates);
+    let shared = Arc::new(Shared {
+        index: Mutex::default(),
+        memories: Mutex::default(),
+        writes: Semaphore::new(act::AT_ONCE),
+        switches: Switches {
+            exclude_preparing_delete: ctx.options.cloneset_scaling_exclude_preparing_delete,
+            ..switches
+        },
+        chance: RandomState::new(),
+        ctx: ctx.clone(),
+    });
+    let (sets_tx, sets_rx) = mpsc::unbounded_channel();
+    let wake = wake_up(Arc::clone(&shared), sets_tx);
+    let work = |key| look_after(Arc::clone(&shared), key);
+    ctx.work(NAME, ctx.options.cloneset_workers, sets_rx, wake, work)
+        .await;
+}
+
+/// The plan's switches, as the gates say.
+fn switches(gates: &Gates) -> Switches {
+    Switches {
+        short_hash: gates.on(Gate::CloneSetShortHash),
+        partition_rollback: gates.on(Gate::CloneSetPartitionRollback),
+        preparing_update_as_update: gates.on(Gate::PreparingUpdateAsUpdate),
+        recreate_for_claims: gates.on(Gate::RecreatePodWhenChangeVCTInCloneSetGate),
+        env_from_metadata: gates.on(Gate::InPlaceUpdateEnvFromMetadata),
+        vertical: gates.on(Gate::InPlaceWorkloadVerticalScaling),
+        pre_download: gates.on(Gate::PreDownloadImageForInPlaceUpdate),
+        exclude_preparing_delete: false,
+    }
+}
+
+/// Sends the CloneSets to look at. What is there at the beginning is taken in before the first one is.
+async fn wake_up(shared: Arc<Shared>, sets: mpsc::UnboundedSender<Key>) {
+    let mut changes = Changes::new(&shared.ctx.stores);
+    loop {
+        let concerned = changes.drain(&mut shared.index());
+        if !concerned.into_iter().all(|key| sets.send(key).is_ok()) {
+            return;
+        }
+        let Some(said) = changes.next().await else { return };
+        let concerned = shared.index().apply(&said);
+        if !concerned.into_iter().all(|key| sets.send(key).is_ok()) {
+            return;
+        }
+    }
+}
+
+impl Shared {
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn memories(&self) -> MutexGuard<'_, HashMap<Key, Memory>> {
+        self.memories.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Work<'_> {
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.shared.index()
+    }
+
+    fn namespace(&self) -> &str {
+        self.name.namespace.as_deref().unwrap_or_default()
+    }
+
+    /// The key of another object of its namespace.
+    fn key(&self, name: &str) -> Key {
+        Key::namespaced(self.namespace(), name)
+    }
+
+    fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.ctx.cluster.client.clone(), self.namespace())
+    }
+}
+
+/// Works on one CloneSet; what is remembered of it is in nobody else's hands meanwhile.
+async fn look_after(shared: Arc<Shared>, key: Key) -> Result<Again, Error> {
+    let set = shared.index().sets.get(&key).cloned();
+    let memory = shared.memories().remove(&key);
+    let Some(set) = set.filter(|set| set.metadata.deletion_timestamp.is_none()) else {
+        return Ok(None);
+    };
+    let uid = set.metadata.uid.clone().unwrap_or_default();
+    let mut memory = memory.filter(|m| m.uid == uid).unwrap_or_default();
+    memory.uid.clone_from(&uid);
+    let work = Work {
+        shared: &shared,
+        ctx: &shared.ctx,
+        writes: &shared.writes,
+        name: &key,
+        set: &set,
+        uid,
+    };
+    let again = match memory.too_early(Instant::now()) {
+        Some(pause) => Ok(Some(pause)),
+        None => pass(&work, &mut memory).await,
+    };
+    shared.memories().insert(key.clone(), memory);
+    again
+}
+
+/// Observe, plan, act, report; then say when to look again.
+async fn pass(work: &Work<'_>, memory: &mut Memory) -> Result<Again, Error> {
+    look_up(work).await?;
+    let now = work.ctx.cluster.clock.now();
+    memory.forget(now);
+    let begin = Instant::now();
+    let seen = work.index().belongings(work.set, &work.uid);
+    let gathered = begin.elapsed();
+    let history = match history::settle(work, &seen.revisions, memory).await {
+        Ok(history) => history,
+        Err(Unfit::Failed(error)) => return Err(error),
+        Err(Unfit::Mistake(why)) => return refuse(work, memory, why, now).await,
+    };
+    let begin = Instant::now();
+    let observed = observed(work, seen, &history, memory);
+    let planned = plan(&observed, now);
+    let cost = gathered + begin.elapsed();
+    let wake = planned.wake.map(|at| until(at, now));
+    let done = act::carry_out(work, planned.acts, memory).await;
+    memory.pause(cost, done.acted, Instant::now());
+    report::tell(work, done.tally, planned.events, memory);
+    let status = report::status(work, planned.status, !done.acted, memory).await?;
+    if !done.acted {
+        history::trim(work, &history, &observed.pods).await?;
+    }
+    let at_once = done.acted.then_some(Duration::ZERO);
+    let unseen = work.index().next_look_up(&work.uid, Instant::now());
+    Ok([wake, status, at_once, unseen].into_iter().flatten().min())
+}
+
+/// How long it is until then; nothing when it has passed.
+fn until(at: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO)
+}
+
+/// Reads from the API server itself what we wrote and the watch has not brought in all that time.
+async fn look_up(work: &Work<'_>) -> Result<(), Error> {
+    let now = Instant::now();
+    let (pods, claims, jobs, revisions) = {
+        let index = work.index();
+        (
+            index.pods.unconfirmed(&work.uid, now).0,
+            index.claims.unconfirmed(&work.uid, now).0,
+            index.jobs.unconfirmed(&work.uid, now).0,
+            index.revisions.unconfirmed(&work.uid, now).0,
+        )
+    };
+    for key in pods {
+        tracing::warn!(set = %work.name, pod = key.name, "the watch has not shown our write; reading the Pod");
+        act::look_up_pod(work, &key.name).await?;
+    }
+    for key in claims {
+        act::look_up_claim(work, &key.name).await?;
+    }
+    for key in jobs {
+        act::look_up_job(work, &key.name).await?;
+    }
+    for key in revisions {
+        history::look_up(work, &key.name).await?;
+    }
+    Ok(())
+}
+
+/// All that the plan wants to know.
+fn observed(work: &Work<'_>, seen: Belongings, history: &History, memory: &Memory) -> Observed {
+    let template = &work.set.spec.template;
+    let spread = template["spec"]["topologySpreadConstraints"].is_array();
+    let nodes = seen
+        .pods
+        .iter()
+        .filter_map(|pod| pod.node.as_ref())
+        .filter(|_| spread);
+    let labels = |name: &String| {
+        let node = work.ctx.stores.nodes.get(&Key::cluster(name))?;
+        Some((name.clone(), node.labels.clone()))
+    };
+    let nodes: BTreeMap<_, _> = nodes.filter_map(labels).collect();
+    Observed {
+        set: Arc::clone(work.set),
+        revisions: history.observed(&seen.pods),
+        pods: seen.pods,
+        claims: seen.claims,
+        current: history.current.clone(),
+        update: history.update.clone(),
+        collisions: history.collisions,
+        jobs: seen.jobs,
+        nodes,
+        failures: memory.failures.clone(),
+        switches: work.shared.switches,
+        seed: work.shared.chance.hash_one(Instant::now()),
+    }
+}
+
+/// A CloneSet that cannot be acted upon: says why, and leaves everything as it is.
+async fn refuse(work: &Work<'_>, memory: &mut Memory, why: String, now: Timestamp) -> Result<Again, Error> {
+    let mut status = work.set.status.clone().unwrap_or_default();
+    status.observed_generation = work.set.metadata.generation;
+    plan::refused(&mut status, &why, now);
+    let event = plan::Event {
+        warning: true,
+        reason: "FailedUpdate",
+        message: why,
+    };
+    report::tell(work, report::Tally::default(), vec![event], memory);
+    let changed = work.set.status.as_ref() != Some(&status);
+    report::status(work, changed.then_some(status), true, memory).await
+}

@@ -1,7 +1,6 @@
 //! Carries a plan for one request out.
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::Api;
 use serde_json::{Value, json};
@@ -12,7 +11,7 @@ use crate::api::keys;
 use crate::cluster::{Error, Key, write};
 use crate::manager::Context;
 use crate::manager::pod_readiness::{hold, plan::NotReadyKey};
-use crate::manager::view::PodView;
+use crate::manager::view::{PodView, RawPod};
 
 /// Does one thing. A request that has gone meanwhile is done.
 pub async fn carry_out(
@@ -87,9 +86,9 @@ impl Work<'_> {
     /// Whether the Pod is there after all: the watch of Pods may be behind that of requests.
     async fn pod_is_there(&self) -> Result<bool, Error> {
         let namespace = self.key.namespace.as_deref().unwrap_or_default();
-        let pods = Api::<Pod>::namespaced(self.ctx.cluster.client.clone(), namespace);
+        let pods = Api::<RawPod>::namespaced(self.ctx.cluster.client.clone(), namespace);
         let pod = write::get(&pods, &self.request.spec.pod_name).await?;
-        let pod = pod.map(PodView::from);
+        let pod = pod.as_ref().map(PodView::from);
         Ok(pod.is_some_and(|pod| !pod.deleting && belongs(self.request, &pod)))
     }
 

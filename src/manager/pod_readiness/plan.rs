@@ -23,10 +23,10 @@ pub struct NotReadyKey {
     pub key: String,
 }
 
-/// Whether the Pod has the gate, and its condition has yet to be made.
+/// Whether the Pod has the gate, and its condition has yet to be made. A CloneSet does that for its Pods itself.
 #[must_use]
 pub fn lacks_condition(pod: &PodView) -> bool {
-    pod.gate && pod.kruise_ready.is_none() && pod.active()
+    pod.gate && pod.kruise_ready.is_none() && pod.active() && !pod.of_clone_set()
 }
 
 /// The condition of a Pod that nobody holds.

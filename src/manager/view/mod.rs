@@ -7,9 +7,13 @@
 
 mod node;
 mod node_image;
+mod owned;
 mod pod;
+mod raw_pod;
 
 pub use crate::api::selector::matches;
 pub use node::NodeView;
 pub use node_image::{NodeImageView, Owner, TagStatusView, TagView};
+pub use owned::{ClaimView, RevisionView};
 pub use pod::{ContainerView, PodView};
+pub use raw_pod::RawPod;

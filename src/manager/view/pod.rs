@@ -1,13 +1,17 @@
 //! A Pod, reduced.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use serde_json::Value;
 
-use crate::api::keys;
+use super::RawPod;
+use crate::api::cloneset::texts;
+use crate::api::{GROUP, keys};
+use crate::in_place;
 
 /// What the manager knows of a Pod.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodView {
     /// Identity of the object.
     pub uid: String,
@@ -25,6 +29,8 @@ pub struct PodView {
     pub kruise_ready: Option<bool>,
     /// What is known of its containers, restartable init containers included.
     pub containers: Vec<ContainerView>,
+    /// What a workload needs of it: only of Pods that a CloneSet controls, or nobody.
+    pub workload: Option<Arc<in_place::Pod>>,
 }
 
 /// What the Pod's status says of one container.
@@ -48,40 +54,62 @@ impl PodView {
     pub fn active(&self) -> bool {
         !self.deleting && !self.ended
     }
+
+    /// Whether a CloneSet controls it.
+    #[must_use]
+    pub fn of_clone_set(&self) -> bool {
+        self.workload.as_ref().is_some_and(|pod| pod.controller.is_some())
+    }
 }
 
-impl From<Pod> for PodView {
-    fn from(pod: Pod) -> Self {
-        let spec = pod.spec.unwrap_or_default();
-        let status = pod.status.unwrap_or_default();
-        let gates = spec.readiness_gates.unwrap_or_default();
-        let kruise_ready = status
-            .conditions
-            .unwrap_or_default()
-            .into_iter()
-            .find(|c| c.type_ == keys::KRUISE_POD_READY)
-            .map(|c| c.status == "True");
-        let mut containers = status.container_statuses.unwrap_or_default();
-        containers.extend(status.init_container_statuses.unwrap_or_default());
+impl From<&RawPod> for PodView {
+    fn from(pod: &RawPod) -> Self {
+        let json = pod.json();
+        let (meta, spec, status) = (&json["metadata"], &json["spec"], &json["status"]);
+        let mut kruise_ready = items(&status["conditions"])
+            .filter(|c| c["type"] == keys::KRUISE_POD_READY)
+            .map(|c| c["status"] == "True");
+        let containers = items(&status["containerStatuses"]).chain(items(&status["initContainerStatuses"]));
         Self {
-            uid: pod.metadata.uid.unwrap_or_default(),
-            labels: pod.metadata.labels.unwrap_or_default(),
-            node: spec.node_name.filter(|n| !n.is_empty()),
-            deleting: pod.metadata.deletion_timestamp.is_some(),
-            ended: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
-            gate: gates.iter().any(|g| g.condition_type == keys::KRUISE_POD_READY),
-            kruise_ready,
-            containers: containers.into_iter().map(container).collect(),
+            uid: text(&meta["uid"]),
+            labels: texts(&meta["labels"]),
+            node: Some(text(&spec["nodeName"])).filter(|n| !n.is_empty()),
+            deleting: meta["deletionTimestamp"].is_string(),
+            ended: matches!(status["phase"].as_str(), Some("Succeeded" | "Failed")),
+            gate: items(&spec["readinessGates"]).any(|g| g["conditionType"] == keys::KRUISE_POD_READY),
+            kruise_ready: kruise_ready.next(),
+            containers: containers.map(container).collect(),
+            workload: concerns_workloads(meta).then(|| Arc::new(in_place::Pod::of(json))),
         }
     }
 }
 
-fn container(status: ContainerStatus) -> ContainerView {
+/// Whether a CloneSet controls the Pod, or nobody.
+fn concerns_workloads(meta: &Value) -> bool {
+    let controller = items(&meta["ownerReferences"]).find(|owner| owner["controller"] == true);
+    controller.is_none_or(|owner| {
+        let group = owner["apiVersion"].as_str().and_then(|v| v.split_once('/'));
+        owner["kind"] == "CloneSet" && group.is_some_and(|(group, _)| group == GROUP)
+    })
+}
+
+fn container(status: &Value) -> ContainerView {
     ContainerView {
-        name: status.name,
-        id: status.container_id.unwrap_or_default(),
-        ready: status.ready,
-        running: status.state.is_some_and(|s| s.running.is_some()),
-        restarts: status.restart_count,
+        name: text(&status["name"]),
+        id: text(&status["containerID"]),
+        ready: status["ready"] == true,
+        running: status["state"]["running"].is_object(),
+        restarts: status["restartCount"]
+            .as_i64()
+            .and_then(|count| count.try_into().ok())
+            .unwrap_or_default(),
     }
+}
+
+fn items(list: &Value) -> impl Iterator<Item = &Value> {
+    list.as_array().into_iter().flatten()
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
 }

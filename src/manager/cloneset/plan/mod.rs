@@ -55,6 +55,7 @@ use jiff::Timestamp;
 use serde_json::json;
 
 use refresh::Pending;
+pub use status::refused;
 pub use types::{Act, Claim, Event, Failure, Observed, Plan, Revision, Subject, Switches, Why};
 use view::{Draft, View};
 

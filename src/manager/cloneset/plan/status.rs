@@ -80,6 +80,11 @@ fn failures(view: &View<'_>, status: &mut CloneSetStatus, draft: &Draft) {
     }
 }
 
+/// Says in the status that a CloneSet cannot be acted upon, and why.
+pub fn refused(status: &mut CloneSetStatus, why: &str, now: Timestamp) {
+    set(&mut status.conditions, FAILED_UPDATE, "True", "", why, now);
+}
+
 /// Sets a condition. Its times tell since when it has this status and reason; a message may change meanwhile.
 pub(super) fn set(
     conditions: &mut Vec<CloneSetCondition>,

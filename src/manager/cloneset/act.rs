@@ -1,0 +1,310 @@
+//! Carries a plan out: all acts at once within a bound, each with its deadlines, none in the way of another.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::Resource;
+use serde_json::Value;
+
+use super::memory::Memory;
+use super::observe::{claim_at, job_at, pod_at, set_at};
+use super::plan::{Act, Why};
+use super::report::Tally;
+use super::{Work, history};
+use crate::api::cloneset::CloneSet;
+use crate::api::image_pull_job::ImagePullJob;
+use crate::cluster::{Error, Key, write};
+use crate::in_place::{Pod, Target, Write};
+use crate::manager::view::{ClaimView, RawPod};
+
+/// Acts of all CloneSets that are under way at once: what the API server can take without queueing.
+pub const AT_ONCE: usize = 64;
+/// No act of a pass begins later than this after the first: by then there is news to plan with.
+const SLICE: Duration = Duration::from_secs(1);
+
+/// What a pass came to.
+pub struct Done {
+    /// Whether anything was tried.
+    pub acted: bool,
+    /// What to tell.
+    pub tally: Tally,
+}
+
+/// Does what is planned.
+pub async fn carry_out(work: &Work<'_>, acts: Vec<Act>, memory: &mut Memory) -> Done {
+    let mut done = Done {
+        acted: !acts.is_empty(),
+        tally: Tally::default(),
+    };
+    let (mut made, mut refused) = (0, false);
+    let mut waiting = fit(work, acts, memory.width()).await.into_iter();
+    let mut running = FuturesUnordered::new();
+    let begin = Instant::now();
+    loop {
+        while running.len() < AT_ONCE && begin.elapsed() < SLICE {
+            match waiting.next() {
+                // What stopped one Pod from being made stops the next.
+                Some(Act::CreatePod { .. }) if refused => {}
+                Some(act) => running.push(one(work, act)),
+                None => break,
+            }
+        }
+        let Some((act, result)) = running.next().await else {
+            break;
+        };
+        let subject = act.subject();
+        let creation = matches!(act, Act::CreatePod { .. });
+        let Err(error) = result else {
+            made += usize::from(creation);
+            memory.succeeded(&subject);
+            done.tally.succeeded(&act);
+            continue;
+        };
+        refused |= creation;
+        let now = work.ctx.cluster.clock.now();
+        if memory.failed(subject, act.scales(), &error, now) {
+            tracing::warn!(set = %work.name, %error, category = error.category(), "an act failed");
+            done.tally.failed(&act, &error);
+        }
+    }
+    memory.made(made, refused, AT_ONCE);
+    done
+}
+
+/// Leaves out what is not to be done now: Pods beyond `width`, and adoptions by a CloneSet that is going.
+async fn fit(work: &Work<'_>, mut acts: Vec<Act>, width: usize) -> Vec<Act> {
+    let mut pods = 0;
+    acts.retain(|act| {
+        pods += usize::from(matches!(act, Act::CreatePod { .. }));
+        !matches!(act, Act::CreatePod { .. }) || pods <= width
+    });
+    let adopts = |act: &Act| matches!(act, Act::PatchPod { why: Why::Adopt, .. });
+    if acts.iter().any(adopts) && !alive(work).await {
+        acts.retain(|act| !adopts(act));
+    }
+    acts
+}
+
+/// Whether the API server itself knows the CloneSet, and that it stays.
+async fn alive(work: &Work<'_>) -> bool {
+    let set = write::get(&work.api::<CloneSet>(), &work.name.name).await;
+    set.is_ok_and(|set| {
+        set.is_some_and(|set| {
+            set.metadata.deletion_timestamp.is_none()
+                && set.metadata.uid.as_deref() == Some(work.uid.as_str())
+        })
+    })
+}
+
+async fn one(work: &Work<'_>, act: Act) -> (Act, Result<(), Error>) {
+    // The semaphore is never closed.
+    let _permit = work.writes.acquire().await;
+    let result = match &act {
+        Act::CreatePod { name, pod, claims } => create_pod(work, name, pod, claims).await,
+        Act::DeletePod {
+            uid,
+            name,
+            version,
+            claims,
+        } => delete_pod(work, uid, name, version.as_deref(), claims).await,
+        Act::PatchPod {
+            uid, name, writes, ..
+        } => patch_pod(work, uid, name, writes).await,
+        Act::PatchClaim { name, patch } => patch_claim(work, name, patch).await,
+        Act::DeleteClaim { name, uid } => delete_claim(work, name, uid).await,
+        Act::CreateJob(job) => create_job(work, job).await,
+        Act::DeleteJob(name) => delete_job(work, name).await,
+        Act::LabelRevision { name, label } => history::label(work, name, label).await,
+        Act::PatchSet(patch) => patch_set(work, patch).await,
+    };
+    (act, result)
+}
+
+fn keep_pod(work: &Work<'_>, stored: &RawPod) {
+    let pod = Arc::new(Pod::of(stored.json()));
+    let key = work.key(&pod.name);
+    let at = pod_at(&key, pod);
+    work.index().pods.wrote(&key, at, Instant::now());
+}
+
+/// Reads a Pod from the API server itself, and takes note of it.
+pub async fn look_up_pod(work: &Work<'_>, name: &str) -> Result<Option<Arc<Pod>>, Error> {
+    let found = write::get(&work.api::<RawPod>(), name).await?;
+    let pod = found.map(|found| Arc::new(Pod::of(found.json())));
+    let key = work.key(name);
+    let at = pod.clone().map(|pod| pod_at(&key, pod));
+    work.index().pods.read(&key, at, Instant::now());
+    Ok(pod)
+}
+
+/// Whether the write may have been done although it failed.
+fn in_doubt(error: &Error) -> bool {
+    error.already_exists() || matches!(error, Error::Timeout { .. } | Error::Transport(_))
+}
+
+async fn create_pod(work: &Work<'_>, name: &str, pod: &Value, claims: &[Value]) -> Result<(), Error> {
+    for claim in claims {
+        create_claim(work, claim).await?;
+    }
+    match write::create(&work.api(), &RawPod::from(pod.clone())).await {
+        Ok(stored) => {
+            keep_pod(work, &stored);
+            Ok(())
+        }
+        Err(error) if in_doubt(&error) => match look_up_pod(work, name).await {
+            Ok(Some(pod)) if pod.controller.as_ref() == Some(&work.uid) => Ok(()),
+            _ => Err(error),
+        },
+        Err(error) => Err(error),
+    }
+}
+
+async fn create_claim(work: &Work<'_>, claim: &Value) -> Result<(), Error> {
+    let path = format!("/api/v1/namespaces/{}/persistentvolumeclaims", work.namespace());
+    let client = &work.ctx.cluster.client;
+    match write::post(client, "PersistentVolumeClaim", &path, claim.to_string()).await {
+        Ok(stored) => {
+            if let Ok(stored) = serde_json::from_value::<PersistentVolumeClaim>(stored) {
+                keep_claim(work, &stored);
+            }
+            Ok(())
+        }
+        Err(error) if error.already_exists() => {
+            let name = claim["metadata"]["name"].as_str().unwrap_or_default();
+            let found = look_up_claim(work, name).await?;
+            let ours = found.is_some_and(|found| found.owner.as_ref() == Some(&work.uid));
+            if ours { Ok(()) } else { Err(error) }
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn keep_claim(work: &Work<'_>, stored: &PersistentVolumeClaim) {
+    let at = claim_at(&ClaimView::of(stored));
+    work.index().claims.wrote(&Key::of(stored), at, Instant::now());
+}
+
+/// Reads a claim from the API server itself, and takes note of it.
+pub async fn look_up_claim(work: &Work<'_>, name: &str) -> Result<Option<ClaimView>, Error> {
+    let found = write::get(&work.api::<PersistentVolumeClaim>(), name).await?;
+    let view = found.as_ref().map(ClaimView::of);
+    work.index()
+        .claims
+        .read(&work.key(name), view.as_ref().map(claim_at), Instant::now());
+    Ok(view)
+}
+
+async fn delete_pod(
+    work: &Work<'_>,
+    uid: &str,
+    name: &str,
+    version: Option<&str>,
+    claims: &[String],
+) -> Result<(), Error> {
+    match write::delete_seen(&work.api::<RawPod>(), name, Some(uid), version).await {
+        Ok(()) => work.index().pods.doom(&work.key(name), uid, Instant::now()),
+        Err(error) if error.conflict() => {
+            look_up_pod(work, name).await?;
+            return Err(error);
+        }
+        Err(error) => return Err(error),
+    }
+    for claim in claims {
+        let uid = work.index().claims.get(&work.key(claim)).map(|c| c.uid.clone());
+        delete_claim(work, claim, &uid.unwrap_or_default()).await?;
+    }
+    Ok(())
+}
+
+async fn patch_pod(work: &Work<'_>, uid: &str, name: &str, writes: &[Write]) -> Result<(), Error> {
+    let api = work.api::<RawPod>();
+    for Write { to, patch } in writes {
+        let stored = match to {
+            Target::Pod => write::patch_strategic(&api, name, patch).await,
+            Target::Status => write::patch_status_strategic(&api, name, patch).await,
+            Target::Resize => write::patch_resize(&api, name, patch).await,
+        };
+        match stored {
+            Ok(stored) => keep_pod(work, &stored),
+            Err(error) if error.not_found() => {
+                work.index().pods.gone(&work.key(name), uid);
+                return Ok(());
+            }
+            Err(error) if error.conflict() => {
+                look_up_pod(work, name).await?;
+                return Err(error);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+async fn patch_claim(work: &Work<'_>, name: &str, patch: &Value) -> Result<(), Error> {
+    match write::patch_merge(&work.api(), name, patch).await {
+        Ok(stored) => keep_claim(work, &stored),
+        Err(error) if error.not_found() => work.index().claims.read(&work.key(name), None, Instant::now()),
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
+async fn delete_claim(work: &Work<'_>, name: &str, uid: &str) -> Result<(), Error> {
+    let precondition = Some(uid).filter(|uid| !uid.is_empty());
+    write::delete(&work.api::<PersistentVolumeClaim>(), name, precondition).await?;
+    work.index().claims.doom(&work.key(name), uid, Instant::now());
+    Ok(())
+}
+
+async fn create_job(work: &Work<'_>, job: &ImagePullJob) -> Result<(), Error> {
+    match write::create(&work.api(), job).await {
+        Ok(stored) => work
+            .index()
+            .jobs
+            .wrote(&Key::of(&stored), job_at(&stored), Instant::now()),
+        Err(error) if error.already_exists() => {
+            let name = job.meta().name.clone().unwrap_or_default();
+            look_up_job(work, &name).await?;
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
+/// Reads a job from the API server itself, and takes note of it.
+pub async fn look_up_job(work: &Work<'_>, name: &str) -> Result<(), Error> {
+    let found = write::get(&work.api::<ImagePullJob>(), name).await?;
+    work.index()
+        .jobs
+        .read(&work.key(name), found.as_ref().map(job_at), Instant::now());
+    Ok(())
+}
+
+async fn delete_job(work: &Work<'_>, name: &str) -> Result<(), Error> {
+    let key = work.key(name);
+    write::delete(&work.api::<ImagePullJob>(), name, None).await?;
+    let mut index = work.index();
+    if let Some(uid) = index.jobs.uid(&key).map(str::to_owned) {
+        index.jobs.doom(&key, &uid, Instant::now());
+    }
+    Ok(())
+}
+
+async fn patch_set(work: &Work<'_>, patch: &Value) -> Result<(), Error> {
+    match write::patch_merge::<CloneSet>(&work.api(), &work.name.name, patch).await {
+        Ok(stored) => keep_set(work, stored),
+        Err(error) if error.not_found() => {}
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
+/// Takes note of the CloneSet as a write of ours returned it.
+pub fn keep_set(work: &Work<'_>, mut stored: CloneSet) {
+    stored.metadata.managed_fields = None;
+    let at = set_at(Arc::new(stored));
+    work.index().sets.wrote(work.name, at, Instant::now());
+}

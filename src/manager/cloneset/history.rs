@@ -1,0 +1,287 @@
+//! Keeps the ControllerRevisions of a CloneSet: makes them, makes an old one the newest, deletes the oldest.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use kube::Api;
+use serde_json::{Value, json};
+
+use super::Work;
+use super::memory::Memory;
+use super::observe::revision_at;
+use super::plan;
+use super::revision::{self, Owner, Revision, Step, Wanted};
+use crate::admission::cloneset::{mistakes, templates};
+use crate::api::cloneset::CloneSet;
+use crate::api::keys;
+use crate::cluster::pod_template::{self, Answer};
+use crate::cluster::{Error, Key, write};
+use crate::in_place::Pod;
+use crate::manager::view::RevisionView;
+
+/// Names that may be taken before somebody must look.
+const COLLISIONS: i32 = 20;
+
+/// The revisions of a CloneSet, and what they are to it.
+pub struct History {
+    /// All of them, the oldest first.
+    pub all: Vec<Revision>,
+    /// Name of the revision that the template stands for.
+    pub update: String,
+    /// Name of the revision that Pods had before.
+    pub current: String,
+    /// How often a name was taken.
+    pub collisions: Option<i32>,
+}
+
+/// Why there is no revision to work with.
+pub enum Unfit {
+    /// The CloneSet cannot be acted upon until somebody changes it.
+    Mistake(String),
+    /// There was no answer.
+    Failed(Error),
+}
+
+impl From<Error> for Unfit {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Whose revisions they are.
+fn owner(set: &CloneSet) -> Owner<'_> {
+    static NONE: std::collections::BTreeMap<String, String> = std::collections::BTreeMap::new();
+    let metadata = &set.metadata;
+    Owner {
+        namespace: metadata.namespace.as_deref().unwrap_or_default(),
+        name: metadata.name.as_deref().unwrap_or_default(),
+        uid: metadata.uid.as_deref().unwrap_or_default(),
+        annotations: metadata.annotations.as_ref().unwrap_or(&NONE),
+    }
+}
+
+/// Sees to it that the newest revision is what the template stands for.
+pub async fn settle(
+    work: &Work<'_>,
+    known: &[Arc<RevisionView>],
+    memory: &mut Memory,
+) -> Result<History, Unfit> {
+    let mut all: Vec<Revision> = known.iter().map(|view| view.revision.clone()).collect();
+    revision::sort(&mut all);
+    let status = work.set.status.as_ref();
+    let mut collisions = status.and_then(|s| s.collision_count);
+    let wanted = wanted(work, &all, collisions, memory).await?;
+    let update = match revision::plan(&wanted, &all) {
+        Step::Use { name } => name,
+        Step::Promote {
+            name,
+            number,
+            claim_hash,
+        } => {
+            let stored = promote(work, &name, number, claim_hash).await?;
+            all.retain(|one| one.name != name);
+            all.push(stored);
+            name
+        }
+        Step::Create { number } => {
+            let stored = create(work, wanted, number, &mut collisions).await?;
+            let name = stored.name.clone();
+            all.push(stored);
+            name
+        }
+    };
+    let before = status.map_or("", |s| &s.current_revision);
+    let current = revision::current(before, &update, &all).to_owned();
+    Ok(History {
+        all,
+        update,
+        current,
+        collisions,
+    })
+}
+
+/// What the template stands for: found out once for each generation.
+async fn wanted(
+    work: &Work<'_>,
+    all: &[Revision],
+    collisions: Option<i32>,
+    memory: &mut Memory,
+) -> Result<Wanted, Unfit> {
+    let generation = work.set.metadata.generation.unwrap_or_default();
+    let fresh = memory.wanted.take().filter(|(of, _)| *of == generation);
+    let result = match fresh {
+        Some((_, result)) => result,
+        None => find_out(work, all, collisions).await?,
+    };
+    memory.wanted = Some((generation, result.clone()));
+    result.map_err(Unfit::Mistake)
+}
+
+async fn find_out(
+    work: &Work<'_>,
+    all: &[Revision],
+    collisions: Option<i32>,
+) -> Result<Result<Wanted, String>, Error> {
+    let spec = json!(work.set.spec);
+    let mistakes = mistakes(&spec);
+    if !mistakes.is_empty() {
+        return Ok(Err(mistakes.join("; ")));
+    }
+    let asked = templates(&spec);
+    let owner = owner(work.set);
+    let of = |template: &Value, claims: &[Value]| revision::wanted(&owner, template, claims, collisions);
+    // A template that a revision holds has its defaults; others may have been stored while the webhook was away.
+    if revision::stands_for(&asked.template, all).is_some() {
+        return Ok(Ok(of(&asked.template, &asked.claims)));
+    }
+    let before = all.last().and_then(Revision::template);
+    match pod_template::ask(&work.ctx.cluster, owner.namespace, &asked, before.as_ref()).await? {
+        Answer::Good { templates, .. } => Ok(Ok(of(&templates.template, &templates.claims))),
+        Answer::Bad(why) => Ok(Err(why)),
+    }
+}
+
+fn api(work: &Work<'_>) -> Api<ControllerRevision> {
+    Api::namespaced(work.ctx.cluster.client.clone(), work.namespace())
+}
+
+/// Takes note of a revision that a write returned.
+fn keep(work: &Work<'_>, object: &ControllerRevision) -> Revision {
+    let revision = Revision::from(object);
+    if let Some(view) = RevisionView::of(object) {
+        let key = Key::of(object);
+        let at = revision_at(&key, Arc::new(view));
+        work.index().revisions.wrote(&key, at, Instant::now());
+    }
+    revision
+}
+
+/// Reads a revision from the API server itself, and takes note of it.
+pub async fn look_up(work: &Work<'_>, name: &str) -> Result<(), Error> {
+    let key = work.key(name);
+    let found = write::get(&api(work), name).await?;
+    let view = found.as_ref().and_then(RevisionView::of);
+    let at = view.map(|view| revision_at(&key, Arc::new(view)));
+    work.index().revisions.read(&key, at, Instant::now());
+    Ok(())
+}
+
+async fn promote(
+    work: &Work<'_>,
+    name: &str,
+    number: i64,
+    claim_hash: Option<String>,
+) -> Result<Revision, Error> {
+    let mut patch = json!({ "revision": number });
+    if let Some(hash) = claim_hash {
+        patch["metadata"]["annotations"][keys::VOLUME_CLAIM_TEMPLATE_HASH] = json!(hash);
+    }
+    let stored = write::patch_merge(&api(work), name, &patch).await?;
+    Ok(keep(work, &stored))
+}
+
+/// Makes the revision, under another name where its own is taken by one that says something else.
+async fn create(
+    work: &Work<'_>,
+    mut wanted: Wanted,
+    number: i64,
+    collisions: &mut Option<i32>,
+) -> Result<Revision, Unfit> {
+    let owner = owner(work.set);
+    let path = format!("/apis/apps/v1/namespaces/{}/controllerrevisions", owner.namespace);
+    let client = &work.ctx.cluster.client;
+    loop {
+        let body = wanted.body(&owner, number);
+        let object = match write::post(client, "ControllerRevision", &path, body).await {
+            Ok(stored) => Some(read(stored)?),
+            Err(error) if error.already_exists() => {
+                let taken = write::get(&api(work), &wanted.name).await?;
+                taken.filter(|object| usable(object, &wanted, owner.uid))
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if let Some(object) = object {
+            return Ok(keep(work, &object));
+        }
+        let count = collisions.unwrap_or_default() + 1;
+        if count > COLLISIONS {
+            let why = format!(
+                "the names of {COLLISIONS} revisions are taken; the last is {}",
+                wanted.name
+            );
+            return Err(Unfit::Mistake(why));
+        }
+        *collisions = Some(count);
+        wanted = wanted.renamed(&owner, count);
+    }
+}
+
+/// Whether a revision of the wanted name is the wanted one, and ours or nobody's.
+fn usable(object: &ControllerRevision, wanted: &Wanted, uid: &str) -> bool {
+    let free = RevisionView::of(object).is_some_and(|v| v.controller.is_none_or(|of| of == uid));
+    free && wanted.is(&Revision::from(object))
+}
+
+fn read(stored: Value) -> Result<ControllerRevision, Error> {
+    serde_json::from_value(stored)
+        .map_err(|why| Error::Transport(format!("the answer is no ControllerRevision: {why}")))
+}
+
+impl History {
+    /// The revisions as the plan takes them: those of the CloneSet, and of its Pods.
+    pub fn observed(&self, pods: &[Arc<Pod>]) -> Vec<Arc<plan::Revision>> {
+        let used = self.used(pods);
+        let needed = self
+            .all
+            .iter()
+            .filter(|one| used.iter().any(|label| revision::same(label, &one.name)));
+        needed.map(|one| Arc::new(as_planned(one))).collect()
+    }
+
+    /// Values of revision labels that are in use.
+    fn used<'a>(&'a self, pods: &'a [Arc<Pod>]) -> BTreeSet<&'a str> {
+        let labels = pods
+            .iter()
+            .filter_map(|pod| pod.labels.get(keys::CONTROLLER_REVISION_HASH));
+        let own = [self.update.as_str(), self.current.as_str()];
+        labels.map(String::as_str).chain(own).collect()
+    }
+}
+
+fn as_planned(one: &Revision) -> plan::Revision {
+    let marks = [keys::IMAGE_PRE_DOWNLOAD_CREATED, keys::IMAGE_PRE_DOWNLOAD_IGNORED];
+    plan::Revision {
+        name: one.name.clone(),
+        data: serde_json::from_str(&one.data).unwrap_or_default(),
+        claims: one.claim_hash.clone(),
+        downloaded: marks.iter().any(|mark| one.labels.contains_key(*mark)),
+    }
+}
+
+/// Deletes the revisions that are too many.
+pub async fn trim(work: &Work<'_>, history: &History, pods: &[Arc<Pod>]) -> Result<(), Error> {
+    let limit = work
+        .set
+        .spec
+        .revision_history_limit
+        .unwrap_or(revision::DEFAULT_HISTORY_LIMIT);
+    for name in revision::trim(&history.all, &history.used(pods), limit) {
+        let key = work.key(&name);
+        let uid = work.index().revisions.get(&key).map(|view| view.uid.clone());
+        write::delete(&api(work), &name, uid.as_deref()).await?;
+        if let Some(uid) = uid {
+            work.index().revisions.doom(&key, &uid, Instant::now());
+        }
+    }
+    Ok(())
+}
+
+/// Sets a label of a revision to `true`.
+pub async fn label(work: &Work<'_>, name: &str, label: &str) -> Result<(), Error> {
+    let patch = json!({ "metadata": { "labels": { (label): "true" } } });
+    let stored = write::patch_merge(&api(work), name, &patch).await?;
+    keep(work, &stored);
+    Ok(())
+}

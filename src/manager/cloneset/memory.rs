@@ -1,0 +1,229 @@
+//! What is remembered of a CloneSet from one pass to the next, and lost without harm.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::plan::{Failure, Subject};
+use super::revision::Wanted;
+use crate::cluster::Error;
+
+/// First pause after a failure; doubles with each further one.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// Longest pause after failures.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// So many conflicts in a row are ordinary life: somebody else was quicker.
+const CONFLICTS: u32 = 5;
+/// Statuses within this time go together.
+const TOGETHER: Duration = Duration::from_millis(100);
+/// The longest that a status waits for the next while changes do not end.
+const LONGEST_TOGETHER: Duration = Duration::from_secs(1);
+
+/// For each second that planning takes, so many are left for everything else.
+const REST: u32 = 4;
+/// The longest pause between two passes.
+const LONGEST_REST: Duration = Duration::from_secs(1);
+/// So many passes in a row that do something are more than a rollout needs, unless it is a large one.
+const BUSY: u32 = 100;
+/// The least pause after that: no defect of ours is to keep the API server busy.
+const BUSY_REST: Duration = Duration::from_millis(200);
+
+/// What is remembered of one CloneSet.
+#[derive(Default)]
+pub struct Memory {
+    /// UID of the CloneSet.
+    pub uid: String,
+    /// What its template stands for, and for which generation that was found out.
+    pub wanted: Option<(i64, Result<Wanted, String>)>,
+    /// How often what failed did so in a row.
+    tries: BTreeMap<Subject, u32>,
+    /// What is not to be tried again before a time.
+    pub failures: BTreeMap<Subject, Failure>,
+    /// How many Pods may be made in a pass; `None` while none fails.
+    width: Option<usize>,
+    /// When it may be planned again.
+    not_before: Option<Instant>,
+    /// Passes in a row that did something.
+    busy: u32,
+    /// What the plan had to tell last time.
+    pub said: BTreeSet<String>,
+    /// How statuses are paced.
+    pub told: Pace,
+}
+
+impl Memory {
+    /// How long to wait before the next pass, if it is too early for one.
+    pub fn too_early(&self, now: Instant) -> Option<Duration> {
+        self.not_before?
+            .checked_duration_since(now)
+            .filter(|left| !left.is_zero())
+    }
+
+    /// A pass is over: `cost` is what planning took.
+    pub fn pause(&mut self, cost: Duration, acted: bool, now: Instant) {
+        self.busy = if acted { self.busy.saturating_add(1) } else { 0 };
+        let least = if self.busy > BUSY {
+            BUSY_REST
+        } else {
+            Duration::ZERO
+        };
+        self.not_before = Some(now + (cost * REST).clamp(least, LONGEST_REST));
+    }
+
+    /// How many Pods may be made in this pass.
+    pub fn width(&self) -> usize {
+        self.width.unwrap_or(usize::MAX)
+    }
+
+    /// Takes note of the making of Pods in a pass: one by one after a failure, then twice as many each time.
+    pub fn made(&mut self, pods: usize, failed: bool, most: usize) {
+        if failed {
+            self.width = Some(1);
+        } else if pods > 0 {
+            self.width = self.width.map(|width| width * 2).filter(|width| *width < most);
+        }
+    }
+
+    /// An act succeeded.
+    pub fn succeeded(&mut self, subject: &Subject) {
+        self.tries.remove(subject);
+        self.failures.remove(subject);
+    }
+
+    /// An act failed; whether somebody should hear of it.
+    pub fn failed(&mut self, subject: Subject, scale: bool, error: &Error, now: Timestamp) -> bool {
+        let tries = self.tries.entry(subject.clone()).or_default();
+        *tries = tries.saturating_add(1);
+        if error.conflict() && *tries <= CONFLICTS {
+            return false;
+        }
+        let doubled = FIRST_PAUSE.saturating_mul(1 << (*tries - 1).min(16));
+        let pause = error.retry_after().unwrap_or(doubled).min(LONGEST_PAUSE);
+        let pause = SignedDuration::try_from(pause).unwrap_or(SignedDuration::ZERO);
+        let failure = Failure {
+            scale,
+            until: now.checked_add(pause).unwrap_or(now),
+            message: error.to_string(),
+        };
+        self.failures.insert(subject, failure);
+        true
+    }
+
+    /// Forgets failures whose time has long passed: what they were about is done, or not wanted any more.
+    pub fn forget(&mut self, now: Timestamp) {
+        let long = SignedDuration::try_from(LONGEST_PAUSE * 4).unwrap_or(SignedDuration::ZERO);
+        self.failures
+            .retain(|_, failure| now.duration_since(failure.until) < long);
+        let failures = &self.failures;
+        self.tries
+            .retain(|subject, tries| *tries <= CONFLICTS || failures.contains_key(subject));
+    }
+}
+
+/// When a status is written: changes within 0.1 s go together, and more of them while there is no end of changes.
+#[derive(Default)]
+pub struct Pace {
+    /// Since when it is known that the status is another.
+    since: Option<Instant>,
+    wrote: Option<Instant>,
+    pause: Duration,
+}
+
+impl Pace {
+    /// The status is as it was told.
+    pub fn same(&mut self) {
+        self.since = None;
+    }
+
+    /// The status is another: how long to wait before it is written.
+    pub fn another(&mut self, now: Instant) -> Duration {
+        let since = *self.since.get_or_insert(now);
+        let next = self.wrote.map_or(since, |wrote| wrote + self.pause);
+        (since + TOGETHER).max(next).saturating_duration_since(now)
+    }
+
+    /// It is being written.
+    pub fn written(&mut self, now: Instant) {
+        let busy = self
+            .wrote
+            .is_some_and(|wrote| now.duration_since(wrote) < self.pause * 2);
+        self.pause = if busy {
+            (self.pause * 2).min(LONGEST_TOGETHER)
+        } else {
+            TOGETHER
+        };
+        self.wrote = Some(now);
+        self.since = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn refused(code: u16, reason: &str) -> Error {
+        let status =
+            serde_json::json!({ "status": "Failure", "message": "no", "reason": reason, "code": code });
+        Error::Api(Box::new(serde_json::from_value(status).unwrap()))
+    }
+
+    #[test]
+    fn conflicts_are_tried_again_at_once_and_failures_ever_later() {
+        let (mut memory, now) = (Memory::default(), Timestamp::UNIX_EPOCH);
+        let pod = || Subject::Pod("u".to_owned());
+        for _ in 0..CONFLICTS {
+            assert!(!memory.failed(pod(), false, &refused(409, "Conflict"), now));
+        }
+        assert!(memory.failures.is_empty());
+        assert!(memory.failed(pod(), false, &refused(409, "Conflict"), now));
+        memory.succeeded(&pod());
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            assert!(memory.failed(Subject::Creation, true, &refused(403, "Forbidden"), now));
+            pauses.push(
+                memory.failures[&Subject::Creation]
+                    .until
+                    .duration_since(now)
+                    .as_millis(),
+            );
+        }
+        assert_eq!(pauses, [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000]);
+        memory.forget(now);
+        assert_eq!(memory.failures.len(), 1);
+        memory.forget(now + SignedDuration::from_secs(300));
+        assert!(memory.failures.is_empty());
+    }
+
+    #[test]
+    fn after_a_failure_pods_are_made_slowly_at_first() {
+        let mut memory = Memory::default();
+        memory.made(64, true, 64);
+        let mut widths = Vec::new();
+        for _ in 0..7 {
+            widths.push(memory.width());
+            memory.made(memory.width(), false, 64);
+        }
+        assert_eq!(widths, [1, 2, 4, 8, 16, 32, usize::MAX]);
+    }
+
+    #[test]
+    fn statuses_within_a_tenth_of_a_second_go_together() {
+        let (mut pace, start) = (Pace::default(), Instant::now());
+        assert_eq!(pace.another(start), TOGETHER);
+        assert_eq!(pace.another(start + TOGETHER / 2), TOGETHER / 2);
+        assert_eq!(pace.another(start + TOGETHER), Duration::ZERO);
+        let mut now = start + TOGETHER;
+        let mut pauses = Vec::new();
+        for _ in 0..6 {
+            pace.written(now);
+            let wait = pace.another(now);
+            pauses.push(wait.as_millis());
+            now += wait;
+        }
+        assert_eq!(pauses, [100, 200, 400, 800, 1000, 1000]);
+        pace.written(now + Duration::from_secs(60));
+        assert_eq!(pace.another(now + Duration::from_secs(120)), TOGETHER);
+    }
+}

@@ -1,0 +1,318 @@
+//! What is known of all CloneSets and what belongs to them, by owner, so that a look costs what that one has.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use super::known::{At, Known};
+use super::plan::Claim;
+use crate::api::cloneset::CloneSet;
+use crate::api::image_pull_job::ImagePullJob;
+use crate::cluster::{Change, Key};
+use crate::in_place::Pod;
+use crate::manager::Stores;
+use crate::manager::view::{ClaimView, PodView, RevisionView, matches};
+
+/// All that is known.
+#[derive(Default)]
+pub struct Index {
+    /// CloneSets, by namespace.
+    pub sets: Known<CloneSet>,
+    /// Pods, by the UID of their controller, or by their namespace where nobody controls them.
+    pub pods: Known<Pod>,
+    /// Revisions, as Pods.
+    pub revisions: Known<RevisionView>,
+    /// Claims, by the UID of their owner.
+    pub claims: Known<Claim>,
+    /// Jobs, by the UID of their controller.
+    pub jobs: Known<()>,
+    /// Which CloneSet has a UID.
+    names: std::collections::HashMap<String, Key>,
+}
+
+/// What belongs to one CloneSet.
+pub struct Belongings {
+    /// Its Pods, and those of nobody that it selects.
+    pub pods: Vec<Arc<Pod>>,
+    /// Its claims.
+    pub claims: Vec<Claim>,
+    /// Its revisions, and those of nobody that it selects; in no order.
+    pub revisions: Vec<Arc<RevisionView>>,
+    /// Names of its jobs.
+    pub jobs: Vec<String>,
+}
+
+/// The group of what nobody controls. A UID has no slash.
+fn nobodys(namespace: Option<&str>) -> String {
+    format!("{}/", namespace.unwrap_or_default())
+}
+
+/// A Pod as it is kept.
+pub fn pod_at(key: &Key, pod: Arc<Pod>) -> At<Pod> {
+    At {
+        uid: pod.uid.clone(),
+        version: pod.resource_version.clone(),
+        group: pod
+            .controller
+            .clone()
+            .unwrap_or_else(|| nobodys(key.namespace.as_deref())),
+        deleting: pod.deleting,
+        object: pod,
+    }
+}
+
+/// A claim as it is kept.
+pub fn claim_at(view: &ClaimView) -> At<Claim> {
+    At {
+        uid: view.claim.uid.clone(),
+        version: view.resource_version.clone(),
+        group: view.owner.clone().unwrap_or_default(),
+        deleting: view.claim.deleting,
+        object: Arc::new(view.claim.clone()),
+    }
+}
+
+/// A revision as it is kept.
+pub fn revision_at(key: &Key, view: Arc<RevisionView>) -> At<RevisionView> {
+    At {
+        uid: view.uid.clone(),
+        version: view.resource_version.clone(),
+        group: view
+            .controller
+            .clone()
+            .unwrap_or_else(|| nobodys(key.namespace.as_deref())),
+        deleting: view.deleting,
+        object: view,
+    }
+}
+
+/// A CloneSet as it is kept.
+pub fn set_at(set: Arc<CloneSet>) -> At<CloneSet> {
+    let metadata = &set.metadata;
+    At {
+        uid: metadata.uid.clone().unwrap_or_default(),
+        version: metadata.resource_version.clone().unwrap_or_default(),
+        group: metadata.namespace.clone().unwrap_or_default(),
+        deleting: metadata.deletion_timestamp.is_some(),
+        object: set,
+    }
+}
+
+/// A job as it is kept.
+pub fn job_at(job: &ImagePullJob) -> At<()> {
+    let metadata = &job.metadata;
+    let owners = metadata.owner_references.iter().flatten();
+    let controller = owners.into_iter().find(|owner| owner.controller == Some(true));
+    At {
+        uid: metadata.uid.clone().unwrap_or_default(),
+        version: metadata.resource_version.clone().unwrap_or_default(),
+        group: controller.map(|owner| owner.uid.clone()).unwrap_or_default(),
+        deleting: metadata.deletion_timestamp.is_some(),
+        object: Arc::new(()),
+    }
+}
+
+/// Takes in what a watch says of one object.
+fn take<T>(known: &mut Known<T>, key: &Key, old: Option<At<T>>, new: Option<At<T>>) {
+    match (old, new) {
+        (_, Some(new)) => known.watched(key, new),
+        (Some(old), None) => known.gone(key, &old.uid),
+        (None, None) => {}
+    }
+}
+
+impl Index {
+    /// What belongs to the CloneSet with this UID and selector, in this namespace.
+    pub fn belongings(&self, set: &CloneSet, uid: &str) -> Belongings {
+        let nobodys = nobodys(set.metadata.namespace.as_deref());
+        let selector = &set.spec.selector;
+        let own = self.pods.of(uid);
+        let strays = self.pods.of(&nobodys);
+        let strays = strays.filter(|(_, pod, _)| matches(selector, &pod.labels));
+        let pod = |(_, pod, doomed): (&Key, &Arc<Pod>, bool)| {
+            if doomed {
+                let mut pod = Pod::clone(pod);
+                pod.deleting = true;
+                return Arc::new(pod);
+            }
+            Arc::clone(pod)
+        };
+        let claim = |(_, claim, doomed): (&Key, &Arc<Claim>, bool)| Claim {
+            deleting: claim.deleting || doomed,
+            ..Claim::clone(claim)
+        };
+        let stray = self.revisions.of(&nobodys);
+        let stray = stray.filter(|(_, view, _)| matches(selector, &view.revision.labels));
+        let revisions = self.revisions.of(uid).chain(stray);
+        Belongings {
+            pods: own.chain(strays).map(pod).collect(),
+            claims: self.claims.of(uid).map(claim).collect(),
+            revisions: revisions
+                .filter(|(_, view, doomed)| !doomed && !view.deleting)
+                .map(|(_, view, _)| Arc::clone(view))
+                .collect(),
+            jobs: self
+                .jobs
+                .of(uid)
+                .filter(|(_, _, doomed)| !doomed)
+                .map(|(key, ..)| key.name.clone())
+                .collect(),
+        }
+    }
+
+    /// How long it is until a write of ours has to be looked up, if one is not confirmed.
+    pub fn next_look_up(&self, uid: &str, now: Instant) -> Option<Duration> {
+        let all = [
+            self.pods.unconfirmed(uid, now).1,
+            self.claims.unconfirmed(uid, now).1,
+            self.revisions.unconfirmed(uid, now).1,
+            self.jobs.unconfirmed(uid, now).1,
+        ];
+        all.into_iter().flatten().min()
+    }
+
+    /// CloneSets that a Pod concerns, in its state before or after.
+    fn concerned(&self, key: &Key, pod: &Pod, wake: &mut BTreeSet<Key>) {
+        match &pod.controller {
+            Some(uid) => wake.extend(self.names.get(uid).cloned()),
+            None => {
+                let sets = self.sets.of(key.namespace.as_deref().unwrap_or_default());
+                let selecting = sets.filter(|(_, set, _)| matches(&set.spec.selector, &pod.labels));
+                wake.extend(selecting.map(|(key, ..)| key.clone()));
+            }
+        }
+    }
+
+    fn set(&mut self, change: &Change<CloneSet>, wake: &mut BTreeSet<Key>) {
+        let at = |set: &Option<Arc<CloneSet>>| set.clone().map(set_at);
+        let (old, new) = (at(&change.old), at(&change.new));
+        if let Some(old) = &old {
+            self.names.remove(&old.uid);
+        }
+        if let Some(new) = &new {
+            self.names.insert(new.uid.clone(), change.key.clone());
+        }
+        take(&mut self.sets, &change.key, old, new);
+        wake.insert(change.key.clone());
+    }
+
+    fn pod(&mut self, change: &Change<PodView>, wake: &mut BTreeSet<Key>) {
+        let of = |view: &Option<Arc<PodView>>| view.as_ref().and_then(|v| v.workload.clone());
+        let (old, new) = (of(&change.old), of(&change.new));
+        for pod in [&old, &new].into_iter().flatten() {
+            self.concerned(&change.key, pod, wake);
+        }
+        let at = |pod: Option<Arc<Pod>>| pod.map(|pod| pod_at(&change.key, pod));
+        take(&mut self.pods, &change.key, at(old), at(new));
+    }
+
+    fn revision(&mut self, change: &Change<RevisionView>, wake: &mut BTreeSet<Key>) {
+        let at = |view: &Option<Arc<RevisionView>>| view.clone().map(|v| revision_at(&change.key, v));
+        let (old, new) = (at(&change.old), at(&change.new));
+        self.wake_owners(&old, &new, wake);
+        take(&mut self.revisions, &change.key, old, new);
+    }
+
+    fn claim(&mut self, change: &Change<ClaimView>, wake: &mut BTreeSet<Key>) {
+        let at = |view: &Option<Arc<ClaimView>>| view.as_deref().map(claim_at);
+        let (old, new) = (at(&change.old), at(&change.new));
+        self.wake_owners(&old, &new, wake);
+        take(&mut self.claims, &change.key, old, new);
+    }
+
+    fn job(&mut self, change: &Change<ImagePullJob>, wake: &mut BTreeSet<Key>) {
+        let at = |job: &Option<Arc<ImagePullJob>>| job.as_deref().map(job_at);
+        let (old, new) = (at(&change.old), at(&change.new));
+        // How far a job is makes no difference here.
+        if old.is_none() || new.as_ref().is_none_or(|new| new.deleting) {
+            self.wake_owners(&old, &new, wake);
+        }
+        take(&mut self.jobs, &change.key, old, new);
+    }
+
+    fn wake_owners<T>(&self, old: &Option<At<T>>, new: &Option<At<T>>, wake: &mut BTreeSet<Key>) {
+        let owners = [old, new].into_iter().flatten();
+        wake.extend(owners.filter_map(|at| self.names.get(&at.group).cloned()));
+    }
+}
+
+/// What the watches say.
+pub struct Changes {
+    sets: mpsc::UnboundedReceiver<Change<CloneSet>>,
+    pods: mpsc::UnboundedReceiver<Change<PodView>>,
+    revisions: mpsc::UnboundedReceiver<Change<RevisionView>>,
+    claims: mpsc::UnboundedReceiver<Change<ClaimView>>,
+    jobs: mpsc::UnboundedReceiver<Change<ImagePullJob>>,
+}
+
+/// What one of them says.
+pub enum Said {
+    Set(Change<CloneSet>),
+    Pod(Change<PodView>),
+    Revision(Change<RevisionView>),
+    Claim(Change<ClaimView>),
+    Job(Change<ImagePullJob>),
+}
+
+impl Changes {
+    /// All that there is already, and every change from now on.
+    pub fn new(stores: &Stores) -> Self {
+        Self {
+            sets: stores.clone_sets.subscribe(),
+            pods: stores.pods.subscribe(),
+            revisions: stores.revisions.subscribe(),
+            claims: stores.claims.subscribe(),
+            jobs: stores.jobs.subscribe(),
+        }
+    }
+
+    /// The next change; `None` at the end of the process.
+    pub async fn next(&mut self) -> Option<Said> {
+        tokio::select! {
+            Some(change) = self.sets.recv() => Some(Said::Set(change)),
+            Some(change) = self.pods.recv() => Some(Said::Pod(change)),
+            Some(change) = self.revisions.recv() => Some(Said::Revision(change)),
+            Some(change) = self.claims.recv() => Some(Said::Claim(change)),
+            Some(change) = self.jobs.recv() => Some(Said::Job(change)),
+            else => None,
+        }
+    }
+
+    /// Takes in all that has arrived. CloneSets come last, so that none is looked at without its Pods.
+    pub fn drain(&mut self, index: &mut Index) -> BTreeSet<Key> {
+        let mut wake = BTreeSet::new();
+        while let Ok(change) = self.revisions.try_recv() {
+            index.revision(&change, &mut wake);
+        }
+        while let Ok(change) = self.claims.try_recv() {
+            index.claim(&change, &mut wake);
+        }
+        while let Ok(change) = self.jobs.try_recv() {
+            index.job(&change, &mut wake);
+        }
+        while let Ok(change) = self.pods.try_recv() {
+            index.pod(&change, &mut wake);
+        }
+        while let Ok(change) = self.sets.try_recv() {
+            index.set(&change, &mut wake);
+        }
+        wake
+    }
+}
+
+impl Index {
+    /// Takes one change in; the CloneSets that it concerns.
+    pub fn apply(&mut self, said: &Said) -> BTreeSet<Key> {
+        let mut wake = BTreeSet::new();
+        match said {
+            Said::Set(change) => self.set(change, &mut wake),
+            Said::Pod(change) => self.pod(change, &mut wake),
+            Said::Revision(change) => self.revision(change, &mut wake),
+            Said::Claim(change) => self.claim(change, &mut wake),
+            Said::Job(change) => self.job(change, &mut wake),
+        }
+        wake
+    }
+}

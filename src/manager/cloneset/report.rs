@@ -1,0 +1,217 @@
+//! Tells what was done: the status of a CloneSet, and its events.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use serde_json::{Value, json};
+
+use super::Work;
+use super::act::keep_set;
+use super::memory::Memory;
+use super::plan::{Act, Event, Why};
+use crate::api::cloneset::{CloneSet, CloneSetStatus};
+use crate::cluster::{Error, EventType, write};
+
+/// Names that an event lists.
+const NAMES: usize = 8;
+
+/// What acts have come to, by reason: one event each, however many Pods it is about.
+#[derive(Default)]
+pub struct Tally {
+    done: BTreeMap<&'static str, (&'static str, BTreeSet<String>)>,
+    failed: BTreeMap<&'static str, (String, BTreeSet<String>)>,
+}
+
+/// Upstream's reasons for an act that was done and for one that failed, and what was done, in words.
+fn words(act: &Act) -> (Option<(&'static str, &'static str)>, &'static str) {
+    match act {
+        Act::CreatePod { .. } => (Some(("SuccessfulCreate", "created Pods")), "FailedCreate"),
+        Act::DeletePod { .. } => (Some(("SuccessfulDelete", "deleted Pods")), "FailedDelete"),
+        Act::DeleteClaim { .. } => (
+            Some(("SuccessfulDelete", "deleted claims of Pods that are gone")),
+            "FailedDelete",
+        ),
+        Act::PatchPod { why, .. } => match why {
+            Why::UpdateInPlace => (
+                Some(("SuccessfulUpdatePodInPlace", "updating Pods in place")),
+                "FailedUpdatePodInPlace",
+            ),
+            Why::GoOn => (None, "FailedUpdatePodInPlace"),
+            Why::UpdateReCreate => (
+                Some(("SuccessfulUpdatePodReCreate", "replacing Pods")),
+                "FailedUpdatePodReCreate",
+            ),
+            Why::Adopt => (Some(("SuccessfulAdopt", "adopted Pods")), "FailedUpdate"),
+            Why::Release => (
+                Some(("SuccessfulRelease", "let go Pods that it does not select")),
+                "FailedUpdate",
+            ),
+            Why::PrepareUpdate => (
+                Some(("PreparingUpdate", "hook inPlaceUpdate holds Pods")),
+                "FailedUpdate",
+            ),
+            Why::PrepareDelete => (
+                Some(("PreparingDelete", "hook preDelete holds Pods")),
+                "FailedDelete",
+            ),
+            Why::KeepAfterAll => (
+                Some(("DeletionCancelled", "keeping Pods after all")),
+                "FailedUpdate",
+            ),
+            Why::State => (None, "FailedUpdate"),
+        },
+        Act::CreateJob(_) => (
+            Some(("CreatedImagePullJob", "pulling images ahead with jobs")),
+            "FailedCreateImagePullJob",
+        ),
+        Act::PatchClaim { .. } | Act::DeleteJob(_) | Act::LabelRevision { .. } | Act::PatchSet(_) => {
+            (None, "FailedUpdate")
+        }
+    }
+}
+
+/// The name of what an act is about.
+fn name(act: &Act) -> String {
+    match act {
+        Act::CreatePod { name, .. }
+        | Act::DeletePod { name, .. }
+        | Act::PatchPod { name, .. }
+        | Act::PatchClaim { name, .. }
+        | Act::DeleteClaim { name, .. }
+        | Act::LabelRevision { name, .. }
+        | Act::DeleteJob(name) => name.clone(),
+        Act::CreateJob(job) => job.metadata.name.clone().unwrap_or_default(),
+        Act::PatchSet(_) => "the CloneSet".to_owned(),
+    }
+}
+
+impl Tally {
+    /// An act was done.
+    pub fn succeeded(&mut self, act: &Act) {
+        if let Some((reason, what)) = words(act).0 {
+            let entry = self.done.entry(reason).or_insert_with(|| (what, BTreeSet::new()));
+            entry.1.insert(name(act));
+        }
+    }
+
+    /// An act failed.
+    pub fn failed(&mut self, act: &Act, error: &Error) {
+        let new = || (error.to_string(), BTreeSet::new());
+        let entry = self.failed.entry(words(act).1).or_insert_with(new);
+        entry.1.insert(name(act));
+    }
+
+    fn events(self) -> Vec<Event> {
+        let done = self.done.into_iter().map(|(reason, (what, names))| Event {
+            warning: false,
+            reason,
+            message: format!("{what} {}", list(&names)),
+        });
+        // Names of Pods that could not be made mean nothing, and would make each event another.
+        let failed = self.failed.into_iter().map(|(reason, (error, names))| Event {
+            warning: true,
+            reason,
+            message: match reason {
+                "FailedCreate" => error,
+                _ => format!("{}: {error}", list(&names)),
+            },
+        });
+        done.chain(failed).collect()
+    }
+}
+
+/// The first names, and how many more there are.
+fn list(names: &BTreeSet<String>) -> String {
+    let first: Vec<&str> = names.iter().take(NAMES).map(String::as_str).collect();
+    match names.len().saturating_sub(NAMES) {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
+/// Publishes what was done, and what is planned to be told unless it was told before.
+pub fn tell(work: &Work<'_>, tally: Tally, planned: Vec<Event>, memory: &mut Memory) {
+    let new = planned
+        .iter()
+        .filter(|event| !memory.said.contains(&event.message));
+    let new: Vec<Event> = new.cloned().collect();
+    memory.said = planned.into_iter().map(|event| event.message).collect();
+    for event in tally.events().into_iter().chain(new) {
+        let type_ = if event.warning {
+            EventType::Warning
+        } else {
+            EventType::Normal
+        };
+        let events = &work.ctx.cluster.events;
+        events.publish(about(work), type_, event.reason, "Reconcile", event.message);
+    }
+}
+
+fn about(work: &Work<'_>) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("apps.kruise.io/v1beta1".to_owned()),
+        kind: Some("CloneSet".to_owned()),
+        namespace: work.name.namespace.clone(),
+        name: Some(work.name.name.clone()),
+        uid: Some(work.uid.clone()),
+        ..ObjectReference::default()
+    }
+}
+
+/// Writes the status if it is another and its time has come; how long to wait if it has not.
+///
+/// # Errors
+/// When it could not be written.
+pub async fn status(
+    work: &Work<'_>,
+    status: Option<CloneSetStatus>,
+    at_rest: bool,
+    memory: &mut Memory,
+) -> Result<Option<Duration>, Error> {
+    let Some(status) = status else {
+        memory.told.same();
+        return Ok(None);
+    };
+    let now = Instant::now();
+    let wait = memory.told.another(now);
+    if !(wait.is_zero() || at_rest && reached(work.set, &status)) {
+        return Ok(Some(wait));
+    }
+    memory.told.written(now);
+    let patch = body(&work.uid, &status);
+    match write::patch_status_merge::<CloneSet>(&work.api(), &work.name.name, &patch).await {
+        Ok(stored) => keep_set(work, stored),
+        // It is gone, or another has its name: the watch will say so.
+        Err(error) if error.not_found() || error.conflict() => {}
+        Err(error) => return Err(error),
+    }
+    Ok(None)
+}
+
+/// Whether the CloneSet is what it should be: that is told at once.
+fn reached(set: &CloneSet, status: &CloneSetStatus) -> bool {
+    let wanted = set.spec.wanted();
+    let all = [status.replicas, status.available_replicas];
+    let updated = status.expected_updated_replicas.unwrap_or(wanted);
+    all.iter().all(|count| *count == wanted) && status.updated_replicas >= updated
+}
+
+/// The whole status; what is empty is named as absent, for a merge patch keeps what it does not name.
+fn body(uid: &str, status: &CloneSetStatus) -> Value {
+    let optional = [
+        "observedGeneration",
+        "updatedAvailableReplicas",
+        "expectedUpdatedReplicas",
+        "updateRevision",
+        "currentRevision",
+        "collisionCount",
+        "conditions",
+        "labelSelector",
+    ];
+    let mut fields: BTreeMap<String, Value> = optional.map(|field| (field.to_owned(), Value::Null)).into();
+    if let Value::Object(map) = json!(status) {
+        fields.extend(map);
+    }
+    json!({ "metadata": { "uid": uid }, "status": fields })
+}

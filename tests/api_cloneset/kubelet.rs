@@ -1,0 +1,155 @@
+//! Plays scheduler and kubelet for the Pods of one namespace.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use futures::StreamExt;
+use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::runtime::watcher;
+use serde_json::{Value, json};
+
+/// Images of this name cannot be pulled.
+pub const NO_IMAGE: &str = "nowhere.example/none:1";
+/// Pods that ask for this are not scheduled.
+pub const NO_NODE: &str = "no-node";
+
+/// What runs in a container.
+struct Running {
+    image: String,
+    id: String,
+    restarts: u32,
+    /// It is stopped before the image of the next one is pulled.
+    stopped: bool,
+}
+
+/// Runs the Pods until it is dropped: what has a node runs, is ready when its gates are, and goes when it is deleted.
+pub async fn play(pods: Api<DynamicObject>) {
+    let mut containers: HashMap<(String, String), Running> = HashMap::new();
+    let mut events = std::pin::pin!(watcher(pods.clone(), watcher::Config::default()));
+    while let Some(event) = events.next().await {
+        let Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) = event else {
+            continue;
+        };
+        // Whatever fails is done at the next event; the API server may be away.
+        let _ = look_after(&pods, &json!(pod), &mut containers).await;
+    }
+}
+
+async fn look_after(
+    pods: &Api<DynamicObject>,
+    pod: &Value,
+    containers: &mut HashMap<(String, String), Running>,
+) -> kube::Result<()> {
+    let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+    if pod["metadata"]["deletionTimestamp"].is_string() {
+        let now = DeleteParams::default().grace_period(0);
+        pods.delete(name, &now).await?;
+        return Ok(());
+    }
+    if pod["spec"]["nodeName"].is_null() {
+        if pod["spec"]["nodeSelector"][NO_NODE].is_null() {
+            let binding = json!({ "apiVersion": "v1", "kind": "Binding", "metadata": { "name": name },
+                "target": { "kind": "Node", "name": "node" } });
+            let _: Value = pods
+                .create_subresource("binding", name, &PostParams::default(), &binding)
+                .await?;
+        }
+        return Ok(());
+    }
+    let status = status(pod, containers);
+    if differs(&status, &pod["status"]) {
+        let patch = Patch::Strategic(json!({ "status": status }));
+        pods.patch_status(name, &PatchParams::default(), &patch).await?;
+    }
+    Ok(())
+}
+
+/// Whether anything of `wanted` is other in `there`.
+fn differs(wanted: &Value, there: &Value) -> bool {
+    let condition = |type_: &Value| {
+        there["conditions"]
+            .as_array()?
+            .iter()
+            .find(|c| c["type"] == *type_)
+    };
+    let mut conditions = wanted["conditions"].as_array().unwrap().iter();
+    let plain = |v: &Value| {
+        let mut v = v.clone();
+        for container in v.as_array_mut().into_iter().flatten() {
+            container["state"]["running"] = json!(container["state"]["running"].is_object());
+            for absent in ["lastState", "started"] {
+                container.as_object_mut().unwrap().remove(absent);
+            }
+        }
+        v
+    };
+    wanted["phase"] != there["phase"]
+        || plain(&wanted["containerStatuses"]) != plain(&there["containerStatuses"])
+        || conditions.any(|c| condition(&c["type"]).is_none_or(|seen| seen["status"] != c["status"]))
+}
+
+fn status(pod: &Value, containers: &mut HashMap<(String, String), Running>) -> Value {
+    let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
+    let mut statuses = Vec::new();
+    let mut all = true;
+    for container in pod["spec"]["containers"].as_array().into_iter().flatten() {
+        let text = |key: &str| container[key].as_str().unwrap_or_default().to_owned();
+        let ok = text("image") != NO_IMAGE;
+        all &= ok;
+        statuses.push(run(uid, &text("name"), &text("image"), ok, containers));
+    }
+    let holds = |type_: &Value| {
+        let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+        conditions
+            .into_iter()
+            .any(|c| c["type"] == *type_ && c["status"] == "True")
+    };
+    let gates = pod["spec"]["readinessGates"].as_array().into_iter().flatten();
+    let open = gates.into_iter().all(|gate| holds(&gate["conditionType"]));
+    let started = statuses.iter().all(|s| s["containerID"].is_string());
+    json!({
+        "phase": if started { "Running" } else { "Pending" },
+        "containerStatuses": statuses,
+        "conditions": [condition("ContainersReady", all), condition("Ready", all && open)],
+    })
+}
+
+/// The container's status; a new container where the image is another.
+fn run(
+    uid: &str,
+    name: &str,
+    image: &str,
+    ok: bool,
+    containers: &mut HashMap<(String, String), Running>,
+) -> Value {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    let key = (uid.to_owned(), name.to_owned());
+    if ok && containers.get(&key).is_none_or(|r| r.stopped || r.image != image) {
+        let next = Running {
+            image: image.to_owned(),
+            id: format!("containerd://{}", NEXT.fetch_add(1, Ordering::SeqCst)),
+            restarts: containers.get(&key).map_or(0, |r| r.restarts + 1),
+            stopped: false,
+        };
+        containers.insert(key.clone(), next);
+    } else if let Some(running) = containers.get_mut(&key) {
+        running.stopped = !ok;
+    }
+    let running = containers.get(&key);
+    let image_id = running.map_or(String::new(), |r| format!("example.com/id@{}", r.image));
+    let mut status = json!({ "name": name, "ready": ok, "image": running.map_or(image, |r| &r.image),
+        "imageID": image_id, "restartCount": running.map_or(0, |r| r.restarts),
+        "state": { "running": { "startedAt": "2026-01-01T00:00:00Z" } } });
+    if let Some(running) = running {
+        status["containerID"] = json!(running.id);
+    }
+    if !ok {
+        status["state"] = json!({ "waiting": { "reason": "ImagePullBackOff" } });
+    }
+    status
+}
+
+fn condition(type_: &str, holds: bool) -> Value {
+    json!({ "type": type_, "status": if holds { "True" } else { "False" },
+        "lastTransitionTime": jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string() })
+}

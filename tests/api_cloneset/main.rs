@@ -1,0 +1,15 @@
+//! CloneSets: the manager's program, as its service account, on a real API server. kubelet is played by the tests.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../support/connect.rs"]
+mod connect;
+mod costs;
+mod field;
+mod kubelet;
+mod life;
+mod scale;
+mod steady;
+mod update;
+#[path = "../api_manager/world.rs"]
+#[allow(dead_code, reason = "the controllers' other tests use the rest of it")]
+mod world;

@@ -1,0 +1,76 @@
+//! Nothing is written where nothing has changed, and a manager that dies in the middle is followed by one that goes on.
+
+use kube::api::Patch;
+use serde_json::json;
+
+use crate::field::{Field, identities};
+use crate::world::{World, until, world};
+
+#[tokio::test]
+async fn nothing_is_written_when_nothing_has_changed() {
+    let field = Field::new(world(), "steady").await;
+    field.set("web", json!({})).await;
+    field.settled("web").await;
+    let of_web = || {
+        let all = field.writes().into_iter();
+        all.filter(|(_, resource, name)| resource != "events" && name.contains("web"))
+            .collect::<Vec<_>>()
+    };
+    let before = of_web();
+    for pod in field.pods_of("web").await {
+        let name = pod["metadata"]["name"].as_str().unwrap();
+        let note = Patch::Merge(json!({ "metadata": { "annotations": { "example.com/note": "x" } } }));
+        field
+            .pods()
+            .patch(name, &Default::default(), &note)
+            .await
+            .unwrap();
+    }
+    field
+        .edit(
+            "web",
+            json!({ "metadata": { "annotations": { "example.com/note": "x" } } }),
+        )
+        .await;
+    // What comes after these changes has been looked at after them.
+    field.set("other", json!({ "replicas": 1 })).await;
+    field.settled("other").await;
+    assert_eq!(of_web(), before);
+}
+
+#[tokio::test]
+async fn a_rollout_goes_on_with_the_next_manager() {
+    let world: &'static World = Box::leak(Box::new(World::new()));
+    let mut manager = world.manager("kruise-manager");
+    manager.start().unwrap();
+    let field = Field::new(world, "next").await;
+    let rolling = json!({ "podUpdatePolicy": "InPlaceIfPossible", "maxUnavailable": 1 });
+    let spec = json!({ "replicas": 8, "updateStrategy": { "rollingUpdate": rolling } });
+    field.set("web", spec).await;
+    field.settled("web").await;
+    let before = field.pods_of("web").await;
+    for (image, from) in [("example.com/app:2", 2), ("example.com/app:3", 5)] {
+        field.image("web", image).await;
+        let midst = move |set: &kruise::api::cloneset::CloneSet| {
+            set.status.as_ref().is_some_and(|s| s.updated_replicas >= from)
+        };
+        field.status("web", "some are updated", midst).await;
+        manager.kill().unwrap();
+        manager.start().unwrap();
+        field.settled("web").await;
+        let after = field.pods_of("web").await;
+        assert_eq!(identities(&before), identities(&after));
+        assert!(
+            after
+                .iter()
+                .all(|pod| pod["spec"]["containers"][0]["image"] == image)
+        );
+    }
+    let revisions = field.api("apps", "v1", "ControllerRevision");
+    assert_eq!(revisions.list(&Default::default()).await.unwrap().items.len(), 3);
+    until(&field.sets(), "web", "at its end", |set| {
+        let status = set.status.as_ref().unwrap();
+        status.current_revision == status.update_revision
+    })
+    .await;
+}
