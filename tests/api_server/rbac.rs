@@ -72,6 +72,13 @@ const MANAGER_MAY: &[Access] = &[
         "customresourcedefinitions.apiextensions.k8s.io/nodeimages.apps.kruise.io",
         "",
     ),
+    ("create", "pods", "default"),
+    ("patch", "pods", "default"),
+    ("delete", "pods", "default"),
+    ("patch", "clonesets.apps.kruise.io/status", "default"),
+    ("create", "persistentvolumeclaims", "default"),
+    ("create", "controllerrevisions.apps", "default"),
+    ("create", "imagepulljobs.apps.kruise.io", "default"),
 ];
 
 const MANAGER_MAY_NOT: &[Access] = &[
@@ -83,10 +90,10 @@ const MANAGER_MAY_NOT: &[Access] = &[
     ("update", "secrets", "default"),
     ("delete", "secrets", "default"),
     ("update", "secrets", "kruise-system"),
-    ("create", "imagepulljobs.apps.kruise.io", "default"),
-    ("patch", "pods", "default"),
-    ("delete", "pods", "default"),
+    ("update", "pods", "default"),
+    ("deletecollection", "pods", "default"),
     ("create", "pods/exec", "default"),
+    ("delete", "clonesets.apps.kruise.io", "default"),
     ("patch", "nodes", ""),
     ("update", "leases.coordination.k8s.io/other", "kruise-system"),
     ("patch", "customresourcedefinitions.apiextensions.k8s.io", ""),
