@@ -74,3 +74,29 @@ async fn a_rollout_goes_on_with_the_next_manager() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn of_two_managers_the_other_goes_on_when_one_dies() {
+    let world: &'static World = Box::leak(Box::new(World::new()));
+    let mut one = world.manager("manager-one");
+    one.start().unwrap();
+    one.until_it_says("leading");
+    let mut other = world.manager("manager-other");
+    other.start().unwrap();
+    other.until_it_says("standing by");
+    let field = Field::new(world, "two").await;
+    let rolling = json!({ "podUpdatePolicy": "InPlaceIfPossible", "maxUnavailable": 1 });
+    let spec = json!({ "replicas": 6, "updateStrategy": { "rollingUpdate": rolling } });
+    field.set("web", spec).await;
+    field.settled("web").await;
+    let before = identities(&field.pods_of("web").await);
+    field.image("web", "example.com/app:2").await;
+    let midst =
+        |set: &kruise::api::cloneset::CloneSet| set.status.as_ref().is_some_and(|s| s.updated_replicas >= 2);
+    field.status("web", "some are updated", midst).await;
+    one.kill().unwrap();
+    field.settled("web").await;
+    other.until_it_says("leading");
+    assert_eq!(identities(&field.pods_of("web").await), before);
+    assert!(field.pod_writes().len() <= 6 * 5, "{:?}", field.pod_writes());
+}
