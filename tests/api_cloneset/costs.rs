@@ -54,11 +54,9 @@ async fn two_writes_make_a_pod_and_three_update_it_in_place() {
     field.edit("web", json!({ "spec": { "replicas": 0 } })).await;
     field.until_pods("web", "gone", |pods| pods.is_empty()).await;
     step("deleted", PODS);
-    let of_set = |resource: &str| field.writes().iter().filter(|w| w.1 == resource).count();
-    assert!(
-        of_set("clonesets/status") < 60,
-        "{} statuses",
-        of_set("clonesets/status")
-    );
-    assert!(of_set("events") < 30, "{} events", of_set("events"));
+    // How many there are depends on how busy the machine is; what must not be is one a Pod.
+    for resource in ["clonesets/status", "events"] {
+        let writes = field.writes().iter().filter(|w| w.1 == resource).count();
+        assert!(writes < PODS, "{writes} writes of {resource}");
+    }
 }
