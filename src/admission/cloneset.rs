@@ -165,21 +165,7 @@ fn pre_download(in_place: &Value) -> Vec<String> {
         Value::String(text) => text.parse::<u32>().is_ok(),
         value => value.as_u64().is_some(),
     };
-    let fields = [
-        (
-            "imagePreDownloadParallelism",
-            keys::IMAGE_PRE_DOWNLOAD_PARALLELISM,
-        ),
-        (
-            "imagePreDownloadTimeoutSeconds",
-            keys::IMAGE_PRE_DOWNLOAD_TIMEOUT_SECONDS,
-        ),
-        (
-            "imagePreDownloadMinUpdatedReadyPods",
-            keys::IMAGE_PRE_DOWNLOAD_MIN_UPDATED_READY_PODS,
-        ),
-    ];
-    let bad = fields.into_iter().filter(|(field, _)| !number(field));
+    let bad = keys::PRE_DOWNLOAD.into_iter().filter(|(field, _)| !number(field));
     bad.map(|(field, key)| {
         format!(
             "{field} is {}, so images may not be pulled ahead; give a number, 0 or greater (in v1alpha1 as \

@@ -169,3 +169,16 @@ pub fn node_label(node: &str) -> String {
 pub const WEBHOOK_SERVICE: &str = "kruise-webhook-service";
 /// Path of the conversion webhook.
 pub const CONVERT_PATH: &str = "/convert";
+
+/// Fields of a CloneSet's `inPlaceUpdateStrategy` that are annotations in v1alpha1, each with its annotation.
+pub const PRE_DOWNLOAD: [(&str, &str); 3] = [
+    ("imagePreDownloadParallelism", IMAGE_PRE_DOWNLOAD_PARALLELISM),
+    (
+        "imagePreDownloadTimeoutSeconds",
+        IMAGE_PRE_DOWNLOAD_TIMEOUT_SECONDS,
+    ),
+    (
+        "imagePreDownloadMinUpdatedReadyPods",
+        IMAGE_PRE_DOWNLOAD_MIN_UPDATED_READY_PODS,
+    ),
+];

@@ -56,12 +56,30 @@ impl From<Error> for Failure {
     }
 }
 
+/// What can be worked on by the name that it has in the log.
+pub trait Named: Clone + Eq + Hash + Ord + Display + Send + 'static {}
+impl<K: Clone + Eq + Hash + Ord + Display + Send + 'static> Named for K {}
+
+/// One pass over a key.
+pub trait Pass: Future<Output = Result<Again, Self::Error>> + Send + 'static {
+    /// Why it failed.
+    type Error: Into<Failure> + Send + 'static;
+}
+
+impl<F, E> Pass for F
+where
+    F: Future<Output = Result<Again, E>> + Send + 'static,
+    E: Into<Failure> + Send + 'static,
+{
+    type Error = E;
+}
+
 /// Runs `work` for each key that arrives until shutdown, `workers` at once at most.
 ///
 /// A key that arrives while it is worked on is worked on once more afterwards. A key whose work failed is
 /// tried again after a pause that doubles from 0.2 s to 30 s, or after what the API server asked for. Work that
 /// does not end within 120 s is broken off and begun anew; where that hangs too, `progress` knows it.
-pub async fn run<K, W, F, E>(
+pub async fn run<K, W, F>(
     name: &'static str,
     keys: mpsc::UnboundedReceiver<K>,
     workers: usize,
@@ -69,10 +87,9 @@ pub async fn run<K, W, F, E>(
     shutdown: CancellationToken,
     work: W,
 ) where
-    K: Clone + Eq + Hash + Ord + Display + Send + 'static,
+    K: Named,
     W: Fn(K) -> F,
-    F: Future<Output = Result<Again, E>> + Send + 'static,
-    E: Into<Failure> + Send + 'static,
+    F: Pass,
 {
     let hangs = Hangs {
         name,
@@ -82,6 +99,9 @@ pub async fn run<K, W, F, E>(
     drive(keys, workers, &shutdown, hangs, work).await;
 }
 
+/// A key and what came of the work on it; `None` when it was broken off.
+type Ended<K, E> = (K, Option<Result<Again, E>>);
+
 /// What is done about work that hangs.
 struct Hangs {
     name: &'static str,
@@ -90,21 +110,20 @@ struct Hangs {
     pass: Duration,
 }
 
-async fn drive<K, W, F, E>(
+async fn drive<K, W, F>(
     mut keys: mpsc::UnboundedReceiver<K>,
     workers: usize,
     shutdown: &CancellationToken,
     hangs: Hangs,
     work: W,
 ) where
-    K: Clone + Eq + Hash + Ord + Display + Send + 'static,
+    K: Named,
     W: Fn(K) -> F,
-    F: Future<Output = Result<Again, E>> + Send + 'static,
-    E: Into<Failure> + Send + 'static,
+    F: Pass,
 {
     let Hangs { name, progress, pass } = hangs;
     let mut queue: Queue<K> = Queue::default();
-    let mut running: JoinSet<(K, Option<Result<Again, E>>)> = JoinSet::new();
+    let mut running: JoinSet<Ended<K, F::Error>> = JoinSet::new();
     // A step lasts until work on its key has ended by itself, however often it is broken off.
     let mut steps: HashMap<K, Step> = HashMap::new();
     loop {
@@ -144,12 +163,7 @@ async fn drive<K, W, F, E>(
     }
 }
 
-fn settle<K: Clone + Eq + Hash + Ord + Display>(
-    name: &str,
-    queue: &mut Queue<K>,
-    key: K,
-    result: Result<Again, Failure>,
-) {
+fn settle<K: Named>(name: &str, queue: &mut Queue<K>, key: K, result: Result<Again, Failure>) {
     let now = Instant::now();
     match result {
         Ok(again) => queue.done(&key, again, now),

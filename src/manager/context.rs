@@ -1,7 +1,5 @@
 //! What every controller is given.
 
-use std::fmt::Display;
-use std::hash::Hash;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
@@ -9,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Options, Stores};
 use crate::cluster::Cluster;
-use crate::cluster::queue::{self, Again, Failure};
+use crate::cluster::queue::{self, Named, Pass};
 use crate::ops::Progress;
 
 /// What every controller is given; cheap to clone.
@@ -29,7 +27,7 @@ pub struct Context {
 
 impl Context {
     /// Works on the keys that `wake` sends, `workers` at once at most, until shutdown or until `wake` ends.
-    pub async fn work<K, W, F, E>(
+    pub async fn work<K, W, F>(
         &self,
         name: &'static str,
         workers: usize,
@@ -37,10 +35,9 @@ impl Context {
         wake: impl Future<Output = ()>,
         work: W,
     ) where
-        K: Clone + Eq + Hash + Ord + Display + Send + 'static,
+        K: Named,
         W: Fn(K) -> F,
-        F: Future<Output = Result<Again, E>> + Send + 'static,
-        E: Into<Failure> + Send + 'static,
+        F: Pass,
     {
         let shutdown = self.shutdown.clone();
         tokio::select! {

@@ -14,22 +14,6 @@ const ON_DELETE: &str = "OnDelete";
 const ROLLING_UPDATE: &str = "RollingUpdate";
 const RE_CREATE: &str = "ReCreate";
 
-/// Fields of `inPlaceUpdateStrategy` that are annotations in v1alpha1.
-const PRE_DOWNLOAD: [(&str, &str); 3] = [
-    (
-        "imagePreDownloadParallelism",
-        keys::IMAGE_PRE_DOWNLOAD_PARALLELISM,
-    ),
-    (
-        "imagePreDownloadTimeoutSeconds",
-        keys::IMAGE_PRE_DOWNLOAD_TIMEOUT_SECONDS,
-    ),
-    (
-        "imagePreDownloadMinUpdatedReadyPods",
-        keys::IMAGE_PRE_DOWNLOAD_MIN_UPDATED_READY_PODS,
-    ),
-];
-
 /// v1alpha1 → v1beta1.
 pub(super) fn promote(object: &mut Value) {
     let policy = take_annotation(object, keys::CLONESET_POD_UPDATE_POLICY);
@@ -110,7 +94,7 @@ pub(super) fn demote(object: &mut Value) {
 
 /// Gives the pre-download fields the values of their annotations, where there are any.
 fn overrule(object: &Value, rolling: &mut Map<String, Value>) {
-    for (field, key) in PRE_DOWNLOAD {
+    for (field, key) in keys::PRE_DOWNLOAD {
         let Some(text) = annotation(object, key) else {
             continue;
         };
@@ -132,7 +116,7 @@ fn overrule(object: &Value, rolling: &mut Map<String, Value>) {
 /// Moves the pre-download fields to annotations. An annotation whose field is absent goes, unless its text is
 /// none that v1beta1 has a field for.
 fn annotate_pre_download(object: &mut Value, in_place: &mut Value) {
-    for (field, key) in PRE_DOWNLOAD {
+    for (field, key) in keys::PRE_DOWNLOAD {
         let there = annotation(object, key).and_then(|text| value_of(field, text));
         let said = in_place.as_object_mut().and_then(|fields| fields.remove(field));
         let said = said.filter(|value| !value.is_null());
@@ -156,7 +140,7 @@ fn text_of(value: &Value) -> String {
 fn value_of(field: &str, text: &str) -> Option<Value> {
     match text.parse::<i32>() {
         Ok(number) => Some(json!(number)),
-        Err(_) if field == PRE_DOWNLOAD[0].0 && !text.is_empty() => Some(json!(text)),
+        Err(_) if field == keys::PRE_DOWNLOAD[0].0 && !text.is_empty() => Some(json!(text)),
         Err(_) => None,
     }
 }

@@ -66,15 +66,7 @@ impl<T> Known<T> {
                 (doomed, unseen) = (true, known.unseen);
             }
         }
-        self.put(
-            key,
-            Item {
-                at,
-                version,
-                doomed,
-                unseen,
-            },
-        );
+        self.put(key, at, doomed, unseen);
     }
 
     /// The watch says that the object of that UID is gone.
@@ -93,15 +85,7 @@ impl<T> Known<T> {
         }
         let doomed = known.is_some_and(|known| known.doomed && known.at.uid == at.uid);
         let unseen = Some(now);
-        self.put(
-            key,
-            Item {
-                at,
-                version,
-                doomed,
-                unseen,
-            },
-        );
+        self.put(key, at, doomed, unseen);
     }
 
     /// We deleted the object of that UID.
@@ -121,15 +105,7 @@ impl<T> Known<T> {
         let known = self.items.get(key);
         let watched = known.is_some_and(|known| known.unseen.is_none() && known.version >= version);
         let unseen = (!watched).then_some(now);
-        self.put(
-            key,
-            Item {
-                at,
-                version,
-                doomed: false,
-                unseen,
-            },
-        );
+        self.put(key, at, false, unseen);
     }
 
     /// The object of that key, whether we deleted it or not.
@@ -167,8 +143,9 @@ impl<T> Known<T> {
         (due, next)
     }
 
-    fn put(&mut self, key: &Key, item: Item<T>) {
-        let group = &item.at.group;
+    fn put(&mut self, key: &Key, at: At<T>, doomed: bool, unseen: Option<Instant>) {
+        let version = number(&at.version);
+        let group = &at.group;
         if self
             .items
             .get(key)
@@ -177,6 +154,12 @@ impl<T> Known<T> {
             self.leave_group(key);
         }
         self.groups.entry(group.clone()).or_default().insert(key.clone());
+        let item = Item {
+            at,
+            version,
+            doomed,
+            unseen,
+        };
         self.items.insert(key.clone(), item);
     }
 

@@ -38,7 +38,7 @@ fn meaning(object: &Value) -> Value {
     put(&mut object, "updateStrategy", update);
     exclude(&mut object, true);
     exclude(&mut object, false);
-    for (_, key) in PRE_DOWNLOAD {
+    for (_, key) in keys::PRE_DOWNLOAD {
         take_annotation(&mut object, key);
     }
     plain(&bare(&object))
@@ -55,7 +55,7 @@ fn less(mut ours: Value, from: &Value) -> Value {
         }
         if let Some(fields) = update.pointer_mut("/rollingUpdate/inPlaceUpdateStrategy") {
             let fields = fields.as_object_mut().unwrap();
-            for (field, key) in PRE_DOWNLOAD {
+            for (field, key) in keys::PRE_DOWNLOAD {
                 if annotation(from, key).is_none() {
                     fields.remove(field);
                 }
@@ -197,9 +197,15 @@ fn some(fields: Vec<(&'static str, BoxedStrategy<Value>)>) -> BoxedStrategy<Valu
 fn in_place() -> BoxedStrategy<Value> {
     some(vec![
         ("gracePeriodSeconds", (0_i32..99).prop_map(|n| json!(n)).boxed()),
-        (PRE_DOWNLOAD[0].0, number().boxed()),
-        (PRE_DOWNLOAD[1].0, (0_i32..99).prop_map(|n| json!(n)).boxed()),
-        (PRE_DOWNLOAD[2].0, (0_i32..99).prop_map(|n| json!(n)).boxed()),
+        (keys::PRE_DOWNLOAD[0].0, number().boxed()),
+        (
+            keys::PRE_DOWNLOAD[1].0,
+            (0_i32..99).prop_map(|n| json!(n)).boxed(),
+        ),
+        (
+            keys::PRE_DOWNLOAD[2].0,
+            (0_i32..99).prop_map(|n| json!(n)).boxed(),
+        ),
     ])
 }
 

@@ -62,6 +62,19 @@ fn message(pod: &Value) -> String {
         .clone()
 }
 
+/// So many times the world comes to rest, and then the hooks have their turn.
+fn rounds(world: &mut World, count: usize) {
+    for _ in 0..count {
+        settle(world);
+        hooks(world);
+    }
+}
+
+fn all_run(world: &World, image: &str) -> bool {
+    let image_of = |pod: &Value| pod["spec"]["containers"][0]["image"] == image;
+    world.pods.values().all(image_of)
+}
+
 #[test]
 fn an_update_waits_for_its_hook_before_and_after() {
     let mut world = in_use(true);
@@ -134,41 +147,22 @@ fn what_is_taken_back_half_way_is_updated_back() {
     world.reconcile();
     assert_eq!(states(&world), ["Normal", "Updating"]);
     container(&mut world, "image", json!("app:1"));
-    for _ in 0..6 {
-        settle(&mut world);
-        hooks(&mut world);
-    }
+    rounds(&mut world, 6);
     settle(&mut world);
     assert_eq!(states(&world), ["Normal", "Normal"]);
-    assert!(
-        world
-            .pods
-            .values()
-            .all(|pod| pod["spec"]["containers"][0]["image"] == "app:1")
-    );
+    assert!(all_run(&world, "app:1"));
 }
 
 #[test]
 fn a_partition_that_is_raised_takes_pods_back_through_their_hook() {
     let mut world = in_use(true);
     container(&mut world, "image", json!("app:2"));
-    for _ in 0..3 {
-        settle(&mut world);
-        hooks(&mut world);
-    }
+    rounds(&mut world, 3);
     rolling(&mut world, json!({ "partition": 2 }));
-    for _ in 0..8 {
-        settle(&mut world);
-        hooks(&mut world);
-    }
+    rounds(&mut world, 8);
     settle(&mut world);
     assert_eq!(states(&world), ["Normal", "Normal"]);
-    assert!(
-        world
-            .pods
-            .values()
-            .all(|pod| pod["spec"]["containers"][0]["image"] == "app:1")
-    );
+    assert!(all_run(&world, "app:1"));
 }
 
 #[test]
