@@ -34,8 +34,10 @@ impl Own {
     }
 
     fn xtask(&self, command: &str) -> Command {
-        let mut xtask = Command::new(env!("CARGO_BIN_EXE_xtask"));
-        xtask.arg(command).env("KRUISE_TESTBED_CACHE", &self.0);
+        // Where the tests themselves run in the background, their children would ignore Ctrl-C.
+        let mut xtask = Command::new("env");
+        xtask.args(["--default-signal=INT", env!("CARGO_BIN_EXE_xtask"), command]);
+        xtask.env("KRUISE_TESTBED_CACHE", &self.0);
         xtask
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -54,6 +56,8 @@ impl Own {
 
 impl Drop for Own {
     fn drop(&mut self) {
+        // A test that failed may have left a bed.
+        let _ = self.xtask("down").status();
         let _ = fs::remove_dir_all(&self.0);
     }
 }
