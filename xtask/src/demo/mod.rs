@@ -1,8 +1,11 @@
-//! `cargo xtask demo`: a node comes up, an image is pulled ahead of time, a container restarts in place.
+//! `cargo xtask demo`: a node comes up, an image is pulled ahead of time, a container restarts in place, and Pods get
+//! a new image without being replaced.
 
 mod pull;
 mod recreate;
+mod rollout;
 mod screen;
+mod watch;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -48,7 +51,9 @@ pub fn run(options: &Options) -> Result<()> {
     prepare::ensure(&cache, &NODE)?;
     let started = Instant::now();
     let mut screen = Screen::new(options.record.as_deref())?;
-    screen.title("kruise-rs: pull an image ahead of time, restart a container in place")?;
+    screen.title(
+        "kruise-rs: pull an image ahead of time, restart a container in place, update Pods where they are",
+    )?;
     let binaries = build(&mut screen)?;
     let node = start_node(&mut screen)?;
     if let Err(error) = show(&mut screen, &node, &binaries) {
@@ -69,6 +74,7 @@ fn show(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> {
     install(screen, node, binaries)?;
     pull::show(screen, node)?;
     recreate::show(screen, node)?;
+    rollout::show(screen, node)?;
     objects(screen, node)
 }
 
@@ -124,6 +130,10 @@ fn install(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> 
     node.runtime
         .registry
         .push(PULLED.0, &Image::busybox().random(PULLED.1).cmd(["sh"]))?;
+    node.runtime.registry.push(
+        rollout::NEXT.0,
+        &Image::busybox().random(rollout::NEXT.1).cmd(["sh"]),
+    )?;
     screen.done(spin, "")?;
 
     screen.command("kubectl apply -k deploy/default")?;
@@ -162,7 +172,11 @@ fn troubles(node: &Node) -> String {
 }
 
 fn objects(screen: &mut Screen, node: &Node) -> Result<()> {
-    for kinds in ["imagepulljobs,nodeimages", "containerrecreaterequests,pods"] {
+    for kinds in [
+        "imagepulljobs,nodeimages",
+        "containerrecreaterequests",
+        "clonesets,pods",
+    ] {
         screen.command(&format!("kubectl get {kinds}"))?;
         screen.block(&node.plane.kubectl(&["get", kinds])?)?;
     }

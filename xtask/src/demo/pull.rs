@@ -1,4 +1,4 @@
-//! The first half of the demo: an ImagePullJob, with the bytes as the daemon's control API tells them.
+//! The first part of the demo: an ImagePullJob, with the bytes as the daemon's control API tells them.
 
 use std::io::{BufRead, BufReader};
 use std::process::Child;

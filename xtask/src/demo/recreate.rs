@@ -1,15 +1,14 @@
-//! The second half of the demo: a ContainerRecreateRequest, and what happened when.
+//! The second part of the demo: a ContainerRecreateRequest, and what happened when.
 
-use std::process::Child;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use serde_json::Value;
 
+use super::apply;
 use super::screen::Screen;
-use super::{apply, printing};
+use super::watch::{Container, container, ready, watch};
 use crate::cluster::Node;
 
 /// How long the request may take.
@@ -49,56 +48,10 @@ pub fn show(screen: &mut Screen, node: &Node) -> Result<()> {
     screen.line("")
 }
 
-/// One container as the Pod's status shows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Container {
-    id: String,
-    restarts: i64,
-    state: String,
-}
-
-impl Container {
-    fn short(&self) -> &str {
-        let id = self.id.rsplit('/').next().unwrap_or_default();
-        id.get(..12).unwrap_or(id)
-    }
-}
-
 fn pod(node: &Node) -> Result<Value> {
     Ok(serde_json::from_str(
         &node.plane.kubectl(&["get", "pod", "hello", "-o", "json"])?,
     )?)
-}
-
-fn container(pod: &Value) -> Container {
-    let status = &pod["status"]["containerStatuses"][0];
-    let state = status["state"].as_object().and_then(|s| s.iter().next());
-    let state = state.map_or_else(String::new, |(name, detail)| match detail["exitCode"].as_i64() {
-        Some(code) => format!("{name} with exit code {code}"),
-        None => name.clone(),
-    });
-    Container {
-        id: status["containerID"].as_str().unwrap_or_default().to_owned(),
-        restarts: status["restartCount"].as_i64().unwrap_or_default(),
-        state,
-    }
-}
-
-fn watch(node: &Node, what: &[&str], events_tx: Sender<Value>) -> Result<Child> {
-    let mut kubectl = node.plane.kubectl_command();
-    kubectl.arg("get").args(what).args(["-o", "json"]);
-    let (child, output) = printing(&kubectl)?;
-    thread::spawn(move || {
-        for object in serde_json::Deserializer::from_reader(output)
-            .into_iter::<Value>()
-            .map_while(Result::ok)
-        {
-            if events_tx.send(object).is_err() {
-                break;
-            }
-        }
-    });
-    Ok(child)
 }
 
 fn follow(screen: &mut Screen, events: &Receiver<Value>, start: Instant, before: &Container) -> Result<()> {
@@ -164,10 +117,7 @@ fn request_line(request: &Value) -> String {
 
 fn pod_line(pod: &Value) -> String {
     let now = container(pod);
-    let ready = pod["status"]["conditions"]
-        .as_array()
-        .is_some_and(|c| c.iter().any(|c| c["type"] == "Ready" && c["status"] == "True"));
-    let ready = if ready && now.state == "running" {
+    let ready = if ready(pod) && now.state == "running" {
         ", Pod Ready"
     } else {
         ""
