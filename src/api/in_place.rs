@@ -99,6 +99,14 @@ pub struct InPlaceUpdateContainerStatus {
     /// update, but not necessarily with the new image.
     #[serde(default, rename = "containerID", skip_serializing_if = "Option::is_none")]
     pub container_id: Option<String>,
+    /// Generation of the Pod before its image was changed: a field of ours. Once kubelet reports a later one, it has
+    /// seen the change, and no container comes any more that it was to start before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<i64>,
+    /// Whether the update before had not ended for this container: a field of ours. Its container may come up yet,
+    /// so that another image ID does not tell the two updates apart.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub superseded: bool,
 }
 
 /// What must hold before the next batch of containers is updated.

@@ -2,14 +2,16 @@
 //!
 //! The best proof is the daemon's hash for the container ID that runs. Without it, a container other than that of
 //! the time of the patch is proof together with another image ID, or with the new image's name; another container
-//! alone is none, for it may have crashed and come back with the old image before kubelet saw the patch. What
+//! alone is none, for it may have crashed and come back with the old image before kubelet saw the patch. Nor is
+//! another image ID where the update took the place of one that had not ended, for it may be that one's. And as long
+//! as kubelet says that it has not seen the patch, what runs may yet be replaced by what was patched before. What
 //! cannot be proven waits, and says what for.
 
 use std::fmt;
 
 use jiff::Timestamp;
 
-use super::patch::{has_next, names};
+use super::patch::{has_next, runs};
 use super::pod::{Container, Pod, Resources};
 use super::{quantity, state};
 use crate::api::container_hash::{env_hash, plain_hash};
@@ -34,8 +36,8 @@ pub enum Waiting {
     Grace(Option<Timestamp>),
     /// The daemon's word on the environment of a container.
     Environment(String),
-    /// kubelet's word that a container has the new resources.
-    Resources(String),
+    /// kubelet's word that a container has the new resources; with what it says of the resize.
+    Resources(String, Option<String>),
     /// A container with the new image.
     NewContainer(String, &'static str),
     /// Readiness of a container, before the next batch.
@@ -51,7 +53,10 @@ impl fmt::Display for Waiting {
             Self::Grace(Some(until)) => write!(f, "grace period until {}", super::ready::seconds(*until)),
             Self::Grace(None) => f.write_str("grace period"),
             Self::Environment(name) => write!(f, "container {name}: its environment is not known to be new"),
-            Self::Resources(name) => write!(f, "container {name}: the new resources are not in effect"),
+            Self::Resources(name, said) => {
+                write!(f, "container {name}: the new resources are not in effect")?;
+                said.iter().try_for_each(|said| write!(f, ": {said}"))
+            }
             Self::NewContainer(name, why) => write!(f, "container {name}: {why}"),
             Self::Ready(name) => write!(f, "container {name} is to be ready before the next containers"),
             Self::NextBatch => f.write_str("the next containers are to be updated"),
@@ -110,7 +115,9 @@ pub fn containers(pod: &Pod, state: &InPlaceUpdateState) -> Result<(), Waiting> 
     }
     if state.update_resources {
         let stale = pod.containers.iter().find(|c| !resources_are_new(pod, c));
-        stale.map_or(Ok(()), |c| Err(Waiting::Resources(c.name.clone())))?;
+        stale.map_or(Ok(()), |c| {
+            Err(Waiting::Resources(c.name.clone(), resize_trouble(pod)))
+        })?;
     }
     let mut last = state.last_container_statuses.iter();
     last.try_for_each(|(name, last)| replaced(pod, name, last))
@@ -124,6 +131,10 @@ fn proven(
 ) -> Result<(), &'static str> {
     let status = pod.status(&container.name).filter(|s| !s.id.is_empty());
     let status = status.ok_or("it has not been started")?;
+    let unseen = last.generation.zip(pod.observed);
+    if unseen.is_some_and(|(before, observed)| observed <= before) {
+        return Err("kubelet has not seen the new image yet");
+    }
     if let Some((plain, _)) = hashes(&status.id, meta) {
         let new = plain_hash(&container.name, &container.image);
         if plain == new || Some(plain) == container.plain_before_131 {
@@ -136,7 +147,8 @@ fn proven(
     if last.container_id.as_ref().is_some_and(|id| *id == status.id) {
         return Err("the one from before the update is still there");
     }
-    if status.image_id != last.image_id || names(&container.image, &status.image) {
+    let another = status.image_id != last.image_id && !last.superseded;
+    if another || runs(&container.image, status) {
         return Ok(());
     }
     Err("it was restarted, but nothing proves that it has the new image")
@@ -160,6 +172,13 @@ fn environment_is_new(pod: &Pod, container: &Container, meta: Option<&RuntimeCon
     let status = pod.status(&container.name).filter(|s| !s.id.is_empty());
     let known = status.and_then(|s| hashes(&s.id, meta));
     known.is_some_and(|(_, env)| env == env_hash(variables))
+}
+
+/// What kubelet says of a resize that it cannot do, or not yet.
+fn resize_trouble(pod: &Pod) -> Option<String> {
+    let held = |type_: &str| pod.condition(type_).filter(|c| c.holds && !c.reason.is_empty());
+    let condition = held("PodResizePending").or_else(|| held("PodResizeInProgress"))?;
+    Some(format!("{}: {}", condition.reason, condition.message))
 }
 
 fn resources_are_new(pod: &Pod, container: &Container) -> bool {

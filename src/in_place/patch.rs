@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Map, Value, json};
 
-use super::pod::Pod;
+use super::pod::{ContainerStatus, Pod};
 use super::spec::Spec;
 use super::{batch, complete, ready, state};
 use crate::api::in_place::{
@@ -233,9 +233,9 @@ fn change(
         if let Some(image) = spec.container_images.get(name) {
             images.push(json!({ "name": name, "image": image }));
             if *image != container.image {
-                state
-                    .last_container_statuses
-                    .insert(name.clone(), record(pod, name, image));
+                let last = &mut state.last_container_statuses;
+                let superseded = last.contains_key(name);
+                last.insert(name.clone(), record(pod, name, image, superseded));
             }
         }
         if let Some(new) = spec.container_resources.get(name) {
@@ -294,34 +294,34 @@ pub fn has_next(state: &InPlaceUpdateState) -> bool {
 
 /// Records what runs before the change.
 ///
-/// The container's ID is left out where an update that did not end is taken back before kubelet acted on it: the
-/// container may stay, so another ID must not be asked for.
-fn record(pod: &Pod, name: &str, image: &str) -> InPlaceUpdateContainerStatus {
+/// The container's ID is left out where an update that did not end is taken back and the container that runs has
+/// the image: it may stay, so another ID must not be asked for.
+fn record(pod: &Pod, name: &str, image: &str, superseded: bool) -> InPlaceUpdateContainerStatus {
     let (mut image_id, mut id) = (String::new(), String::new());
     let mut may_stay = false;
     if let Some(status) = pod.status(name) {
         (image_id, id) = (status.image_id.clone(), status.id.clone());
-        may_stay = status.running && untouched(pod, name, &id) && names(image, &status.image);
+        may_stay = superseded && status.running && runs(image, status);
     }
     InPlaceUpdateContainerStatus {
         image_id,
         container_id: (!may_stay).then_some(id),
+        generation: Some(pod.generation).filter(|g| *g > 0),
+        superseded,
     }
 }
 
-/// Whether the container still runs that ran before the update that the Pod tells of, and that did not end.
-fn untouched(pod: &Pod, name: &str, id: &str) -> bool {
-    let Ok(Some(before)) = state::state(pod) else {
-        return false;
+/// Whether a container is reported to run the image that a Pod's spec names so. Where that is by digest, the image
+/// may be reported by a tag, but its ID has the digest.
+pub(super) fn runs(wanted: &str, status: &ContainerStatus) -> bool {
+    if wanted == status.image {
+        return true;
+    }
+    let digest = |r: &Reference| {
+        r.digest()
+            .is_some_and(|d| status.image_id.split('@').next_back() == Some(d))
     };
-    let last = before.last_container_statuses.get(name);
-    let same = last.is_some_and(|l| l.container_id.as_ref().is_none_or(|recorded| recorded == id));
-    same && complete::containers(pod, &before).is_err()
-}
-
-/// Whether an image's name in a Pod's spec and one in its status are names of the same thing.
-pub(super) fn names(wanted: &str, reported: &str) -> bool {
-    wanted == reported || Reference::parse(wanted).is_ok_and(|r| r.names(reported))
+    Reference::parse(wanted).is_ok_and(|r| r.names(&status.image) || digest(&r))
 }
 
 fn no_grace(pod: &Pod, patch: &mut Value) {

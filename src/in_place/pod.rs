@@ -18,6 +18,10 @@ pub struct Pod {
     pub name: String,
     /// What a conditional write must name.
     pub resource_version: String,
+    /// Generation of its spec; 0 where the API server does not count it.
+    pub generation: i64,
+    /// Generation of the spec that kubelet's status is of; `None` before Kubernetes 1.34.
+    pub observed: Option<i64>,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
     /// Its annotations.
@@ -122,6 +126,8 @@ impl Pod {
             uid: text(&meta["uid"]),
             name: text(&meta["name"]),
             resource_version: text(&meta["resourceVersion"]),
+            generation: meta["generation"].as_i64().unwrap_or_default(),
+            observed: status["observedGeneration"].as_i64(),
             labels: texts(&meta["labels"]),
             annotations,
             finalizers: list(&meta["finalizers"], text),

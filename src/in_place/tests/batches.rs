@@ -17,9 +17,11 @@ fn state_of(pod: &Value) -> InPlaceUpdateState {
 }
 
 fn run_new(pod: &mut Value, at: usize, ready: bool) {
+    let wanted = image(pod, at).to_owned();
     let status = &mut pod["status"]["containerStatuses"][at];
     let name = status["name"].as_str().unwrap().to_owned();
     status["containerID"] = json!(format!("containerd://{name}-new"));
+    status["image"] = json!(format!("docker.io/library/{wanted}"));
     status["imageID"] = json!(format!("sha256:{name}-2"));
     status["ready"] = json!(ready);
 }
@@ -104,7 +106,7 @@ fn a_last_batch_of_resources_alone_is_done_too() {
     assert_eq!(writes[0].to, Target::Resize);
     apply_all(&mut pod, &writes);
     assert_eq!(pod["spec"]["containers"][0]["resources"]["limits"]["cpu"], "2");
-    assert!(matches!(next(&pod, 4), Refresh::Wait(Waiting::Resources(_))));
+    assert!(matches!(next(&pod, 4), Refresh::Wait(Waiting::Resources(..))));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod batches;
+mod overtaken;
 mod proofs;
 mod vectors;
 

@@ -228,6 +228,10 @@ fn resources_need_kubelets_word_and_no_restart() {
     );
     assert!(holds(&pod, "Ready"));
     waits(&pod, "resources");
+    let pending =
+        json!({ "type": "PodResizePending", "status": "True", "reason": "Infeasible", "message": "no CPU" });
+    pod["status"]["conditions"].as_array_mut().unwrap().push(pending);
+    waits(&pod, "are not in effect: Infeasible: no CPU");
     pod["status"]["containerStatuses"][0]["resources"] = json!({ "requests": { "cpu": "2000m" } });
     done(&pod);
     pod["spec"]["containers"][0]["resizePolicy"] =

@@ -1,0 +1,199 @@
+//! Updates that take the place of others that had not ended, with a kubelet that is late and no word of the daemon.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+/// kubelet, for a Pod of one container `main`: what it has read, what it runs, and what it has reported.
+struct Kubelet {
+    pod: Value,
+    /// Image of the spec that it acts on.
+    read: String,
+    /// Generation of that spec.
+    generation: i64,
+    /// Number and image of the container that runs.
+    runs: (u32, String),
+    /// Whether it says which generation its status is of.
+    tells: bool,
+}
+
+impl Kubelet {
+    fn new(tells: bool) -> Self {
+        let mut kubelet = Self {
+            pod: pod(&["main"]),
+            read: "main:1".to_owned(),
+            generation: 1,
+            runs: (0, "main:1".to_owned()),
+            tells,
+        };
+        kubelet.pod["metadata"]["generation"] = json!(1);
+        kubelet.report();
+        kubelet
+    }
+
+    /// The workload gives the Pod another image.
+    fn update(&mut self, image: &str) {
+        let old = self.image();
+        start(&mut self.pod, &images(&[("main", image)]));
+        if self.image() != old {
+            let generation = self.pod["metadata"]["generation"].as_i64().unwrap();
+            self.pod["metadata"]["generation"] = json!(generation + 1);
+        }
+    }
+
+    fn image(&self) -> String {
+        self.pod["spec"]["containers"][0]["image"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    }
+
+    /// Reads the spec, reports what runs, and then acts.
+    fn sync(&mut self) {
+        self.read = self.image();
+        self.generation = self.pod["metadata"]["generation"].as_i64().unwrap();
+        self.report();
+        if self.runs.1 != self.read {
+            self.restart();
+        }
+    }
+
+    /// A new container of the image that it has read last; not reported yet.
+    fn restart(&mut self) {
+        self.runs = (self.runs.0 + 1, self.read.clone());
+    }
+
+    fn report(&mut self) {
+        let (number, image) = &self.runs;
+        let status = &mut self.pod["status"]["containerStatuses"][0];
+        status["containerID"] = json!(format!("containerd://{number}"));
+        status["image"] = json!(format!("docker.io/library/{image}"));
+        status["imageID"] = json!(format!("sha256:{image}"));
+        status["restartCount"] = json!(number);
+        if self.tells {
+            self.pod["status"]["observedGeneration"] = json!(self.generation);
+        }
+    }
+
+    fn waits(&self, why: &str) {
+        match progress(&Pod::of(&self.pod)) {
+            Progress::Waiting(waiting) => assert!(waiting.to_string().contains(why), "{waiting}"),
+            Progress::Done => panic!("it is done, though {why}"),
+        }
+    }
+
+    fn done(&self) -> bool {
+        progress(&Pod::of(&self.pod)) == Progress::Done
+    }
+}
+
+#[test]
+fn the_container_of_an_update_that_was_overtaken_is_no_proof_of_the_next() {
+    for tells in [false, true] {
+        let mut kubelet = Kubelet::new(tells);
+        kubelet.update("main:2");
+        kubelet.sync();
+        kubelet.update("main:3");
+        kubelet.report();
+        kubelet.waits(if tells { "not seen" } else { "nothing proves" });
+        kubelet.sync();
+        kubelet.waits("nothing proves");
+        kubelet.report();
+        assert!(kubelet.done());
+    }
+}
+
+#[test]
+fn what_was_taken_back_waits_until_kubelet_will_not_replace_it_any_more() {
+    let mut kubelet = Kubelet::new(true);
+    kubelet.update("main:2");
+    kubelet.update("main:1");
+    kubelet.waits("not seen");
+    kubelet.sync();
+    assert!(kubelet.done() && kubelet.runs.0 == 0, "it was never replaced");
+
+    let mut kubelet = Kubelet::new(true);
+    kubelet.update("main:2");
+    kubelet.sync();
+    kubelet.update("main:1");
+    kubelet.report();
+    kubelet.waits("not seen");
+    kubelet.sync();
+    kubelet.waits("nothing proves");
+    kubelet.report();
+    assert!(kubelet.done());
+}
+
+#[test]
+fn what_came_back_after_a_crash_stays_when_the_update_is_taken_back() {
+    let mut kubelet = Kubelet::new(true);
+    kubelet.update("main:2");
+    kubelet.restart();
+    kubelet.report();
+    kubelet.update("main:1");
+    kubelet.waits("not seen");
+    kubelet.sync();
+    assert!(kubelet.done() && kubelet.runs.0 == 1, "it was never replaced");
+}
+
+#[test]
+fn an_image_by_digest_is_known_by_its_id() {
+    let digest = format!("sha256:{}", "a".repeat(64));
+    let mut kubelet = Kubelet::new(true);
+    kubelet.update("main:2");
+    kubelet.update(&format!("main@{digest}"));
+    kubelet.sync();
+    kubelet.report();
+    let status = &mut kubelet.pod["status"]["containerStatuses"][0];
+    status["image"] = json!("docker.io/library/main:3");
+    status["imageID"] = json!("docker.io/library/main@sha256:other");
+    kubelet.waits("nothing proves");
+    kubelet.pod["status"]["containerStatuses"][0]["imageID"] =
+        json!(format!("docker.io/library/main@{digest}"));
+    assert!(kubelet.done());
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Update(u8),
+    Sync,
+    Crash,
+    Report,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let event = prop_oneof![
+        3 => (1..4_u8).prop_map(Event::Update),
+        2 => Just(Event::Sync),
+        1 => Just(Event::Crash),
+        2 => Just(Event::Report),
+    ];
+    prop::collection::vec(event, 1..25)
+}
+
+proptest! {
+    /// Whatever comes in between: what is done runs the image of the spec and stays, and everything is done once
+    /// kubelet has caught up.
+    #[test]
+    fn done_is_what_runs_and_stays(events in events()) {
+        let mut kubelet = Kubelet::new(true);
+        for event in events {
+            match event {
+                Event::Update(image) => kubelet.update(&format!("main:{image}")),
+                Event::Sync => kubelet.sync(),
+                Event::Crash => kubelet.restart(),
+                Event::Report => kubelet.report(),
+            }
+            if kubelet.done() {
+                let shown = &kubelet.pod["status"]["containerStatuses"][0]["image"];
+                prop_assert_eq!(shown, &json!(format!("docker.io/library/{}", kubelet.image())));
+                prop_assert_eq!(&kubelet.read, &kubelet.image());
+                prop_assert_eq!(&kubelet.runs.1, &kubelet.image());
+            }
+        }
+        kubelet.sync();
+        kubelet.report();
+        prop_assert!(kubelet.done());
+    }
+}
