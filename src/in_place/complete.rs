@@ -38,8 +38,8 @@ pub enum Waiting {
     Environment(String),
     /// kubelet's word that a container has the new resources; with what it says of the resize.
     Resources(String, Option<String>),
-    /// A container with the new image.
-    NewContainer(String, &'static str),
+    /// A container with the new image; with what is there instead.
+    NewContainer(String, String),
     /// Readiness of a container, before the next batch.
     Ready(String),
     /// Batches that are still to come.
@@ -97,7 +97,9 @@ pub fn replaced(pod: &Pod, name: &str, last: &InPlaceUpdateContainerStatus) -> R
         return Ok(());
     };
     let proof = proven(pod, container, last, meta(pod)?.as_ref());
-    proof.map_err(|why| Waiting::NewContainer(name.to_owned(), why))
+    // kubelet's word on why nothing runs says more than what is missing for a proof.
+    let stuck = pod.status(name).and_then(|s| s.waiting.clone());
+    proof.map_err(|why| Waiting::NewContainer(name.to_owned(), stuck.unwrap_or_else(|| why.to_owned())))
 }
 
 /// Whether the containers of the batches so far are the new ones.

@@ -45,6 +45,13 @@ fn the_container_from_before_is_no_proof() {
 }
 
 #[test]
+fn why_nothing_runs_is_said_in_kubelets_words() {
+    let mut pod = updating();
+    pod["status"]["containerStatuses"][0]["state"] = json!({ "waiting": { "reason": "ImagePullBackOff" } });
+    waits(&pod, "container main: ImagePullBackOff");
+}
+
+#[test]
 fn a_new_id_alone_is_no_proof() {
     let mut pod = updating();
     restarted(
