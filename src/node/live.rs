@@ -12,6 +12,8 @@ pub struct Live {
     pub pulls: watch::Sender<Vec<Pull>>,
     /// The container recreate requests that are not over.
     pub recreates: watch::Sender<Vec<Recreate>>,
+    /// The containers that are restarted for their environment.
+    pub restarts: watch::Sender<Vec<Restart>>,
     /// The container runtimes.
     pub runtimes: watch::Sender<Vec<Runtime>>,
 }
@@ -98,6 +100,23 @@ pub struct RecreateContainer {
     pub old_container_id: Option<String>,
     /// The container that has taken its place.
     pub new_container_id: Option<String>,
+}
+
+/// One container that is restarted for its environment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Restart {
+    /// The namespace of its Pod.
+    pub namespace: String,
+    /// The name of its Pod.
+    pub pod: String,
+    /// Its own name.
+    pub container: String,
+    /// The container that is to go, as `RUNTIME://ID`.
+    pub container_id: String,
+    /// The step it is in.
+    pub step: String,
+    /// What it waits for, in words.
+    pub waits_for: Option<String>,
 }
 
 /// One container runtime.

@@ -3,7 +3,7 @@
 //!
 //! In:  the node's Pods (watch), the container runtime.
 //! Out: annotation `apps.kruise.io/runtime-containers-meta`, stops of containers, events on them, metric
-//!      `environment_restarts`.
+//!      `environment_restarts`, what `kruise-daemon status` shows.
 //! One pass per Pod at a time, whenever something about it changes. Every decision is in [`plan`].
 //!
 //! What a crash of the daemon can repeat: a preStop hook runs again where the container had not stopped yet.
@@ -11,6 +11,7 @@
 mod act;
 mod observe;
 pub mod plan;
+mod report;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -173,6 +174,7 @@ impl Shared {
         let pod = self.pods.get(&key);
         let Some((pod, meta)) = pod.as_ref().and_then(|pod| Some((pod, pod.meta.as_deref()?))) else {
             self.memories().remove(&key);
+            report::show(&self.ctx.live, &key, Vec::new());
             return Ok(None);
         };
         let mut plan = self.plan(&key, pod, meta);
@@ -189,6 +191,7 @@ impl Shared {
         for (name, id) in &plan.restart {
             self.begin_restart(&key, pod, name, id);
         }
+        self.show(&key, pod);
         if let Some(set) = &plan.write {
             act::write(&self, pod, set).await?;
             let now = self.now();
@@ -214,6 +217,11 @@ impl Shared {
         let plan = plan::plan(pod, meta, memory, self.env, now);
         memory.waits = plan.waits.clone();
         plan
+    }
+
+    fn show(&self, key: &Key, pod: &PodView) {
+        let rows = self.memories().get(key).map(|memory| report::rows(pod, memory));
+        report::show(&self.ctx.live, key, rows.unwrap_or_default());
     }
 
     /// Changes what is remembered of a Pod, if it is still there.

@@ -6,13 +6,14 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::v1::pull::Phase;
-use super::v1::{Pull, Recreate, RecreateContainer, Runtime};
+use super::v1::{Pull, Recreate, RecreateContainer, Restart, Runtime};
 
 /// All that the daemon says of itself.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Status {
     pub(super) pulls: Vec<Pull>,
     pub(super) recreates: Vec<Recreate>,
+    pub(super) restarts: Vec<Restart>,
     pub(super) runtimes: Vec<Runtime>,
 }
 
@@ -36,6 +37,12 @@ pub(super) fn table(status: &Status) -> String {
         "RECREATES",
         &["REQUEST", "POD", "PHASE", "CONTAINER", "STEP", "WAITS FOR"],
         rows,
+    );
+    section(
+        &mut text,
+        "RESTARTS FOR THE ENVIRONMENT",
+        &["POD", "CONTAINER", "STEP", "WAITS FOR"],
+        status.restarts.iter().map(restart_row),
     );
     text
 }
@@ -167,6 +174,15 @@ fn recreate_rows(recreate: &Recreate) -> Vec<[String; 6]> {
     recreate.containers.iter().map(|c| row(Some(c))).collect()
 }
 
+fn restart_row(restart: &Restart) -> [String; 4] {
+    [
+        format!("{}/{}", restart.namespace, restart.pod),
+        restart.container.clone(),
+        restart.step.clone(),
+        dash(&restart.waits_for),
+    ]
+}
+
 fn dash(text: &str) -> String {
     if text.is_empty() {
         "-".to_owned()
@@ -210,6 +226,10 @@ pub(super) fn json(status: &Status) -> Value {
                 "oldContainerID": c.old_container_id, "newContainerID": c.new_container_id,
             })).collect::<Vec<_>>(),
         })).collect::<Vec<_>>(),
+        "restarts": status.restarts.iter().map(|r| json!({
+            "namespace": r.namespace, "pod": r.pod, "container": r.container, "containerID": r.container_id,
+            "step": r.step, "waitsFor": r.waits_for,
+        })).collect::<Vec<_>>(),
     })
 }
 
@@ -252,6 +272,14 @@ mod tests {
                 pull("busybox:1.36", Phase::Succeeded, 0, 0),
             ],
             recreates: vec![],
+            restarts: vec![Restart {
+                namespace: "shop".into(),
+                pod: "web-x".into(),
+                container: "app".into(),
+                container_id: "containerd://1".into(),
+                step: "starting".into(),
+                waits_for: "kubelet".into(),
+            }],
         }
     }
 
@@ -269,6 +297,10 @@ mod tests {
           busybox:1.36   Succeeded   done                                      -           -      -
 
         RECREATES: none
+
+        RESTARTS FOR THE ENVIRONMENT
+          POD          CONTAINER   STEP       WAITS FOR
+          shop/web-x   app         starting   kubelet
         ");
     }
 
@@ -278,6 +310,7 @@ mod tests {
         assert_eq!(value["pulls"][0]["secondsLeft"], 6);
         assert_eq!(value["pulls"][1]["waitsFor"], "a free slot (5 of 5 in use)");
         assert_eq!(value["runtimes"][0]["healthy"], true);
+        assert_eq!(value["restarts"][0]["containerID"], "containerd://1");
     }
 
     #[test]

@@ -11,8 +11,8 @@ use tonic::{Request, Response, Status};
 
 use super::v1::node_control_server::NodeControl;
 use super::v1::{
-    ListPullsRequest, ListPullsResponse, ListRecreatesRequest, ListRecreatesResponse, ListRuntimesRequest,
-    ListRuntimesResponse,
+    ListPullsRequest, ListPullsResponse, ListRecreatesRequest, ListRecreatesResponse, ListRestartsRequest,
+    ListRestartsResponse, ListRuntimesRequest, ListRuntimesResponse,
 };
 use super::view;
 use crate::node::live::Live;
@@ -45,6 +45,7 @@ impl Control {
 impl NodeControl for Control {
     type WatchPullsStream = Answers<ListPullsResponse>;
     type WatchRecreatesStream = Answers<ListRecreatesResponse>;
+    type WatchRestartsStream = Answers<ListRestartsResponse>;
     type WatchRuntimesStream = Answers<ListRuntimesResponse>;
 
     async fn list_pulls(&self, _: Request<ListPullsRequest>) -> Result<Response<ListPullsResponse>, Status> {
@@ -72,6 +73,20 @@ impl NodeControl for Control {
         _: Request<ListRecreatesRequest>,
     ) -> Result<Response<Self::WatchRecreatesStream>, Status> {
         Ok(self.stream(&self.live.recreates, view::recreates))
+    }
+
+    async fn list_restarts(
+        &self,
+        _: Request<ListRestartsRequest>,
+    ) -> Result<Response<ListRestartsResponse>, Status> {
+        Ok(Response::new(view::restarts(self.live.restarts.borrow().clone())))
+    }
+
+    async fn watch_restarts(
+        &self,
+        _: Request<ListRestartsRequest>,
+    ) -> Result<Response<Self::WatchRestartsStream>, Status> {
+        Ok(self.stream(&self.live.restarts, view::restarts))
     }
 
     async fn list_runtimes(

@@ -11,7 +11,7 @@ use tokio_stream::StreamExt;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::v1::node_control_client::NodeControlClient;
-use super::v1::{ListPullsRequest, ListRecreatesRequest, ListRuntimesRequest};
+use super::v1::{ListPullsRequest, ListRecreatesRequest, ListRestartsRequest, ListRuntimesRequest};
 use super::{DEFAULT_SOCKET, render};
 
 /// Arguments of `kruise-daemon status`.
@@ -80,6 +80,11 @@ pub async fn run(args: &StatusArgs) -> Result<(), Error> {
             .await?
             .into_inner()
             .recreates,
+        restarts: client
+            .list_restarts(ListRestartsRequest {})
+            .await?
+            .into_inner()
+            .restarts,
         runtimes: client
             .list_runtimes(ListRuntimesRequest {})
             .await?
@@ -110,6 +115,7 @@ async fn connect(args: &StatusArgs) -> Result<Client, Error> {
 enum News {
     Pulls(Vec<super::v1::Pull>),
     Recreates(Vec<super::v1::Recreate>),
+    Restarts(Vec<super::v1::Restart>),
     Runtimes(Vec<super::v1::Runtime>),
 }
 
@@ -119,10 +125,12 @@ async fn watch(args: &StatusArgs, mut client: Client) -> Result<(), Error> {
         .watch_recreates(ListRecreatesRequest {})
         .await?
         .into_inner();
+    let restarts = client.watch_restarts(ListRestartsRequest {}).await?.into_inner();
     let runtimes = client.watch_runtimes(ListRuntimesRequest {}).await?.into_inner();
     let mut news = pulls
         .map(|m| m.map(|m| News::Pulls(m.pulls)))
         .merge(recreates.map(|m| m.map(|m| News::Recreates(m.recreates))))
+        .merge(restarts.map(|m| m.map(|m| News::Restarts(m.restarts))))
         .merge(runtimes.map(|m| m.map(|m| News::Runtimes(m.runtimes))));
     let mut status = render::Status::default();
     let live = io::stdout().is_terminal();
@@ -130,6 +138,7 @@ async fn watch(args: &StatusArgs, mut client: Client) -> Result<(), Error> {
         match item? {
             News::Pulls(pulls) => status.pulls = pulls,
             News::Recreates(recreates) => status.recreates = recreates,
+            News::Restarts(restarts) => status.restarts = restarts,
             News::Runtimes(runtimes) => status.runtimes = runtimes,
         }
         print(args.output, &status, live)?;

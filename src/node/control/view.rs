@@ -62,6 +62,23 @@ fn container(container: live::RecreateContainer) -> v1::RecreateContainer {
     }
 }
 
+pub(super) fn restarts(restarts: Vec<live::Restart>) -> v1::ListRestartsResponse {
+    v1::ListRestartsResponse {
+        restarts: restarts.into_iter().map(restart).collect(),
+    }
+}
+
+fn restart(restart: live::Restart) -> v1::Restart {
+    v1::Restart {
+        namespace: restart.namespace,
+        pod: restart.pod,
+        container: restart.container,
+        container_id: restart.container_id,
+        step: restart.step,
+        waits_for: restart.waits_for.unwrap_or_default(),
+    }
+}
+
 pub(super) fn runtimes(runtimes: Vec<live::Runtime>) -> v1::ListRuntimesResponse {
     v1::ListRuntimesResponse {
         runtimes: runtimes.into_iter().map(runtime).collect(),
