@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::kubelet;
+use crate::settled::settled;
 use crate::world::{PATIENCE, World, create, until};
 
 /// A namespace of its own, whose Pods run.
@@ -115,16 +116,7 @@ impl Field {
 
     /// Waits until all Pods are updated and available.
     pub async fn settled(&self, name: &str) -> CloneSet {
-        self.status(name, "all updated and available", |set| {
-            let (wanted, status) = (set.spec.wanted(), set.status.as_ref().unwrap());
-            let counts = [
-                status.replicas,
-                status.updated_replicas,
-                status.available_replicas,
-            ];
-            counts.iter().all(|count| *count == wanted) && status.updated_available_replicas == Some(wanted)
-        })
-        .await
+        self.status(name, "all updated and available", settled).await
     }
 
     /// The Pods of a CloneSet, by name.

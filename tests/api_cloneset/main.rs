@@ -8,6 +8,8 @@ mod field;
 mod kubelet;
 mod life;
 mod scale;
+#[path = "../support/settled.rs"]
+mod settled;
 mod steady;
 mod update;
 #[path = "../api_manager/world.rs"]

@@ -101,6 +101,17 @@ impl Registry {
         outcome
     }
 
+    /// Gives the image `PATH:TAG` a second name, so that both have one digest.
+    pub fn tag(&self, name: &str, other: &str) -> Result<()> {
+        let mut command = Command::new("skopeo");
+        command.args(["copy", "--quiet", "--insecure-policy"]);
+        command.args(["--src-tls-verify=false", "--dest-tls-verify=false"]);
+        command
+            .arg(format!("docker://{}/{name}", self.address))
+            .arg(format!("docker://{}/{other}", self.address));
+        finish(&mut command).map(drop)
+    }
+
     /// Content of a Docker configuration file with the private registry's password.
     pub fn docker_config(&self) -> String {
         let login = serde_json::json!({ "username": REGISTRY_USER, "password": REGISTRY_PASSWORD });

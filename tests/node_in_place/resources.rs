@@ -1,0 +1,129 @@
+//! Updates of CPU and memory.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+
+use crate::field::{Field, container, restarted_once, same_container, same_pod, shared, status};
+
+/// A container with as much of both.
+fn sized(name: &str, cpu: &str, memory: &str) -> Value {
+    let mut container = container(name, "kruise-test/term:1");
+    container["resources"] = size(cpu, memory);
+    container
+}
+
+fn size(cpu: &str, memory: &str) -> Value {
+    json!({"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"cpu": cpu, "memory": memory}})
+}
+
+/// The folder of that name somewhere below `root`.
+fn folder(root: &Path, name: &str) -> Option<PathBuf> {
+    let found = fs::read_dir(root).ok()?.flatten().filter(|e| e.path().is_dir());
+    found.into_iter().find_map(|entry| {
+        let path = entry.path();
+        if entry.file_name() == name {
+            Some(path)
+        } else {
+            folder(&path, name)
+        }
+    })
+}
+
+/// What the kernel holds a container to: microseconds of CPU in 100 ms, and bytes.
+fn limits(pod: &Pod, container: &str) -> (u64, u64) {
+    let id = status(pod, container).container_id.clone().unwrap();
+    let id = id.split("://").nth(1).unwrap();
+    let read = |root: &str, file: &str| {
+        let group = folder(Path::new(root), id).expect("the container has a group");
+        let text = fs::read_to_string(group.join(file)).unwrap();
+        text.split_whitespace().next().unwrap().parse().unwrap()
+    };
+    if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        let root = "/sys/fs/cgroup";
+        return (read(root, "cpu.max"), read(root, "memory.max"));
+    }
+    (
+        read("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us"),
+        read("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+    )
+}
+
+#[tokio::test]
+async fn cpu_and_memory_change_while_the_container_runs() {
+    let test = shared().await;
+    let containers = json!([sized("app", "100m", "64Mi"), sized("side", "100m", "64Mi")]);
+    test.set("web", 1, containers, json!({})).await;
+    let before = test.pod_of("web").await;
+    assert_eq!(limits(&before, "app"), (10_000, 64 << 20));
+    for (cpu, memory, quota, bytes) in [
+        ("200m", "64Mi", 20_000, 64 << 20),
+        ("200m", "96Mi", 20_000, 96 << 20),
+        ("150m", "128Mi", 15_000, 128 << 20),
+    ] {
+        let name = before.metadata.name.as_deref().unwrap();
+        let change =
+            |template: &mut Value| template["spec"]["containers"][0]["resources"] = size(cpu, memory);
+        test.template("web", change).await;
+        test.settled("web").await;
+        let after = test.get_pod(name).await;
+        same_pod(&before, &after);
+        same_container(&before, &after, "app");
+        same_container(&before, &after, "side");
+        assert_eq!(limits(&after, "app"), (quota, bytes));
+        assert_eq!(limits(&after, "side"), (10_000, 64 << 20));
+        let given = status(&after, "app").resources.clone().unwrap().limits.unwrap();
+        assert_eq!(
+            (given["cpu"].0.as_str(), given["memory"].0.as_str()),
+            (cpu, memory)
+        );
+    }
+}
+
+#[tokio::test]
+async fn image_and_cpu_change_in_one_update() {
+    let test = shared().await;
+    let containers = json!([sized("app", "100m", "64Mi"), sized("side", "100m", "64Mi")]);
+    test.set("web", 1, containers, json!({})).await;
+    let before = test.pod_of("web").await;
+    let change = |template: &mut Value| {
+        let containers = &mut template["spec"]["containers"];
+        containers[0]["image"] = json!("kruise-test/term:2");
+        containers[0]["resources"] = size("200m", "64Mi");
+        containers[1]["resources"] = size("300m", "64Mi");
+    };
+    test.template("web", change).await;
+    test.settled("web").await;
+    let after = test.pod_of("web").await;
+    same_pod(&before, &after);
+    restarted_once(&before, &after, "app");
+    same_container(&before, &after, "side");
+    assert_eq!(limits(&after, "app"), (20_000, 64 << 20));
+    assert_eq!(limits(&after, "side"), (30_000, 64 << 20));
+}
+
+/// More than the node has: the update waits and says so, in the words of the API server.
+#[tokio::test]
+async fn a_size_that_the_node_does_not_have_waits_and_is_taken_back() {
+    let test = shared().await;
+    let containers = json!([sized("app", "100m", "64Mi")]);
+    test.set("web", 1, containers, json!({})).await;
+    let before = test.pod_of("web").await;
+    let request = |cpu: &'static str| {
+        move |template: &mut Value| {
+            template["spec"]["containers"][0]["resources"]["limits"]["cpu"] = json!("1000");
+            template["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!(cpu);
+        }
+    };
+    test.template("web", request("999")).await;
+    test.says("web", "Infeasible").await;
+    let back = |template: &mut Value| template["spec"]["containers"][0]["resources"] = size("100m", "64Mi");
+    test.template("web", back).await;
+    test.settled("web").await;
+    let after = test.pod_of("web").await;
+    same_pod(&before, &after);
+    same_container(&before, &after, "app");
+    assert_eq!(limits(&after, "app"), (10_000, 64 << 20));
+}
