@@ -50,7 +50,9 @@ mount -t tmpfs tmpfs /run; mkdir -p /run/containerd /run/netns /run/lock
 mount --bind "$dir/run" /run/containerd
 case $dir in /var/*) ;; *) mount -t tmpfs tmpfs /var/lib; mount -t tmpfs tmpfs /var/log ;; esac
 mkdir -p /var/lib/kubelet /var/log/pods
-mount --bind "$dir/kubelet" /var/lib/kubelet; mount --make-rshared /var/lib/kubelet"#;
+mount --bind "$dir/kubelet" /var/lib/kubelet; mount --make-rshared /var/lib/kubelet
+# Where kube-controller-manager makes the volumes of claims.
+mkdir -p /tmp/hostpath_pv; mount -t tmpfs tmpfs /tmp/hostpath_pv"#;
     let mut command = sandbox.command("bash");
     command.args(["-c", script, "isolate"]).arg(dir);
     crate::process::finish(&mut command)

@@ -1,0 +1,10 @@
+//! Rollouts of CloneSets on a real node, undisturbed and disturbed: kubelet, containerd, runc, scheduler and
+//! controller-manager, with our daemon and manager as processes, as their own accounts.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../support/connect.rs"]
+mod connect;
+mod partition;
+#[path = "../support/workloads/mod.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod workloads;

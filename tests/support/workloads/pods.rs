@@ -1,0 +1,91 @@
+//! What tests read off Pods, as they are on the wire.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+pub fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+pub fn name(pod: &Value) -> String {
+    text(&pod["metadata"]["name"])
+}
+
+pub fn uid(pod: &Value) -> String {
+    text(&pod["metadata"]["uid"])
+}
+
+pub fn label(pod: &Value, key: &str) -> String {
+    text(&pod["metadata"]["labels"][key])
+}
+
+/// Its lifecycle state.
+pub fn state(pod: &Value) -> String {
+    label(pod, "lifecycle.apps.kruise.io/state")
+}
+
+/// The name of its revision.
+pub fn revision(pod: &Value) -> String {
+    label(pod, "controller-revision-hash")
+}
+
+/// UID of each, by name.
+pub fn identities<'a>(pods: impl IntoIterator<Item = &'a Value>) -> BTreeMap<String, String> {
+    pods.into_iter().map(|pod| (name(pod), uid(pod))).collect()
+}
+
+pub fn condition<'a>(pod: &'a Value, type_: &str) -> &'a Value {
+    let all = pod["status"]["conditions"].as_array().into_iter().flatten();
+    all.into_iter()
+        .find(|c| c["type"] == type_)
+        .unwrap_or(&Value::Null)
+}
+
+pub fn is(pod: &Value, type_: &str) -> bool {
+    condition(pod, type_)["status"] == "True"
+}
+
+pub fn deleting(pod: &Value) -> bool {
+    pod["metadata"]["deletionTimestamp"].is_string()
+}
+
+/// Whether it serves: ready, and nobody is ending it.
+pub fn serves(pod: &Value) -> bool {
+    is(pod, "Ready") && !deleting(pod)
+}
+
+/// The image that a container is to run.
+pub fn wanted_image(pod: &Value, container: usize) -> String {
+    text(&pod["spec"]["containers"][container]["image"])
+}
+
+/// What kubelet says of a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    pub id: String,
+    pub image: String,
+    pub restarts: i64,
+    pub ready: bool,
+}
+
+/// What kubelet says of the container of that name.
+pub fn container(pod: &Value, name: &str) -> Status {
+    let all = pod["status"]["containerStatuses"]
+        .as_array()
+        .into_iter()
+        .flatten();
+    let found = all.into_iter().find(|one| one["name"] == name);
+    found.map_or_else(Status::default, |one| Status {
+        id: text(&one["containerID"]),
+        image: text(&one["image"]),
+        restarts: one["restartCount"].as_i64().unwrap_or_default(),
+        ready: one["ready"] == true,
+    })
+}
+
+/// Whether container `app` runs this image (given without registry), as the Pod's spec says too.
+pub fn runs(pod: &Value, image: &str) -> bool {
+    let status = container(pod, "app");
+    status.ready && status.image.ends_with(image) && wanted_image(pod, 0) == image
+}
