@@ -214,6 +214,11 @@ where
                         .watch_errors
                         .get_or_create(&[("kind", kind.to_string())])
                         .inc();
+                    // An API server that has forgotten so much is back: the new list is not to wait as for one that is
+                    // away.
+                    if expired(&error) {
+                        pause = FIRST_PAUSE;
+                    }
                     tracing::warn!(%kind, error = chain(&error), retry_in = ?pause, "watch failed");
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
@@ -222,6 +227,15 @@ where
         }
     };
     (mirror, task)
+}
+
+/// Whether the API server does not know any more what has changed since we last heard of it.
+fn expired(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::WatchError(status) => status.code == 410,
+        watcher::Error::WatchStartFailed(kube::Error::Api(status)) => status.code == 410,
+        _ => false,
+    }
 }
 
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -302,6 +316,8 @@ impl<T: PartialEq, F> Keeper<T, F> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use kube::core::Status;
+
     use super::*;
     use k8s_openapi::api::core::v1::ConfigMap;
 
@@ -310,6 +326,22 @@ mod tests {
         object.metadata.name = Some(name.into());
         object.data = Some([("v".to_owned(), value.to_owned())].into());
         object
+    }
+
+    #[test]
+    fn what_the_api_server_has_forgotten_is_listed_anew_at_once() {
+        let refused = |code: u16| {
+            Box::new(Status {
+                code,
+                ..Status::default()
+            })
+        };
+        for (code, forgotten) in [(410, true), (403, false), (429, false)] {
+            assert_eq!(expired(&watcher::Error::WatchError(refused(code))), forgotten);
+            let start = watcher::Error::WatchStartFailed(kube::Error::Api(refused(code)));
+            assert_eq!(expired(&start), forgotten);
+        }
+        assert!(!expired(&watcher::Error::NoResourceVersion));
     }
 
     #[test]
