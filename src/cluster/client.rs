@@ -14,7 +14,8 @@ use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 use tower::retry::RetryLayer;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
 
-use super::{Clock, Error};
+use super::fence::Connector;
+use super::{Clock, Error, Fence};
 
 /// How to reach the cluster.
 #[derive(Clone, Debug, Default)]
@@ -27,8 +28,21 @@ pub struct Options {
     pub host: Option<String>,
 }
 
-/// Builds the client. No request is made.
-pub(super) async fn connect(options: &Options, clock: Clock) -> Result<kube::Client, Error> {
+/// What clients of one cluster are made from.
+pub(super) struct Source {
+    config: Config,
+    clock: Clock,
+}
+
+impl Source {
+    /// A client with connections of its own, behind `fence` if there is one. No request is made.
+    pub(super) fn client(&self, fence: Option<Fence>) -> Result<kube::Client, Error> {
+        stack(&self.config, self.clock.clone(), fence).map_err(|e| Error::Config(e.to_string()))
+    }
+}
+
+/// Reads the configuration.
+pub(super) async fn source(options: &Options, clock: Clock) -> Result<Source, Error> {
     let mut config = load(options).await?;
     config.connect_timeout = Some(Duration::from_secs(5));
     let agent = HeaderValue::from_str(&options.component).map_err(|_| {
@@ -38,13 +52,13 @@ pub(super) async fn connect(options: &Options, clock: Clock) -> Result<kube::Cli
         ))
     })?;
     config.headers.push((http::header::USER_AGENT, agent));
-    stack(&config, clock).map_err(|e| Error::Config(e.to_string()))
+    Ok(Source { config, clock })
 }
 
 /// The client as kube itself puts it together, but for the connection: without `TCP_NODELAY` every write
 /// waits some 40 ms for the acknowledgement of its own headers, and without keep-alive a watch does not
 /// notice that its server has vanished.
-fn stack(config: &Config, clock: Clock) -> Result<kube::Client, kube::Error> {
+fn stack(config: &Config, clock: Clock, fence: Option<Fence>) -> Result<kube::Client, kube::Error> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
@@ -52,7 +66,7 @@ fn stack(config: &Config, clock: Clock) -> Result<kube::Client, kube::Error> {
     tcp.set_keepalive(Some(KEEPALIVE));
     tcp.set_keepalive_interval(Some(KEEPALIVE / 3));
     tcp.set_keepalive_retries(Some(3));
-    let tls = config.rustls_https_connector_with_connector(tcp)?;
+    let tls = config.rustls_https_connector_with_connector(Connector { inner: tcp, fence })?;
     let http = hyper_util::client::legacy::Builder::new(TokioExecutor::new()).build::<_, Body>(tls);
     let service = ServiceBuilder::new()
         .layer(LearnTime { clock })

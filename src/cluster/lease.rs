@@ -17,7 +17,7 @@ use kube::{Api, ResourceExt};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Cluster, Error, write};
+use super::{Cluster, Error, Fence, write};
 use crate::ops::progress::Step;
 
 /// How long others wait without a renewal before they take over. Whole seconds, for the field has no finer unit.
@@ -62,6 +62,28 @@ pub struct Election {
     identity: String,
 }
 
+/// The Lease while it is ours.
+#[derive(Debug)]
+pub struct Held {
+    lease: Lease,
+    /// When the write began that made it ours, or renewed it last.
+    since: Instant,
+    /// Closes when others may take it.
+    pub fence: Fence,
+}
+
+impl Held {
+    fn new(lease: Lease, since: Instant) -> Self {
+        let fence = Fence::new(since + RENEW_DEADLINE);
+        Self { lease, since, fence }
+    }
+
+    fn renewed(&mut self, lease: Lease, since: Instant) {
+        (self.lease, self.since) = (lease, since);
+        self.fence.move_to(since + RENEW_DEADLINE);
+    }
+}
+
 /// What was last seen of the Lease, and when locally.
 #[derive(Clone, Debug)]
 struct Sight {
@@ -83,7 +105,7 @@ impl Election {
     }
 
     /// Waits until the Lease is ours; forever if need be.
-    pub async fn acquire(&self) -> Lease {
+    pub async fn acquire(&self) -> Held {
         let config = watcher::Config::default().fields(&format!("metadata.name={}", self.name));
         let mut changes = std::pin::pin!(watcher(self.api.clone(), config));
         let mut seen: Option<Sight> = None;
@@ -105,8 +127,9 @@ impl Election {
                     None => tokio::time::sleep(RETRY).await,
                 },
                 () = tokio::time::sleep_until(look) => {
+                    let began = Instant::now();
                     match self.attempt(&mut seen).await {
-                        Ok(Some(lease)) => return lease,
+                        Ok(Some(lease)) => return Held::new(lease, began),
                         Ok(None) => look = due(seen.as_ref()).max(Instant::now() + RETRY),
                         Err(error) => {
                             tracing::debug!(lease = self.name, %error, "lease not taken");
@@ -145,27 +168,26 @@ impl Election {
     ///
     /// # Errors
     /// When it is lost; whatever was done under it must stop at once.
-    pub async fn hold(&self, mut lease: Lease, shutdown: CancellationToken, step: Step) -> Result<(), Lost> {
-        let mut renewed = Instant::now();
+    pub async fn hold(&self, mut held: Held, shutdown: CancellationToken, step: Step) -> Result<(), Lost> {
         loop {
             step.idle(Some(RENEW_EVERY));
             tokio::select! {
                 () = shutdown.cancelled() => {
-                    self.give_up(lease).await;
+                    self.give_up(held.lease).await;
                     return Ok(());
                 }
                 () = tokio::time::sleep(RENEW_EVERY) => {}
             }
             step.now("renewing the Lease", RENEW_DEADLINE);
-            lease = self.renew(lease, &mut renewed).await?;
+            self.renew(&mut held).await?;
         }
     }
 
     /// Renews until it succeeds, or until the deadline has passed since the last successful renewal began.
-    async fn renew(&self, lease: Lease, renewed: &mut Instant) -> Result<Lease, Lost> {
+    async fn renew(&self, held: &mut Held) -> Result<(), Lost> {
         let mut last = "no answer".to_owned();
-        let deadline = *renewed + RENEW_DEADLINE;
-        match tokio::time::timeout_at(deadline, self.try_renew(lease, renewed, &mut last)).await {
+        let deadline = held.since + RENEW_DEADLINE;
+        match tokio::time::timeout_at(deadline, self.try_renew(held, &mut last)).await {
             Ok(done) => done,
             Err(_) => Err(Lost::NotRenewed {
                 name: self.name.clone(),
@@ -174,24 +196,19 @@ impl Election {
         }
     }
 
-    async fn try_renew(
-        &self,
-        mut lease: Lease,
-        renewed: &mut Instant,
-        last: &mut String,
-    ) -> Result<Lease, Lost> {
+    async fn try_renew(&self, held: &mut Held, last: &mut String) -> Result<(), Lost> {
         loop {
             let began = Instant::now();
-            let error = match within(write::replace(&self.api, &self.renewal(&lease))).await {
+            let error = match within(write::replace(&self.api, &self.renewal(&held.lease))).await {
                 Ok(lease) => {
-                    *renewed = began;
-                    return Ok(lease);
+                    held.renewed(lease, began);
+                    return Ok(());
                 }
                 Err(error) => error,
             };
             *last = error.to_string();
             if error.conflict() || error.not_found() {
-                lease = self.look_again(lease).await?;
+                held.lease = self.look_again(held.lease.clone()).await?;
             }
             tokio::time::sleep(RETRY).await;
         }

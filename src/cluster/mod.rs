@@ -4,10 +4,13 @@
 //! Out: a client whose calls have deadlines and metrics, mirrors of watched kinds, the API server's
 //!      clock, and an event recorder that never blocks its caller.
 
+use std::sync::Arc;
+
 pub mod client;
 pub mod clock;
 mod error;
 pub mod events;
+pub mod fence;
 pub mod lease;
 pub mod pod_template;
 pub mod queue;
@@ -19,6 +22,7 @@ pub use clock::Clock;
 pub use error::Error;
 pub(crate) use error::chain;
 pub use events::{EventType, Events};
+pub use fence::Fence;
 pub use watch::{Change, Key, Mirror, mirror};
 
 /// A connection to one cluster, cheap to clone.
@@ -30,6 +34,8 @@ pub struct Cluster {
     pub clock: Clock,
     /// Publishes events in the background.
     pub events: Events,
+    source: Arc<client::Source>,
+    options: Options,
 }
 
 impl Cluster {
@@ -39,7 +45,26 @@ impl Cluster {
     /// When neither the kubeconfig nor the Pod's service account can be read.
     pub async fn connect(options: &Options) -> Result<Self, Error> {
         let clock = Clock::new();
-        let client = client::connect(options, clock.clone()).await?;
+        let source = Arc::new(client::source(options, clock.clone()).await?);
+        Self::from(source, clock, options.clone(), None)
+    }
+
+    /// The same cluster by connections of its own, which carry nothing once `fence` is closed, events included.
+    ///
+    /// # Errors
+    /// When what [`Cluster::connect`] read cannot be used any more.
+    pub fn behind(&self, fence: &Fence) -> Result<Self, Error> {
+        let (source, options) = (Arc::clone(&self.source), self.options.clone());
+        Self::from(source, self.clock.clone(), options, Some(fence.clone()))
+    }
+
+    fn from(
+        source: Arc<client::Source>,
+        clock: Clock,
+        options: Options,
+        fence: Option<Fence>,
+    ) -> Result<Self, Error> {
+        let client = source.client(fence)?;
         let events = Events::start(
             client.clone(),
             clock.clone(),
@@ -50,6 +75,8 @@ impl Cluster {
             client,
             clock,
             events,
+            source,
+            options,
         })
     }
 }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::coordination::v1::Lease;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -10,7 +9,7 @@ use super::{
     Context, Gate, Options, Stores, cloneset, container_recreate, image_pull_job, node_image, pod_readiness,
 };
 use crate::admission;
-use crate::cluster::lease::{Election, Lost};
+use crate::cluster::lease::{Election, Held, Lost};
 use crate::cluster::{self, Cluster};
 use crate::ops::http::{self, Serve};
 use crate::ops::supervise::{self, Supervisor};
@@ -121,19 +120,19 @@ async fn lead(
     let election = Election::new(&cluster, &namespace, LEASE, identity());
     loop {
         health.ready("leader election", "standing by");
-        let Some(lease) = shutdown.run_until_cancelled(election.acquire()).await else {
+        let Some(held) = shutdown.run_until_cancelled(election.acquire()).await else {
             return Ok(());
         };
         tracing::info!(lease = LEASE, "leading");
         health.ready("leader election", "leading");
         leading_tx.send_replace(true);
         let work = controllers(
-            cluster.clone(),
+            cluster.behind(&held.fence)?,
             Arc::clone(&options),
             health.clone(),
             shutdown.clone(),
         );
-        match under(&election, lease, work, &health.progress).await {
+        match under(&election, held, work, &health.progress).await {
             Ok(worked) => return worked,
             Err(lost) => tracing::error!(%lost, "controllers stopped; standing by"),
         }
@@ -145,23 +144,23 @@ async fn lead(
 /// of it: nothing of ours writes while another one leads.
 async fn under<T>(
     election: &Election,
-    lease: Lease,
+    held: Held,
     work: impl Future<Output = T>,
     progress: &Progress,
 ) -> Result<T, Lost> {
     // The Lease is given up last, so that nobody starts while we still write.
     let done = CancellationToken::new();
-    let held = election.hold(lease, done.clone(), progress.waiting("leader election"));
-    tokio::pin!(held);
+    let holding = election.hold(held, done.clone(), progress.waiting("leader election"));
+    tokio::pin!(holding);
     tokio::select! {
         biased;
-        lost = &mut held => match lost {
+        lost = &mut holding => match lost {
             Err(lost) => Err(lost),
             Ok(()) => Err(Lost::NotRenewed { name: LEASE.to_owned(), last: "it was given up".to_owned() }),
         },
         result = work => {
             done.cancel();
-            if let Err(lost) = held.await {
+            if let Err(lost) = holding.await {
                 tracing::warn!(%lost, "at the end");
             }
             Ok(result)

@@ -1,0 +1,164 @@
+//! The end of the right to write: connections that carry nothing more once the Lease under which they are used may
+//! be another's.
+//!
+//! Whoever loses the Lease is told so and stops. But a process that was stopped, or had no CPU, for longer than the
+//! Lease lasts goes on with requests that it had begun to send, and with answers to others, before the news of the
+//! loss comes round. So the clock is looked at where bytes leave.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use futures::TryFutureExt;
+use futures::future::BoxFuture;
+use http::Uri;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use tokio::time::Instant;
+use tower::Service;
+
+/// Until when bytes may leave. Clones are the same fence.
+#[derive(Clone, Debug)]
+pub struct Fence(Arc<Mutex<Instant>>);
+
+/// The time is over.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the Lease is no longer surely ours, so nothing is sent")]
+pub struct Closed;
+
+impl Fence {
+    /// One that closes at `until`.
+    #[must_use]
+    pub fn new(until: Instant) -> Self {
+        Self(Arc::new(Mutex::new(until)))
+    }
+
+    /// Moves the end on.
+    pub fn move_to(&self, until: Instant) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = until;
+    }
+
+    fn pass(&self) -> io::Result<()> {
+        let until = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if Instant::now() < until {
+            Ok(())
+        } else {
+            Err(io::Error::other(Closed))
+        }
+    }
+}
+
+/// Connects as another connector does; what is sent then passes the fence, where there is one.
+#[derive(Clone)]
+pub(super) struct Connector<C> {
+    pub inner: C,
+    pub fence: Option<Fence>,
+}
+
+impl<C> Service<Uri> for Connector<C>
+where
+    C: Service<Uri>,
+    C::Future: Send + 'static,
+{
+    type Response = Stream<C::Response>;
+    type Error = C::Error;
+    type Future = BoxFuture<'static, Result<Self::Response, C::Error>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), C::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, to: Uri) -> Self::Future {
+        let fence = self.fence.clone();
+        Box::pin(self.inner.call(to).map_ok(|inner| Stream { inner, fence }))
+    }
+}
+
+/// A connection with its fence.
+pub(super) struct Stream<S> {
+    inner: S,
+    fence: Option<Fence>,
+}
+
+impl<S> Stream<S> {
+    fn pass(&self) -> io::Result<()> {
+        self.fence.as_ref().map_or(Ok(()), Fence::pass)
+    }
+}
+
+impl<S: Connection> Connection for Stream<S> {
+    fn connected(&self) -> Connected {
+        self.inner.connected()
+    }
+}
+
+impl<S: Read + Unpin> Read for Stream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_read(cx, buffer)
+    }
+}
+
+impl<S: Write + Unpin> Write for Stream<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.pass()?;
+        Pin::new(&mut self.inner).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.pass()?;
+        Pin::new(&mut self.inner).poll_write_vectored(cx, parts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use hyper_util::rt::TokioIo;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(600);
+
+    #[tokio::test]
+    async fn nothing_leaves_once_the_time_is_over() {
+        let (near, _far) = tokio::io::duplex(64);
+        let fence = Fence::new(Instant::now() + LONG);
+        let mut stream = Stream {
+            inner: TokioIo::new(near),
+            fence: Some(fence.clone()),
+        };
+        let mut leaves = async || {
+            let sent = std::future::poll_fn(|cx| Pin::new(&mut stream).poll_write(cx, b"x")).await;
+            let parts = [IoSlice::new(b"x")];
+            let more = std::future::poll_fn(|cx| Pin::new(&mut stream).poll_write_vectored(cx, &parts)).await;
+            (sent.is_ok(), more.is_ok())
+        };
+        assert_eq!(leaves().await, (true, true));
+        fence.move_to(Instant::now());
+        assert_eq!(leaves().await, (false, false));
+        fence.move_to(Instant::now() + LONG);
+        assert_eq!(leaves().await, (true, true));
+    }
+}
