@@ -89,7 +89,7 @@ async fn fit(work: &Work<'_>, mut acts: Vec<Act>, width: usize) -> Vec<Act> {
 }
 
 /// Whether the API server itself knows the CloneSet, and that it stays.
-async fn alive(work: &Work<'_>) -> bool {
+pub async fn alive(work: &Work<'_>) -> bool {
     let set = write::get(&work.api::<CloneSet>(), &work.name.name).await;
     set.is_ok_and(|set| {
         set.is_some_and(|set| {

@@ -8,11 +8,11 @@ use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::Api;
 use serde_json::{Value, json};
 
-use super::Work;
 use super::memory::Memory;
 use super::observe::revision_at;
 use super::plan;
 use super::revision::{self, Owner, Revision, Step, Wanted};
+use super::{Work, act};
 use crate::admission::cloneset::{mistakes, templates};
 use crate::api::cloneset::CloneSet;
 use crate::api::keys;
@@ -68,6 +68,7 @@ pub async fn settle(
     known: &[Arc<RevisionView>],
     memory: &mut Memory,
 ) -> Result<History, Unfit> {
+    adopt(work, known).await?;
     let mut all: Vec<Revision> = known.iter().map(|view| view.revision.clone()).collect();
     revision::sort(&mut all);
     let status = work.set.status.as_ref();
@@ -100,6 +101,29 @@ pub async fn settle(
         current,
         collisions,
     })
+}
+
+/// Takes revisions of nobody that the selector picks, as Kubernetes' own workloads do: what a deletion without the
+/// dependents left behind is used, so it must not stay for ever once the CloneSet goes.
+async fn adopt(work: &Work<'_>, known: &[Arc<RevisionView>]) -> Result<(), Error> {
+    let strays = || known.iter().filter(|view| view.controller.is_none());
+    if strays().next().is_none() || !act::alive(work).await {
+        return Ok(());
+    }
+    for view in strays() {
+        let name = &view.revision.name;
+        let patch = json!({ "metadata": {
+            "resourceVersion": view.resource_version,
+            "ownerReferences": [owner(work.set).reference()],
+        } });
+        match write::patch_strategic(&api(work), name, &patch).await {
+            Ok(stored) => drop(keep(work, &stored)),
+            // Somebody was quicker, so that the next pass decides again.
+            Err(error) if error.conflict() || error.not_found() => look_up(work, name).await?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// What the template stands for: found out once for each generation.

@@ -150,6 +150,20 @@ fn name(of: &str, hash: &str) -> String {
     format!("{start}-{hash}")
 }
 
+impl Owner<'_> {
+    /// The reference that makes an object the CloneSet's.
+    pub fn reference(&self) -> Value {
+        json!({
+            "apiVersion": format!("{GROUP}/{V1BETA1}"),
+            "kind": "CloneSet",
+            "name": self.name,
+            "uid": self.uid,
+            "controller": true,
+            "blockOwnerDeletion": true,
+        })
+    }
+}
+
 impl Wanted {
     /// The same revision under the name that it has after `collisions` names were taken. Its label stays, as
     /// with upstream.
@@ -182,14 +196,7 @@ impl Wanted {
                 "namespace": owner.namespace,
                 "labels": self.labels,
                 "annotations": self.annotations,
-                "ownerReferences": [{
-                    "apiVersion": format!("{GROUP}/{V1BETA1}"),
-                    "kind": "CloneSet",
-                    "name": owner.name,
-                    "uid": owner.uid,
-                    "controller": true,
-                    "blockOwnerDeletion": true,
-                }],
+                "ownerReferences": [owner.reference()],
             },
             "revision": number,
         });
