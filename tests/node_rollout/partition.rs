@@ -1,12 +1,13 @@
 //! A rollout to half of the Pods, back, and to its end.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 
 use kruise::api::cloneset::CloneSetStatus;
 use serde_json::{Value, json};
 
 use crate::workloads::pods::{container, identities, revision, runs, uid};
-use crate::workloads::{Seen, shared};
+use crate::workloads::{Bed, Seen, Space, shared};
 
 const OLD: &str = "kruise-test/term:1";
 const NEW: &str = "kruise-test/term:2";
@@ -49,20 +50,12 @@ fn within_budget(seen: &Seen) {
     );
 }
 
-#[tokio::test]
-async fn in_place_half_of_the_pods_are_updated_and_taken_back() {
-    let space = shared().await;
-    let set = json!({ "replicas": 4, "updateStrategy": { "rollingUpdate": policy("InPlaceIfPossible") } });
-    space.set("web", set).await;
-    let first = space.settled("web").await;
-    let before = space.pods_of("web").await;
-    let witness = space.witness("web").await;
-
-    space.image_and("web", NEW, partition(json!("50%"))).await;
-    let half = space.status("web", "half updated", |s| stands_at(s, 2)).await;
-    assert_eq!(half.expected_updated_replicas, Some(2));
-    assert_eq!(half.current_revision, first.update_revision);
-    assert_ne!(half.update_revision, first.update_revision);
+/// Whether two of the Pods run the new image, and the others were not touched.
+async fn half_is_updated(
+    space: &Space<impl Deref<Target = Bed>>,
+    half: &CloneSetStatus,
+    before: &BTreeMap<String, Value>,
+) {
     let pods = space.pods_of("web").await;
     assert_eq!(identities(pods.values()), identities(before.values()));
     let both = BTreeMap::from([
@@ -77,6 +70,23 @@ async fn in_place_half_of_the_pods_are_updated_and_taken_back() {
         assert_eq!(now.restarts, i64::from(updated));
         assert_eq!(now.id == container(&before[name], "app").id, !updated, "{name}");
     }
+}
+
+#[tokio::test]
+async fn in_place_half_of_the_pods_are_updated_and_taken_back() {
+    let space = shared().await;
+    let set = json!({ "replicas": 4, "updateStrategy": { "rollingUpdate": policy("InPlaceIfPossible") } });
+    space.set("web", set).await;
+    let first = space.settled("web").await;
+    let before = space.pods_of("web").await;
+    let witness = space.witness("web").await;
+
+    space.image_and("web", NEW, partition(json!("50%"))).await;
+    let half = space.status("web", "half updated", |s| stands_at(s, 2)).await;
+    assert_eq!(half.expected_updated_replicas, Some(2));
+    assert_eq!(half.current_revision, first.update_revision);
+    assert_ne!(half.update_revision, first.update_revision);
+    half_is_updated(&space, &half, &before).await;
 
     // Back by the partition: the two return to the image that they had.
     space
@@ -116,6 +126,14 @@ async fn in_place_half_of_the_pods_are_updated_and_taken_back() {
     within_budget(&witness.seen());
 }
 
+/// Whether the Pod is new and updated, or of those before and as it was.
+fn made_or_kept(pod: &Value, half: &CloneSetStatus, before: &BTreeMap<String, String>) {
+    let updated = revision(pod) == half.update_revision;
+    assert!(runs(pod, if updated { NEW } else { OLD }), "{pod}");
+    assert_eq!(updated, !before.values().any(|u| *u == uid(pod)));
+    assert_eq!(container(pod, "app").restarts, 0);
+}
+
 #[tokio::test]
 async fn by_new_pods_half_of_them_are_updated_and_taken_back() {
     let space = shared().await;
@@ -144,12 +162,7 @@ async fn by_new_pods_half_of_them_are_updated_and_taken_back() {
         .map(|p| (crate::workloads::pods::name(&p), p))
         .collect();
     assert_eq!(kept(&pods), 2);
-    for pod in pods.values() {
-        let updated = revision(pod) == half.update_revision;
-        assert!(runs(pod, if updated { NEW } else { OLD }), "{pod}");
-        assert_eq!(updated, !before.values().any(|u| *u == uid(pod)));
-        assert_eq!(container(pod, "app").restarts, 0);
-    }
+    pods.values().for_each(|pod| made_or_kept(pod, &half, &before));
 
     space
         .edit("web", json!({ "spec": partition(json!("100%")) }))

@@ -32,12 +32,17 @@ pub struct Options {
     /// Folder of the Go implementation (its `run.sh` and binaries), for the tests that run it together with ours
     #[arg(long, value_name = "DIR")]
     peer: Option<PathBuf>,
+    /// Disturb what is disturbed at random ten times as often, and show what these tests say
+    #[arg(long)]
+    soak: bool,
 }
 
 /// How cargo is called.
 struct Cargo {
     /// Folder of the Go implementation.
     peer: Option<PathBuf>,
+    /// Whether tests are to take their time.
+    soak: bool,
 }
 
 /// A test target: its name, whether it starts real components, and whether those of the Go implementation too.
@@ -85,6 +90,7 @@ pub fn run(options: &Options) -> Result<()> {
     let peer = options.peer.as_deref().map(Path::canonicalize).transpose();
     let cargo = Cargo {
         peer: peer.context("--peer: no such folder")?,
+        soak: options.soak,
     };
     let targets = targets(&options.only, cargo.peer.is_some())?;
     let mut rows = vec![build(&cargo, &targets, options.only.is_empty())?];
@@ -172,6 +178,9 @@ impl Job {
             "--",
             &format!("--test-threads={}", self.threads),
         ]);
+        if cargo.soak {
+            command.arg("--show-output").env("KRUISE_SOAK", "1");
+        }
         command
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)

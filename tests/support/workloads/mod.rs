@@ -19,7 +19,7 @@ use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use xtask::cluster::{Component, Node};
 
 pub use program::Manager;
-pub use space::{Space, untyped};
+pub use space::{Space, template, untyped};
 pub use witness::{Seen, Witness};
 
 /// Longer than anything here takes on a busy machine.
@@ -94,11 +94,13 @@ pub async fn shared() -> Space<RwLockReadGuard<'static, Bed>> {
 /// A test that ends or stops parts of the bed: alone.
 pub async fn alone() -> Space<RwLockWriteGuard<'static, Bed>> {
     let mut bed = bed().await.write().await;
-    // A test that failed may have left them ended.
+    // A test that failed may have left them ended, or stopped.
     if !bed.node.plane.apiserver.running() {
         bed.node.plane.apiserver.start().expect("the API server starts");
     }
-    if !bed.manager.running() {
+    if bed.manager.running() {
+        bed.manager.thaw().expect("it runs");
+    } else {
         bed.manager.start().expect("the manager starts");
     }
     bed.manager.until_it_says("leading");
@@ -109,6 +111,14 @@ impl Deref for Manager {
     type Target = Component;
     fn deref(&self) -> &Component {
         &self.program
+    }
+}
+
+impl Drop for Manager {
+    /// One that a failed test made must not lead for the next test.
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.program.kill();
     }
 }
 

@@ -70,7 +70,7 @@ impl<G: Deref<Target = Bed>> Space<G> {
     /// kubectl in this namespace, which must succeed; what it prints.
     #[track_caller]
     pub fn kubectl(&self, args: &[&str]) -> String {
-        let args = [args, &["--namespace", &self.namespace]].concat();
+        let args = [&["--namespace", self.namespace.as_str()], args].concat();
         self.bed
             .node
             .plane

@@ -115,6 +115,22 @@ impl Component {
         Sandbox::inner_pid(child)
     }
 
+    /// Stops its process without ending it, as a machine that hangs would.
+    pub fn freeze(&self) -> Result<()> {
+        kill(self.pid()?, Signal::SIGSTOP).with_context(|| format!("cannot stop {}", self.name))
+    }
+
+    /// Lets it go on after [`Component::freeze`].
+    pub fn thaw(&self) -> Result<()> {
+        kill(self.pid()?, Signal::SIGCONT).with_context(|| format!("cannot continue {}", self.name))?;
+        // The process by which it entered the bed stops and goes on with it.
+        let outer = self
+            .child
+            .as_ref()
+            .and_then(|child| i32::try_from(child.id()).ok());
+        Ok(outer.map_or(Ok(()), |pid| kill(Pid::from_raw(pid), Signal::SIGCONT))?)
+    }
+
     /// Ends it with TERM, and with KILL after 10 s.
     pub fn stop(&mut self) -> Result<()> {
         self.end(Signal::SIGTERM)

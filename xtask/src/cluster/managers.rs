@@ -32,6 +32,7 @@ pub(super) fn controller_manager(
         "--kube-api-qps=200".into(),
         "--kube-api-burst=400".into(),
         "--node-monitor-period=2s".into(),
+        "--horizontal-pod-autoscaler-sync-period=1s".into(),
         "--enable-hostpath-provisioner=true".into(),
     ])
 }
