@@ -5,4 +5,5 @@
 mod bed;
 mod take_over;
 mod together;
+mod told;
 mod work;

@@ -1,7 +1,7 @@
 //! One program of each implementation.
 
 use crate::bed::Bed;
-use crate::work;
+use crate::{told, work};
 
 /// Installed and led by the Go implementation, with our daemon on the node.
 #[tokio::test]
@@ -13,6 +13,7 @@ async fn our_daemon_serves_the_go_manager() {
     let mut daemon = bed.daemon();
     work::pulls_images(&bed, true).await;
     work::recreates_containers(&bed).await;
+    told::is_told_and_restarted(&bed).await;
     bed.nothing_was_forbidden();
     daemon.stop().unwrap();
 }
@@ -29,6 +30,7 @@ async fn our_manager_leads_the_go_daemon() {
     // It takes a digest for a tag, which no runtime understands.
     work::pulls_images(&bed, false).await;
     work::recreates_containers(&bed).await;
+    told::is_told_and_restarted(&bed).await;
     bed.nothing_was_forbidden();
     manager.stop().unwrap();
 }

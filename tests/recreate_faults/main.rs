@@ -2,6 +2,7 @@
 //! runtime made of faults. Each test is a node of its own; the test itself says what kubelet would say.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod environment;
 mod node;
 #[path = "../support/mod.rs"]
 mod support;

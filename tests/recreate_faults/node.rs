@@ -16,7 +16,7 @@ use crate::support::connect::connect;
 use crate::support::fault_cri::{FakeContainer, FaultCri};
 
 /// Longer than anything here takes on a slow machine.
-const LONG: Duration = Duration::from_secs(60);
+pub const LONG: Duration = Duration::from_secs(60);
 
 static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| {
     let plane = ControlPlane::start().unwrap();
@@ -34,7 +34,7 @@ static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| {
 
 /// A node: its runtime and its daemon, which end with it.
 pub struct Node {
-    name: &'static str,
+    pub name: &'static str,
     pub runtime: FaultCri,
     daemon: Child,
     client: kube::Client,
@@ -86,7 +86,7 @@ impl Node {
         Api::namespaced(self.client.clone(), "default")
     }
 
-    fn log(&self) -> String {
+    pub fn log(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
 
