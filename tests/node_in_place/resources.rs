@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use crate::field::{Field, container, restarted_once, same_container, same_pod, shared, status};
+use crate::field::{Field, container, holds, restarted_once, same_container, same_pod, shared, status};
 
 /// A container with as much of both.
 fn sized(name: &str, cpu: &str, memory: &str) -> Value {
@@ -102,6 +102,33 @@ async fn image_and_cpu_change_in_one_update() {
     same_container(&before, &after, "side");
     assert_eq!(limits(&after, "app"), (20_000, 64 << 20));
     assert_eq!(limits(&after, "side"), (30_000, 64 << 20));
+}
+
+/// The container wants to be restarted for its memory, so its Pod leaves its Services meanwhile.
+#[tokio::test]
+async fn a_container_that_asks_for_it_is_restarted_for_its_memory() {
+    let test = shared().await;
+    let mut app = sized("app", "100m", "64Mi");
+    app["resizePolicy"] = json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"}]);
+    test.set("web", 1, json!([app]), json!({})).await;
+    let before = test.pod_of("web").await;
+    let change = |template: &mut Value| template["spec"]["containers"][0]["resources"] = size("100m", "96Mi");
+    let restarted = |pod: &Pod| status(pod, "app").restart_count == 1 && holds(pod, "Ready");
+    let name = before.metadata.name.clone().unwrap();
+    let history = test.follow(&name, "restarted and in use", restarted);
+    let ((after, history), _) = tokio::join!(history, test.template("web", change));
+    test.settled("web").await;
+    same_pod(&before, &after);
+    restarted_once(&before, &after, "app");
+    assert_eq!(limits(&after, "app"), (10_000, 96 << 20));
+    let left = |pod: &Pod| !holds(pod, "InPlaceUpdateReady") && !holds(pod, "Ready");
+    let out = history.iter().position(left).expect("it left its Services");
+    let back = history[out..].iter().find(|pod| holds(pod, "InPlaceUpdateReady"));
+    assert_eq!(
+        back.map(|pod| status(pod, "app").restart_count),
+        Some(1),
+        "not before the restart"
+    );
 }
 
 /// More than the node has: the update waits and says so, in the words of the API server.

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::bed::{Bed, Daemon, Test};
 use crate::field::{Field, alone, container, holds, restarted_once, same_container, same_pod, status};
+use crate::pod::{self, from_annotation};
 
 const A: &str = "kruise-test/term:1";
 /// The same image as `A`.
@@ -27,9 +28,11 @@ async fn what_can_be_proven_ends_and_what_cannot_waits_for_the_daemon() {
         overtaken(&test),
         taken_back(&test),
         another_tag(&test),
+        environment(&test),
     );
     let waiting = test.pod_of("twin").await;
     test.bed.daemon = Daemon::start(&test.bed.node, &[]);
+    test.settled("env").await;
     test.settled("twin").await;
     let after = test.pod_of("twin").await;
     same_pod(&waiting, &after);
@@ -166,6 +169,24 @@ async fn another_tag<G: Deref<Target = Bed>>(test: &Test<G>) {
     assert_eq!(said.status.unwrap().updated_available_replicas, Some(0));
     let after = test.pod_of("twin").await;
     restarted_once_but_not_in_use(&before, &after);
+}
+
+/// Nobody but the daemon restarts a container for its environment.
+async fn environment<G: Deref<Target = Bed>>(test: &Test<G>) {
+    let app = pod::container("app", &[from_annotation("CFG", "cfg")]);
+    let metadata = json!({"labels": {"app": "env"}, "annotations": {"cfg": "one"}});
+    test.set(
+        "env",
+        1,
+        json!([app]),
+        json!({"template": {"metadata": metadata}}),
+    )
+    .await;
+    let before = test.pod_of("env").await;
+    let change = |template: &mut Value| template["metadata"]["annotations"]["cfg"] = json!("two");
+    test.template("env", change).await;
+    test.says("env", "its environment is not known to be new").await;
+    same_container(&before, &test.pod_of("env").await, "app");
 }
 
 fn restarted_once_but_not_in_use(before: &Pod, after: &Pod) {
