@@ -184,8 +184,9 @@ fn resize_trouble(pod: &Pod) -> Option<String> {
 }
 
 fn resources_are_new(pod: &Pod, container: &Container) -> bool {
+    let nothing = Resources::default();
     let given = pod.status(&container.name).and_then(|s| s.resources.as_ref());
-    given.is_some_and(|given| same(given, &container.resources))
+    same(given.unwrap_or(&nothing), &container.resources)
 }
 
 /// Whether CPU and memory are the same; kubelet reports nothing else for certain.

@@ -78,7 +78,8 @@ impl Part {
 /// What leads from `old` to `new` in place.
 ///
 /// Beyond what OpenKruise does, a key that a container's environment is taken from is one also when it is
-/// removed, or the first of its map; and a map that goes away takes only the template's keys off the Pod.
+/// removed, or the first of its map; a map that goes away takes only the template's keys off the Pod; and where
+/// the template limits a resource and does not request it, the request goes with the limit.
 ///
 /// # Errors
 /// Why a new Pod is needed.
@@ -103,6 +104,7 @@ pub fn spec(old: &Revision<'_>, new: &Revision<'_>, options: &Options) -> Result
             _ => take(&change, before, options, &mut spec)?,
         }
     }
+    request_as_limited(before, &mut spec);
     if !spec.container_resources.is_empty() {
         let (one, other) = (quality_of_service(before), quality_of_service(after));
         if one != other {
@@ -149,6 +151,25 @@ fn take(change: &Change<'_>, before: &Value, options: &Options, spec: &mut Spec)
         _ => return Err(refuse()),
     }
     Ok(())
+}
+
+/// A resource that is limited and not requested has in the Pod a request as high as its limit, from its creation.
+/// It must stay so, or the quality of service would change.
+fn request_as_limited(before: &Value, spec: &mut Spec) {
+    let containers = before["spec"]["containers"].as_array();
+    for container in containers.into_iter().flatten() {
+        let name = container["name"].as_str().unwrap_or_default();
+        let Some(new) = spec.container_resources.get_mut(name) else {
+            continue;
+        };
+        let requested = Resources::of(&container["resources"]).requests;
+        for (resource, limit) in new.limits.iter().flatten() {
+            if !requested.contains_key(resource) {
+                let requests = new.requests.get_or_insert_default();
+                requests.insert(resource.clone(), limit.clone());
+            }
+        }
+    }
 }
 
 /// Takes the change of the metadata: what containers read goes with them, the rest is a patch.
@@ -253,7 +274,9 @@ fn quality_of_service(template: &Value) -> &'static str {
     let mut guaranteed = true;
     for container in containers {
         let resources = Resources::of(&container["resources"]);
-        sum(&resources.requests, &mut requests);
+        let mut requested = resources.limits.clone();
+        requested.extend(resources.requests);
+        sum(&requested, &mut requests);
         let limited = sum(&resources.limits, &mut limits);
         guaranteed &= limited == 2;
     }

@@ -1,10 +1,13 @@
 //! What happens while the daemon is away.
 
+use std::ops::Deref;
+
 use kruise::api::container_hash::env_hash;
 use nix::sys::signal::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
+use xtask::cluster::finish;
 
-use crate::bed::{Daemon, alone};
+use crate::bed::{Bed, Daemon, Test, alone};
 use crate::pod::{Told, container, from_annotation};
 
 #[tokio::test]
@@ -19,12 +22,33 @@ async fn kill_9_in_mid_restart_ends_in_one_restart() {
     test.patch("web", json!({"metadata": {"annotations": {"cfg": "2"}}}))
         .await;
     test.mark("main.term").await;
+    let row = restarts(&test);
+    assert_eq!(
+        (&row["pod"], &row["container"], &row["step"]),
+        (&json!("web"), &json!("main"), &json!("stopping"))
+    );
     test.bed.daemon.end(Signal::SIGKILL);
     test.bed.daemon = Daemon::start(&test.bed.node, &[]);
     let pod = test.restarted("web", "main", 1).await;
     assert_eq!(pod.told("main").1, env_hash([("CFG", "2")]));
     assert_eq!(test.environments("web-main"), ["1", "2"]);
     assert_eq!(test.writes("web"), 2);
+}
+
+/// What the daemon says of the one restart in this test's namespace.
+fn restarts<G: Deref<Target = Bed>>(test: &Test<G>) -> Value {
+    let runtime = &test.bed.node.runtime;
+    let mut status = runtime.command(env!("CARGO_BIN_EXE_kruise-daemon"));
+    status.args(["status", "--output", "json", "--control-socket"]);
+    let said = finish(status.arg(runtime.dir().join("control.sock"))).unwrap();
+    let said: Value = serde_json::from_str(&said).unwrap();
+    let rows = said["restarts"].as_array().unwrap();
+    let ours: Vec<_> = rows
+        .iter()
+        .filter(|row| row["namespace"] == test.namespace.as_str())
+        .collect();
+    assert_eq!(ours.len(), 1, "{said}");
+    ours[0].clone()
 }
 
 #[tokio::test]

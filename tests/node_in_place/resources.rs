@@ -58,14 +58,18 @@ async fn cpu_and_memory_change_while_the_container_runs() {
     test.set("web", 1, containers, json!({})).await;
     let before = test.pod_of("web").await;
     assert_eq!(limits(&before, "app"), (10_000, 64 << 20));
-    for (cpu, memory, quota, bytes) in [
-        ("200m", "64Mi", 20_000, 64 << 20),
-        ("200m", "96Mi", 20_000, 96 << 20),
-        ("150m", "128Mi", 15_000, 128 << 20),
+    let name = before.metadata.name.as_deref().unwrap();
+    for (request, cpu, memory, quota, bytes) in [
+        ("10m", "200m", "64Mi", 20_000, 64 << 20),
+        ("10m", "200m", "96Mi", 20_000, 96 << 20),
+        ("37m", "150m", "128Mi", 15_000, 128 << 20),
+        ("20m", "100m", "64Mi", 10_000, 64 << 20),
     ] {
-        let name = before.metadata.name.as_deref().unwrap();
-        let change =
-            |template: &mut Value| template["spec"]["containers"][0]["resources"] = size(cpu, memory);
+        let change = |template: &mut Value| {
+            let resources = &mut template["spec"]["containers"][0]["resources"];
+            *resources = size(cpu, memory);
+            resources["requests"]["cpu"] = json!(request);
+        };
         test.template("web", change).await;
         test.settled("web").await;
         let after = test.get_pod(name).await;
@@ -74,18 +78,18 @@ async fn cpu_and_memory_change_while_the_container_runs() {
         same_container(&before, &after, "side");
         assert_eq!(limits(&after, "app"), (quota, bytes));
         assert_eq!(limits(&after, "side"), (10_000, 64 << 20));
-        let given = status(&after, "app").resources.clone().unwrap().limits.unwrap();
-        assert_eq!(
-            (given["cpu"].0.as_str(), given["memory"].0.as_str()),
-            (cpu, memory)
-        );
+        let given = status(&after, "app").resources.clone().unwrap();
+        let (limits, requests) = (given.limits.unwrap(), given.requests.unwrap());
+        let given = [&limits["cpu"].0, &limits["memory"].0, &requests["cpu"].0];
+        assert_eq!(given, [cpu, memory, request]);
     }
 }
 
 #[tokio::test]
 async fn image_and_cpu_change_in_one_update() {
     let test = shared().await;
-    let containers = json!([sized("app", "100m", "64Mi"), sized("side", "100m", "64Mi")]);
+    let plain = container("plain", "kruise-test/term:1");
+    let containers = json!([sized("app", "100m", "64Mi"), sized("side", "100m", "64Mi"), plain]);
     test.set("web", 1, containers, json!({})).await;
     let before = test.pod_of("web").await;
     let change = |template: &mut Value| {
@@ -102,6 +106,28 @@ async fn image_and_cpu_change_in_one_update() {
     same_container(&before, &after, "side");
     assert_eq!(limits(&after, "app"), (20_000, 64 << 20));
     assert_eq!(limits(&after, "side"), (30_000, 64 << 20));
+}
+
+/// Kubernetes gives such a Pod requests as high as its limits, and the best quality of service, for life.
+#[tokio::test]
+async fn limits_without_requests_take_their_requests_along() {
+    let test = shared().await;
+    let mut app = sized("app", "100m", "64Mi");
+    app["resources"].as_object_mut().unwrap().remove("requests");
+    test.set("web", 1, json!([app]), json!({})).await;
+    let before = test.pod_of("web").await;
+    let quality = |pod: &Pod| pod.status.as_ref().unwrap().qos_class.clone();
+    assert_eq!(quality(&before).as_deref(), Some("Guaranteed"));
+    let change = |template: &mut Value| {
+        template["spec"]["containers"][0]["resources"]["limits"]["cpu"] = json!("200m")
+    };
+    test.template("web", change).await;
+    test.settled("web").await;
+    let after = test.pod_of("web").await;
+    same_pod(&before, &after);
+    same_container(&before, &after, "app");
+    assert_eq!(limits(&after, "app"), (20_000, 64 << 20));
+    assert_eq!(quality(&after), quality(&before));
 }
 
 /// The container wants to be restarted for its memory, so its Pod leaves its Services meanwhile.

@@ -28,6 +28,7 @@ async fn what_can_be_proven_ends_and_what_cannot_waits_for_the_daemon() {
         overtaken(&test),
         taken_back(&test),
         another_tag(&test),
+        the_tag_that_is_reported(&test),
         environment(&test),
     );
     let waiting = test.pod_of("twin").await;
@@ -169,6 +170,19 @@ async fn another_tag<G: Deref<Target = Bed>>(test: &Test<G>) {
     assert_eq!(said.status.unwrap().updated_available_replicas, Some(0));
     let after = test.pod_of("twin").await;
     restarted_once_but_not_in_use(&before, &after);
+}
+
+/// The other way round: of the two tags it is the new one that the runtime reports.
+async fn the_tag_that_is_reported<G: Deref<Target = Bed>>(test: &Test<G>) {
+    let containers = json!([container("app", A_AGAIN)]);
+    test.set("tag", 1, containers, json!({})).await;
+    let before = test.pod_of("tag").await;
+    test.image("tag", 0, A).await;
+    test.settled("tag").await;
+    let after = test.pod_of("tag").await;
+    same_pod(&before, &after);
+    restarted_once(&before, &after, "app");
+    assert_eq!(status(&before, "app").image_id, status(&after, "app").image_id);
 }
 
 /// Nobody but the daemon restarts a container for its environment.

@@ -2,6 +2,7 @@
 mod batches;
 mod overtaken;
 mod proofs;
+mod sizes;
 mod vectors;
 
 use jiff::Timestamp;

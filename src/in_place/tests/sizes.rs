@@ -1,0 +1,67 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+/// What leads from one size of container `app` to another, beside a container `side` without any.
+fn resized(old: Value, new: Value) -> Result<Spec, MustRecreate> {
+    let data = |size: &Value| {
+        let containers = json!([{ "name": "app", "image": "app:1", "resources": size }, { "name": "side", "image": "side:1" }]);
+        json!({ "spec": { "template": { "spec": { "containers": containers } } } })
+    };
+    let (old, new) = (data(&old), data(&new));
+    let revision = |name, data| Revision {
+        name,
+        data,
+        claims: None,
+    };
+    let options = Options {
+        env_from_metadata: true,
+        vertical: true,
+        recreate_for_claims: false,
+        grace_seconds: 0,
+    };
+    spec::spec(&revision("old", &old), &revision("new", &new), &options)
+}
+
+#[test]
+fn a_request_that_the_limit_stands_for_goes_with_it() {
+    let size = |cpu: &str| json!({ "limits": { "cpu": cpu, "memory": "64Mi" } });
+    let spec = resized(size("1"), size("2")).unwrap();
+    let new = json!(spec.container_resources["app"]);
+    assert_eq!(
+        new,
+        json!({ "limits": { "cpu": "2" }, "requests": { "cpu": "2" } })
+    );
+}
+
+#[test]
+fn a_request_of_its_own_stays() {
+    let size = |cpu: &str| json!({ "limits": { "cpu": cpu }, "requests": { "cpu": "1" } });
+    let spec = resized(size("2"), size("3")).unwrap();
+    assert_eq!(
+        json!(spec.container_resources["app"]),
+        json!({ "limits": { "cpu": "3" } })
+    );
+}
+
+#[test]
+fn a_container_without_resources_has_none_to_wait_for() {
+    let mut pod = pod(&["app", "side"]);
+    let spec = resized(
+        json!({ "limits": { "cpu": "1" } }),
+        json!({ "limits": { "cpu": "2" } }),
+    )
+    .unwrap();
+    let size = json!({ "limits": { "cpu": "1" }, "requests": { "cpu": "1" } });
+    pod["spec"]["containers"][0]["resources"] = size.clone();
+    pod["status"]["containerStatuses"][0]["resources"] = size;
+    start(&mut pod, &spec);
+    let waiting = progress(&Pod::of(&pod));
+    assert_eq!(
+        waiting,
+        Progress::Waiting(complete::Waiting::Resources("app".into(), None))
+    );
+    pod["status"]["containerStatuses"][0]["resources"] =
+        json!({ "limits": { "cpu": "2" }, "requests": { "cpu": "2" } });
+    assert_eq!(progress(&Pod::of(&pod)), Progress::Done);
+}
