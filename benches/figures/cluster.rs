@@ -17,11 +17,12 @@ pub type Kind = (&'static str, &'static str, &'static str);
 pub const NODE_IMAGE: Kind = ("apps.kruise.io", "v1beta1", "NodeImage");
 pub const JOB: Kind = ("apps.kruise.io", "v1beta1", "ImagePullJob");
 pub const REQUEST: Kind = ("apps.kruise.io", "v1beta1", "ContainerRecreateRequest");
+pub const CLONE_SET: Kind = ("apps.kruise.io", "v1beta1", "CloneSet");
 pub const POD: Kind = ("", "v1", "Pod");
 pub const NODE: Kind = ("", "v1", "Node");
 
 /// How long any one thing may take.
-const BOUND: Duration = Duration::from_secs(180);
+const BOUND: Duration = Duration::from_secs(240);
 
 /// A client for a kubeconfig. The product's own: kube's does not set TCP_NODELAY, which costs 40 ms a write.
 pub async fn client(path: &Path) -> Result<Client> {
@@ -90,9 +91,15 @@ pub async fn watch(client: &Client, kind: Kind, namespace: Option<&str>) -> Resu
 
 /// The moment at which `done` first held of the object `name`.
 pub async fn seen(watch: &mut Seen, name: &str, done: impl Fn(&Value) -> bool) -> Result<(Instant, Value)> {
+    let of_it = |o: &DynamicObject| o.metadata.name.as_deref() == Some(name) && done(&o.data);
+    next(watch, of_it).await.with_context(|| name.to_owned())
+}
+
+/// The next object that `done` holds of, and when it was seen.
+pub async fn next(watch: &mut Seen, done: impl Fn(&DynamicObject) -> bool) -> Result<(Instant, Value)> {
     let find = async {
         while let Some((at, object)) = watch.recv().await {
-            if object.metadata.name.as_deref() == Some(name) && done(&object.data) {
+            if done(&object) {
                 return Ok((at, object.data));
             }
         }
@@ -100,7 +107,13 @@ pub async fn seen(watch: &mut Seen, name: &str, done: impl Fn(&Value) -> bool) -
     };
     tokio::time::timeout(BOUND, find)
         .await
-        .with_context(|| format!("{name}: not there after {BOUND:?}"))?
+        .with_context(|| format!("not there after {BOUND:?}"))?
+}
+
+/// Whether a Pod is ready.
+pub fn ready(pod: &Value) -> bool {
+    let conditions = pod["status"]["conditions"].as_array();
+    conditions.is_some_and(|c| c.iter().any(|c| c["type"] == "Ready" && c["status"] == "True"))
 }
 
 /// Waits until `done` holds of an object that exists.

@@ -1,44 +1,45 @@
-//! The row on a job over a thousand nodes that kwok plays and whose daemons answer at once.
+//! A job over many nodes that kwok plays and whose daemons answer at once.
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt, stream};
-use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
+use kube::api::{DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
-use xtask::cluster::{Cache, finish, prepare};
 
-use crate::cluster::{self, JOB, NODE, NODE_IMAGE, Seen};
+use crate::cluster::{self, JOB, NODE_IMAGE, Seen};
 use crate::footprint::cpu;
-use crate::report::Figures;
+use crate::kwok::{self, AT_ONCE};
 use crate::side::Side;
 
-const NODES: usize = 1000;
-/// Requests in flight of the plain client.
-const AT_ONCE: usize = 32;
-const LABEL: &str = "bench=kwok";
 const IMAGE: &str = "bench-fan-out";
 
-pub async fn measure(side: &Side, figures: &mut Figures) -> Result<()> {
-    start_kwok(side)?;
-    let nodes = (0..NODES).map(|n| node(&format!("kwok-{n}")));
-    let made = stream::iter(nodes).map(|n| cluster::create(&side.client, NODE, None, n));
-    made.buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
-    let names = node_images(side).await?;
+/// What a job over many nodes came to.
+#[derive(Clone, Copy, Debug)]
+pub struct FanOut {
+    pub time: Duration,
+    /// What a plain client needs for the same writes.
+    pub bare: Duration,
+    pub cpu: Duration,
+    /// Writes to the spec of each NodeImage.
+    pub writes: f64,
+}
 
-    figures.fan_out_bare = Some(bare(side, &names).await?);
+/// A job over `count` nodes.
+pub async fn measure(side: &mut Side, count: usize) -> Result<FanOut> {
+    let names = kwok::nodes(side, count).await?;
+    let bare = bare(side, &names).await?;
     let answers = tokio::spawn(answer(
         side.client.clone(),
         cluster::watch(&side.client, NODE_IMAGE, None).await?,
     ));
-    // What the thousand new nodes cost is not the job's.
+    // What the new nodes cost is not the job's.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let before = cpu(side, side.manager)?;
     let mut jobs = cluster::watch(&side.client, JOB, Some("default")).await?;
     let spec = json!({
         "image": format!("{IMAGE}:1"),
-        "parallelism": NODES,
+        "parallelism": count,
         "selector": { "matchLabels": { "bench": "kwok" } },
         "completionPolicy": { "type": "Always", "activeDeadlineSeconds": 600 },
     });
@@ -49,57 +50,16 @@ pub async fn measure(side: &Side, figures: &mut Figures) -> Result<()> {
     let (at, job) = cluster::seen(&mut jobs, "fan-out", ended).await?;
     answers.abort();
     ensure!(
-        job["status"]["succeeded"] == NODES,
+        job["status"]["succeeded"] == count,
         "not all nodes succeeded: {}",
         job["status"]
     );
-    figures.fan_out = Some(at - start);
-    figures.fan_out_cpu = Some(cpu(side, side.manager)?.saturating_sub(before));
-    figures.fan_out_writes = Some(spec_writes(side)? as f64 / NODES as f64);
-    Ok(())
-}
-
-fn start_kwok(side: &Side) -> Result<()> {
-    let cache = Cache::open()?;
-    prepare::ensure(&cache, &[prepare::Part::Kwok])?;
-    let module = format!("sigs.k8s.io/kwok@{}", xtask::cluster::KWOK);
-    let text = finish(Command::new("go").args(["mod", "download", "-json", &module]))?;
-    let module: Value = serde_json::from_str(&text)?;
-    let dir = module["Dir"]
-        .as_str()
-        .context("go does not say where kwok's module is")?;
-    let script = format!(
-        "{} --kubeconfig={} --manage-nodes-with-label-selector={LABEL} --node-lease-duration-seconds=0 \
-         --config={dir}/kustomize/stage/node/fast/node-initialize.yaml > {}/kwok.log 2>&1 < /dev/null &",
-        cache.kwok().display(),
-        side.node.plane.kubeconfig().display(),
-        side.node.plane.dir().display(),
-    );
-    finish(side.node.runtime.command("bash").args(["-c", &script])).map(drop)
-}
-
-fn node(name: &str) -> Value {
-    // Tainted, so that nothing real is scheduled there.
-    let taints = json!([{ "key": "bench", "value": "kwok", "effect": "NoSchedule" }]);
-    json!({ "metadata": { "name": name, "labels": { "bench": "kwok" } }, "spec": { "taints": taints } })
-}
-
-/// Waits until each of the nodes has its NodeImage; their names.
-async fn node_images(side: &Side) -> Result<Vec<String>> {
-    let api = cluster::api(&side.client, NODE_IMAGE, None);
-    let start = Instant::now();
-    loop {
-        let list = api.list_metadata(&ListParams::default().labels(LABEL)).await?;
-        if list.items.len() >= NODES {
-            return Ok(list.items.into_iter().filter_map(|i| i.metadata.name).collect());
-        }
-        ensure!(
-            start.elapsed() < Duration::from_secs(300),
-            "only {} NodeImages of {NODES}",
-            list.items.len()
-        );
-        tokio::time::sleep(Duration::from_millis(500)).await;
-    }
+    Ok(FanOut {
+        time: at - start,
+        bare,
+        cpu: cpu(side, side.manager)?.saturating_sub(before),
+        writes: spec_writes(side)? as f64 / count as f64,
+    })
 }
 
 /// What a plain client needs for one spec and one status write of each NodeImage.

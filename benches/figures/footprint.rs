@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::report::Figures;
+use crate::rows::Figures;
 use crate::side::{Side, proc_file};
 
 pub fn start(side: &Side, figures: &mut Figures) -> Result<()> {

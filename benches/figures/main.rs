@@ -2,33 +2,52 @@
 //!
 //! `cargo xtask bench [--peer DIR]` runs this; every figure comes from the same machine in the same run.
 
+mod bare;
+mod clone_set;
 mod cluster;
 mod fan_out;
 mod footprint;
+mod in_place;
+mod kwok;
+mod many;
 mod pull;
 mod recreate;
 mod report;
+mod rows;
 mod side;
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use report::{Figures, Report};
+use report::Report;
+use rows::Figures;
 use side::{Side, Which};
+
+/// Nodes and Pods of the rows that are measured side by side.
+const THOUSAND: usize = 1000;
 
 fn main() -> Result<()> {
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
     let binaries = variable("KRUISE_BENCH_BINARIES").context("run this by 'cargo xtask bench'")?;
-    let peer = variable("KRUISE_BENCH_PEER");
+    let groups = std::env::var("KRUISE_BENCH_GROUPS").unwrap_or_default();
+    let groups: Vec<&str> = groups.split(',').collect();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let ours = runtime.block_on(measure(&Which::Ours(binaries)))?;
-    let mut report = Report { ours, peer: None };
-    match peer {
-        Some(dir) => report.peer = Some(runtime.block_on(measure(&Which::Peer(dir)))?),
-        None => eprintln!("The Go implementation is not measured: no --peer given."),
-    }
+    let ours = Which::Ours(binaries);
+    let report = if groups.iter().any(|group| group.starts_with("many-")) {
+        Report::Alone(Box::new(runtime.block_on(alone(&ours, &groups))?))
+    } else {
+        let figures = runtime.block_on(beside(&ours, &groups))?;
+        let peer = match variable("KRUISE_BENCH_PEER") {
+            Some(dir) => Some(runtime.block_on(beside(&Which::Peer(dir), &groups))?),
+            None => {
+                eprintln!("The Go implementation is not measured: no --peer given.");
+                None
+            }
+        };
+        Report::Beside(Box::new((figures, peer)))
+    };
     print!("{}", report.table());
     if let Some(file) = variable("KRUISE_BENCH_OUT") {
         report.write(&file)?;
@@ -37,12 +56,11 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The rows of one implementation, on a cluster of its own; `KRUISE_BENCH_ONLY` names one group of them.
-async fn measure(which: &Which) -> Result<Figures> {
+/// These groups of rows of one implementation, on a cluster of its own.
+async fn beside(which: &Which, groups: &[&str]) -> Result<Figures> {
     let name = which.name();
-    let only = std::env::var("KRUISE_BENCH_ONLY").ok();
     let due = |group: &str| {
-        let due = only.as_deref().is_none_or(|only| only == group);
+        let due = groups.contains(&group);
         if due {
             eprintln!("==> {name}: {group}");
         }
@@ -50,7 +68,7 @@ async fn measure(which: &Which) -> Result<Figures> {
     };
     let mut figures = Figures::default();
     eprintln!("==> {name}: a node and both programs start");
-    let side = Side::start(which).await?;
+    let mut side = Side::start(which).await?;
     footprint::start(&side, &mut figures)?;
     if due("memory") {
         footprint::idle(&side, &mut figures).await?;
@@ -61,8 +79,34 @@ async fn measure(which: &Which) -> Result<Figures> {
     if due("recreate") {
         recreate::measure(&side, &mut figures).await?;
     }
+    if due("in-place") {
+        figures.in_place = Some(in_place::restarts(&side).await?);
+    }
+    if due("ahead") {
+        figures.rollout = Some(in_place::rollout(&side, false).await?);
+        figures.rollout_ahead = Some(in_place::rollout(&side, true).await?);
+    }
     if due("fan-out") {
-        fan_out::measure(&side, &mut figures).await?;
+        figures.fan_out = Some(fan_out::measure(&mut side, THOUSAND).await?);
+    }
+    if due("clone-set") {
+        figures.clone_set = Some(clone_set::measure(&mut side, THOUSAND, THOUSAND).await?);
+    }
+    Ok(figures)
+}
+
+/// These groups of rows at sizes of their own, each on a cluster of its own.
+async fn alone(which: &Which, groups: &[&str]) -> Result<Figures> {
+    let mut figures = Figures::default();
+    for group in groups {
+        eprintln!("==> {group}");
+        let mut side = Side::start(which).await?;
+        match *group {
+            "many-nodes" => figures.many_nodes = Some(many::nodes(&mut side).await?),
+            "many-pods" => figures.many_pods = Some(many::pods(&mut side).await?),
+            "many-sets" => figures.many_sets = Some(many::sets(&mut side).await?),
+            _ => anyhow::bail!("{group} is not measured at size"),
+        }
     }
     Ok(figures)
 }

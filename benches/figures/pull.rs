@@ -10,7 +10,7 @@ use serde_json::json;
 use xtask::cluster::Image;
 
 use crate::cluster::{self, JOB, median};
-use crate::report::Figures;
+use crate::rows::Figures;
 use crate::side::Side;
 
 const RUNS: usize = 5;

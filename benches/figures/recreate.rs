@@ -8,8 +8,8 @@ use kruise::cri::Runtime as _;
 use kruise::cri::client::Client as Cri;
 use serde_json::{Value, json};
 
-use crate::cluster::{self, POD, REQUEST, median};
-use crate::report::Figures;
+use crate::cluster::{self, POD, REQUEST, median, ready};
+use crate::rows::Figures;
 use crate::side::Side;
 
 const RUNS: usize = 5;
@@ -130,11 +130,6 @@ async fn recreate(side: &Side, name: &str, image: &str, containers: usize) -> Re
         own,
         writes,
     })
-}
-
-fn ready(pod: &Value) -> bool {
-    let conditions = pod["status"]["conditions"].as_array();
-    conditions.is_some_and(|c| c.iter().any(|c| c["type"] == "Ready" && c["status"] == "True"))
 }
 
 fn restarted(pod: &Value) -> bool {

@@ -1,4 +1,4 @@
-//! The table.
+//! The tables.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -7,170 +7,148 @@ use std::time::Duration;
 use anyhow::Result;
 use xtask::cluster::{KUBERNETES, run};
 
-/// What was measured of one implementation; none where it could not be.
-#[derive(Clone, Debug, Default)]
-pub struct Figures {
-    pub job_present: Option<Duration>,
-    pub job_pull_above_bare: Option<Duration>,
-    pub fan_out: Option<Duration>,
-    pub fan_out_bare: Option<Duration>,
-    pub fan_out_cpu: Option<Duration>,
-    pub fan_out_writes: Option<f64>,
-    pub recreate_exit: Option<Duration>,
-    pub recreate_completed: Option<Duration>,
-    pub recreate_own: Option<Duration>,
-    pub kubelet_restart: Option<Duration>,
-    pub recreate_three: Option<Duration>,
-    pub recreate_writes: Option<usize>,
-    pub daemon_rss: Option<u64>,
-    pub daemon_anonymous: Option<u64>,
-    pub manager_rss: Option<u64>,
-    pub daemon_start: Option<Duration>,
-    pub daemon_size: Option<u64>,
-    pub manager_size: Option<u64>,
+use crate::rows::{ALONE, BESIDE, FREE, Figures, Row, seconds};
+
+/// What was measured.
+pub enum Report {
+    /// Ours, beside the Go one where that was there.
+    Beside(Box<(Figures, Option<Figures>)>),
+    /// Ours, at sizes of its own.
+    Alone(Box<Figures>),
 }
 
-/// Both sides.
-pub struct Report {
-    pub ours: Figures,
-    pub peer: Option<Figures>,
-}
-
-/// A row: what, its unit, the figure to reach in that unit, and how to read it.
-struct Row(&'static str, &'static str, f64, fn(&Figures) -> Option<f64>);
-
-const MEGABYTE: f64 = 1_000_000.0;
-const ROWS: [Row; 16] = [
-    Row(
-        "ImagePullJob, image on the node: create to completionTime",
-        "s",
-        0.15,
-        |f| seconds(f.job_present),
-    ),
-    Row(
-        "ImagePullJob that pulls 32 MiB: time above a bare CRI pull",
-        "s",
-        0.1,
-        |f| seconds(f.job_pull_above_bare),
-    ),
-    Row("ImagePullJob over 1,000 kwok nodes", "s", 6.0, |f| {
-        seconds(f.fan_out)
-    }),
-    Row("the same, as a multiple of the bare limit", "x", 1.3, |f| {
-        Some(seconds(f.fan_out)? / seconds(f.fan_out_bare)?)
-    }),
-    Row("the same, spec writes per node", "", 1.0, |f| f.fan_out_writes),
-    Row("the same, manager's processor time", "s", 1.0, |f| {
-        seconds(f.fan_out_cpu)
-    }),
-    Row("recreate one container: create to task exit", "ms", 15.0, |f| {
-        millis(f.recreate_exit)
-    }),
-    Row(
-        "the same, create to Completed without kubelet's part",
-        "ms",
-        20.0,
-        |f| millis(f.recreate_own),
-    ),
-    Row(
-        "the same, API writes of all but kubelet, events apart",
-        "",
-        4.0,
-        |f| Some(f.recreate_writes? as f64),
-    ),
-    Row("recreate three containers that take 2 s to stop", "s", 3.7, |f| {
-        seconds(f.recreate_three)
-    }),
-    Row("daemon, resident memory, idle", "MB", 9.0, |f| {
-        megabytes(f.daemon_rss)
-    }),
-    Row("of which anonymous", "MB", 2.0, |f| megabytes(f.daemon_anonymous)),
-    Row("manager, resident memory, idle", "MB", 15.0, |f| {
-        megabytes(f.manager_rss)
-    }),
-    Row("daemon, start to healthy and watching", "s", 0.1, |f| {
-        seconds(f.daemon_start)
-    }),
-    Row("daemon, binary", "MB", 10.0, |f| megabytes(f.daemon_size)),
-    Row("manager, binary", "MB", 15.0, |f| megabytes(f.manager_size)),
-];
-
-fn seconds(time: Option<Duration>) -> Option<f64> {
-    Some(time?.as_secs_f64())
-}
-
-fn millis(time: Option<Duration>) -> Option<f64> {
-    Some(time?.as_secs_f64() * 1000.0)
-}
-
-fn megabytes(bytes: Option<u64>) -> Option<f64> {
-    Some(bytes? as f64 / MEGABYTE)
-}
+/// Headings of the page. Each kind of report has its section, which it writes anew; people write the notes.
+const HEADINGS: [&str; 3] = ["## Side by side\n", "## At size\n", "## Notes\n"];
 
 impl Report {
     /// A Markdown table: our figure, the Go one, their ratio, and what is to be reached.
     pub fn table(&self) -> String {
-        let mut text =
-            String::from("| Work | kruise-rs | Go | Go / ours | to reach | |\n|---|---|---|---|---|---|\n");
-        for Row(what, unit, target, read) in &ROWS {
-            let ours = read(&self.ours);
-            let peer = self.peer.as_ref().and_then(read);
-            let ratio = match (ours, peer) {
-                (Some(ours), Some(peer)) if ours > 0.0 => format!("{:.1}", peer / ours),
-                _ => "–".into(),
-            };
-            let verdict = match ours {
-                Some(ours) if ours <= *target => "met".into(),
-                Some(ours) => format!("missed by {} {unit}", short(ours - target)),
-                None => "not measured".into(),
-            };
-            let show = |v: Option<f64>| v.map_or_else(|| "–".into(), |v| format!("{} {unit}", short(v)));
-            let (ours, peer) = (show(ours), show(peer));
-            // Writing into a String cannot fail.
-            let _ = writeln!(
-                text,
-                "| {what} | {ours} | {peer} | {ratio} | {} {unit} | {verdict} |",
-                short(*target)
-            );
+        match self {
+            Self::Beside(both) => beside(&both.0, both.1.as_ref()),
+            Self::Alone(ours) => {
+                let mut text = String::from("| Work | kruise-rs | to reach | |\n|---|---|---|---|\n");
+                for row in &ALONE {
+                    let Row(what, unit, ..) = row;
+                    let (ours, reach, verdict) = judged(row, ours);
+                    let ours = show(ours, unit);
+                    // Writing into a String cannot fail.
+                    let _ = writeln!(text, "| {what} | {ours} | {reach} | {verdict} |");
+                }
+                text
+            }
         }
-        let show = |time: Option<Duration>| seconds(time).map_or_else(|| "–".into(), short);
-        let restart = |f: &Figures| {
-            format!(
-                "{} s, of kubelet's own restart {} s",
-                show(f.recreate_completed),
-                show(f.kubelet_restart)
-            )
-        };
-        let peer = self
-            .peer
-            .as_ref()
-            .map_or_else(String::new, |p| format!(" (Go: {})", restart(p)));
-        let _ = writeln!(
-            text,
-            "\nBare limit of the 1,000 nodes: {} s. One container, create to Completed: {}{peer}.",
-            show(self.ours.fan_out_bare),
-            restart(&self.ours),
-        );
-        text
     }
 
-    /// Writes the page; its section "Notes" is kept, for people write it.
+    /// Writes the report's section of the page; the others are kept.
     pub fn write(&self, file: &Path) -> Result<()> {
         let old = std::fs::read_to_string(file).unwrap_or_default();
-        let notes = old.find("## Notes").map_or("", |at| &old[at..]);
+        let (heading, command) = match self {
+            Self::Beside(_) => (HEADINGS[0], "cargo xtask bench"),
+            Self::Alone(_) => (HEADINGS[1], "cargo xtask bench --at-size"),
+        };
         let date = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
-        let text = format!(
-            "# Benchmarks\n\nWritten by `cargo xtask bench` on {date}. {}\n\nEach implementation had a fresh \
-             one-node cluster to itself and ran as plain processes with its own service accounts. Times are medians \
-             as a watching client sees them; they say something in comparison only.\n\n{}\n{notes}",
+        let new = format!(
+            "{heading}\nWritten by `{command}` on {date}. {}\n\n{}\n",
             machine(),
             self.table()
         );
+        let mut text = String::from(INTRODUCTION);
+        for kept in HEADINGS {
+            text += if kept == heading {
+                &new
+            } else {
+                section(&old, kept)
+            };
+        }
         if let Some(dir) = file.parent() {
             std::fs::create_dir_all(dir)?;
         }
-        Ok(std::fs::write(file, text)?)
+        Ok(std::fs::write(file, text.trim_end().to_owned() + "\n")?)
     }
+}
+
+const INTRODUCTION: &str = "# Benchmarks\n\nEach implementation has a fresh one-node cluster to itself and runs as \
+    plain processes with its own service accounts. Times are as a watching client sees them; they say something in \
+    comparison only.\n\n";
+
+/// A section of the page with its heading, to the next one.
+fn section<'a>(page: &'a str, heading: &str) -> &'a str {
+    let Some(begin) = page.find(heading) else {
+        return "";
+    };
+    let rest = &page[begin..];
+    let end = rest[heading.len()..]
+        .find("\n## ")
+        .map(|at| at + heading.len() + 1);
+    &rest[..end.unwrap_or(rest.len())]
+}
+
+fn beside(ours: &Figures, peer: Option<&Figures>) -> String {
+    let mut text =
+        String::from("| Work | kruise-rs | Go | Go / ours | to reach | |\n|---|---|---|---|---|---|\n");
+    for row in &BESIDE {
+        let Row(what, unit, _, read) = row;
+        let (ours, reach, verdict) = judged(row, ours);
+        let peer = peer.and_then(read);
+        let ratio = match (ours, peer) {
+            (Some(ours), Some(peer)) if ours > 0.0 => format!("{:.1}", peer / ours),
+            _ => "–".into(),
+        };
+        let (ours, peer) = (show(ours, unit), show(peer, unit));
+        // Writing into a String cannot fail.
+        let _ = writeln!(
+            text,
+            "| {what} | {ours} | {peer} | {ratio} | {reach} | {verdict} |"
+        );
+    }
+    let go = peer.map_or_else(String::new, |peer| {
+        format!("\nThe same of Go: {}\n", details(peer))
+    });
+    let _ = writeln!(text, "\n{}\n{go}", details(ours));
+    text
+}
+
+/// What the rows stand on.
+fn details(f: &Figures) -> String {
+    let show = |time: Option<Duration>| seconds(time).map_or_else(|| "–".into(), short);
+    let life = f.clone_set.unwrap_or_default();
+    format!(
+        "bare limit of the 1,000 nodes {} s; of the Pods {} s, {} s and {} s. One container, create to Completed: {} s, \
+         of kubelet's own restart {} s. Image change of a CloneSet to new container running: {} s; of a Pod that \
+         nobody controls: {} s. Rollout to a 300 MiB image: {} s with a longest outage of {} s, pulled ahead {} s \
+         with {} s.",
+        show(f.fan_out.map(|j| j.bare)),
+        show(f.clone_set.map(|_| life.up.bare)),
+        show(f.clone_set.map(|_| life.update.bare)),
+        show(f.clone_set.map(|_| life.down.bare)),
+        show(f.recreate_completed),
+        show(f.kubelet_restart),
+        show(f.in_place.map(|r| r.total)),
+        show(f.in_place.map(|r| r.kubelet)),
+        show(f.rollout.map(|r| r.total)),
+        show(f.rollout.map(|r| r.outage)),
+        show(f.rollout_ahead.map(|r| r.total)),
+        show(f.rollout_ahead.map(|r| r.outage)),
+    )
+}
+
+/// Our figure, what it should be, and whether it is.
+fn judged(row: &Row, ours: &Figures) -> (Option<f64>, String, String) {
+    let Row(_, unit, target, read) = row;
+    let ours = read(ours);
+    if *target == FREE {
+        return (ours, "–".into(), String::new());
+    }
+    let verdict = match ours {
+        Some(ours) if ours <= *target => "met".into(),
+        Some(ours) => format!("missed by {} {unit}", short(ours - target)),
+        None => "not measured".into(),
+    };
+    (ours, show(Some(*target), unit), verdict)
+}
+
+fn show(value: Option<f64>, unit: &str) -> String {
+    value.map_or_else(|| "–".into(), |v| format!("{} {unit}", short(v)))
 }
 
 /// Two digits that matter.

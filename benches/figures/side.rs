@@ -31,6 +31,8 @@ pub struct Side {
     pub daemon_start: Duration,
     /// Sizes of the binaries in bytes: daemon, manager.
     pub sizes: (u64, u64),
+    /// Whether kwok runs.
+    pub kwok: bool,
 }
 
 impl Which {
@@ -70,6 +72,7 @@ impl Side {
             manager,
             daemon_start,
             sizes,
+            kwok: false,
         })
     }
 }

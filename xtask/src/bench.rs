@@ -5,6 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 
 use crate::cluster::Cache;
 use crate::codegen::repository;
@@ -21,8 +22,34 @@ pub struct Options {
     #[arg(long, value_name = "FILE", default_value = "docs/benchmarks.md")]
     out: PathBuf,
     /// Only this group of rows; nothing is written then
-    #[arg(long, value_parser = ["memory", "pull", "recreate", "fan-out"])]
-    only: Option<String>,
+    #[arg(long, value_parser = PossibleValuesParser::new([&BESIDE[..], &AT_SIZE[..]].concat()))]
+    only: Vec<String>,
+    /// The groups that take ours alone to sizes that need minutes, instead of the others
+    #[arg(long, conflicts_with = "only")]
+    at_size: bool,
+}
+
+/// Groups of rows.
+const BESIDE: [&str; 7] = [
+    "memory",
+    "pull",
+    "recreate",
+    "in-place",
+    "ahead",
+    "fan-out",
+    "clone-set",
+];
+/// Groups of rows of ours alone, each on a cluster of its own.
+const AT_SIZE: [&str; 3] = ["many-nodes", "many-pods", "many-sets"];
+
+impl Options {
+    fn groups(&self) -> Vec<&str> {
+        match (&self.only[..], self.at_size) {
+            ([], false) => BESIDE.to_vec(),
+            ([], true) => AT_SIZE.to_vec(),
+            (only, _) => only.iter().map(String::as_str).collect(),
+        }
+    }
 }
 
 /// Builds the programs and runs the measurements.
@@ -43,10 +70,10 @@ pub fn run(options: &Options) -> Result<()> {
     cargo
         .current_dir(repository())
         .env("KRUISE_BENCH_BINARIES", binaries.dir());
-    match &options.only {
-        Some(group) => cargo.env("KRUISE_BENCH_ONLY", group),
-        None => cargo.env("KRUISE_BENCH_OUT", std::path::absolute(&options.out)?),
-    };
+    cargo.env("KRUISE_BENCH_GROUPS", options.groups().join(","));
+    if options.only.is_empty() {
+        cargo.env("KRUISE_BENCH_OUT", std::path::absolute(&options.out)?);
+    }
     if let Some(peer) = &options.peer {
         let dir = peer
             .canonicalize()

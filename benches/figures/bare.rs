@@ -1,0 +1,110 @@
+//! The bare limit of a workload: what a plain client needs for its Pods, a bounded number of requests at a time.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use futures::{StreamExt, TryStreamExt, stream};
+use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, WatchEvent, WatchParams};
+use serde_json::{Value, json};
+
+use crate::clone_set::NAMESPACE;
+use crate::cluster::{self, POD};
+use crate::kwok::{self, AT_ONCE};
+use crate::side::Side;
+
+/// How long Pods may take to go.
+const BOUND: Duration = Duration::from_secs(240);
+const GATE: &str = "InPlaceUpdateReady";
+
+/// Times for Pods from none to all ready, a spec and a status write to each, and to none again.
+pub struct Limits {
+    pub up: Duration,
+    pub update: Duration,
+    pub down: Duration,
+}
+
+/// Does with Pods what a CloneSet cannot do without.
+pub async fn measure(side: &Side, count: usize) -> Result<Limits> {
+    let api = cluster::api(&side.client, POD, Some(NAMESPACE));
+    let names: Vec<String> = (0..count).map(|n| format!("bare-{n}")).collect();
+    let mut pods = cluster::watch(&side.client, POD, Some(NAMESPACE)).await?;
+    let start = Instant::now();
+    let made =
+        stream::iter(&names).map(|name| cluster::create(&side.client, POD, Some(NAMESPACE), pod(name)));
+    made.buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
+    let mut waiting: BTreeSet<&str> = names.iter().map(String::as_str).collect();
+    while !waiting.is_empty() {
+        let (_, pod) = pods.recv().await.context("the watch of Pods ended")?;
+        if pod.data["status"]["phase"] == "Running" {
+            waiting.remove(pod.metadata.name.as_deref().unwrap_or_default());
+        }
+    }
+    patch(&api, &names, &[(true, status("True"))]).await?;
+    let up = start.elapsed();
+    let start = Instant::now();
+    let image = json!({ "spec": { "containers": [{ "name": "app", "image": "bench/app:2" }] } });
+    patch(&api, &names, &[(true, status("False")), (false, image)]).await?;
+    let update = start.elapsed();
+    let gone = gone(side).await?;
+    let start = Instant::now();
+    let (api, params) = (&api, &Default::default());
+    let deleted = stream::iter(&names).map(|name| api.delete(name, params));
+    deleted.buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
+    let down = gone.await? - start;
+    Ok(Limits { up, update, down })
+}
+
+fn pod(name: &str) -> Value {
+    let mut spec = kwok::pod_spec("bench/app:1");
+    // Not the gate that controllers see to in Pods of nobody's.
+    spec["readinessGates"] = json!([{ "conditionType": GATE }]);
+    json!({ "metadata": { "name": name, "labels": { "app": "bare" } }, "spec": spec })
+}
+
+fn status(gate: &str) -> Value {
+    json!({ "status": { "conditions": [{ "type": GATE, "status": gate, "reason": "Bench" }] } })
+}
+
+/// Patches each Pod, one patch after the other: of the status where the flag says so.
+async fn patch(api: &Api<DynamicObject>, names: &[String], patches: &[(bool, Value)]) -> Result<()> {
+    let params = &PatchParams::default();
+    let all = stream::iter(names).map(|name| async move {
+        for (of_status, patch) in patches {
+            let patch = Patch::Strategic(patch);
+            if *of_status {
+                api.patch_status(name, params, &patch).await?;
+            } else {
+                api.patch(name, params, &patch).await?;
+            }
+        }
+        Ok::<(), kube::Error>(())
+    });
+    all.buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
+    Ok(())
+}
+
+/// The moment at which all Pods are gone that are there now; the watch is established when this returns.
+pub async fn gone(side: &Side) -> Result<impl Future<Output = Result<Instant>> + use<>> {
+    let api = cluster::api(&side.client, POD, Some(NAMESPACE));
+    let list = api.list_metadata(&ListParams::default()).await?;
+    let version = list.metadata.resource_version.context("a list without version")?;
+    let mut left: BTreeSet<String> = list.items.into_iter().filter_map(|p| p.metadata.name).collect();
+    let params = WatchParams::default().timeout(280);
+    let mut stream = api.watch_metadata(&params, &version).await?.boxed();
+    let count = tokio::spawn(async move {
+        while let Some(event) = stream.try_next().await? {
+            if let WatchEvent::Deleted(pod) = event {
+                left.remove(pod.metadata.name.as_deref().unwrap_or_default());
+            }
+            if left.is_empty() {
+                return Ok(Instant::now());
+            }
+        }
+        bail!("the watch ended while {} Pods were left", left.len())
+    });
+    Ok(async move {
+        let end = tokio::time::timeout(BOUND, count).await;
+        end.context("the Pods do not go")??
+    })
+}

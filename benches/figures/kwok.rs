@@ -1,0 +1,120 @@
+//! Nodes that kwok plays, and the Pods on them.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use futures::{StreamExt, TryStreamExt, stream};
+use kube::api::ListParams;
+use serde_json::{Value, json};
+use xtask::cluster::{Cache, finish, prepare};
+
+use crate::cluster::{self, NODE, NODE_IMAGE};
+use crate::side::Side;
+
+/// Requests in flight of a plain client.
+pub const AT_ONCE: usize = 32;
+/// Label and taint of kwok's nodes.
+const KEY: &str = "bench";
+const VALUE: &str = "kwok";
+/// What kwok does to nodes and Pods; the files are in its module.
+const STAGES: [&str; 3] = [
+    "node/fast/node-initialize",
+    "pod/fast/pod-ready",
+    "pod/fast/pod-delete",
+];
+/// How long nodes may take to come up, for each thousand of them.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Sees to it that there are `count` nodes of kwok's, each with its NodeImage; names of the NodeImages.
+pub async fn nodes(side: &mut Side, count: usize) -> Result<Vec<String>> {
+    if !std::mem::replace(&mut side.kwok, true) {
+        start(side)?;
+    }
+    let there = node_images(side).await?.len();
+    let nodes = (there..count).map(|n| node(&format!("kwok-{n}")));
+    let made = stream::iter(nodes).map(|n| cluster::create(&side.client, NODE, None, n));
+    made.buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
+    let patience = PATIENCE * u32::try_from(count.div_ceil(1000))?;
+    let begin = Instant::now();
+    loop {
+        let names = node_images(side).await?;
+        if names.len() >= count && usable(side).await? >= count {
+            return Ok(names);
+        }
+        ensure!(
+            begin.elapsed() < patience,
+            "only {} NodeImages of {count}",
+            names.len()
+        );
+        tokio::time::sleep(patience / 120).await;
+    }
+}
+
+/// Names of the NodeImages of kwok's nodes.
+async fn node_images(side: &Side) -> Result<Vec<String>> {
+    let selected = ListParams::default().labels(&format!("{KEY}={VALUE}"));
+    let list = cluster::api(&side.client, NODE_IMAGE, None)
+        .list_metadata(&selected)
+        .await?;
+    Ok(list.items.into_iter().filter_map(|i| i.metadata.name).collect())
+}
+
+/// How many of the nodes have no taint but ours, so that Pods can come.
+async fn usable(side: &Side) -> Result<usize> {
+    let selected = ListParams::default().labels(&format!("{KEY}={VALUE}"));
+    let list = cluster::api(&side.client, NODE, None).list(&selected).await?;
+    let taints = |node: &Value| node["spec"]["taints"].as_array().map_or(0, Vec::len);
+    Ok(list.items.iter().filter(|n| taints(&n.data) == 1).count())
+}
+
+fn start(side: &mut Side) -> Result<()> {
+    patient(side)?;
+    let cache = Cache::open()?;
+    prepare::ensure(&cache, &[prepare::Part::Kwok])?;
+    let module = format!("sigs.k8s.io/kwok@{}", xtask::cluster::KWOK);
+    let text = finish(Command::new("go").args(["mod", "download", "-json", &module]))?;
+    let module: Value = serde_json::from_str(&text)?;
+    let dir = module["Dir"]
+        .as_str()
+        .context("go does not say where kwok's module is")?;
+    let stages: Vec<String> = STAGES
+        .iter()
+        .map(|stage| format!("--config={dir}/kustomize/stage/{stage}.yaml"))
+        .collect();
+    let script = format!(
+        "{} --kubeconfig={} --manage-nodes-with-label-selector={KEY}={VALUE} --node-lease-duration-seconds=0 \
+         {} > {}/kwok.log 2>&1 < /dev/null &",
+        cache.kwok().display(),
+        side.node.plane.kubeconfig().display(),
+        stages.join(" "),
+        side.node.plane.dir().display(),
+    );
+    finish(side.node.runtime.command("bash").args(["-c", &script])).map(drop)
+}
+
+/// The nodes have no heartbeat, which would be a load of its own; nobody is to miss it.
+fn patient(side: &mut Side) -> Result<()> {
+    let manager = side.node.plane.controller_manager.take();
+    let mut manager = manager.context("the control plane has no controller manager")?;
+    manager.stop()?;
+    let mut manager = manager.args(["--node-monitor-grace-period=2h"]);
+    manager.start()?;
+    side.node.plane.controller_manager = Some(manager);
+    Ok(())
+}
+
+fn node(name: &str) -> Value {
+    // Tainted, so that nothing real is scheduled there.
+    let taints = json!([{ "key": KEY, "value": VALUE, "effect": "NoSchedule" }]);
+    json!({ "metadata": { "name": name, "labels": { KEY: VALUE } }, "spec": { "taints": taints } })
+}
+
+/// What the spec of a Pod needs to be scheduled to these nodes, and to no other.
+pub fn pod_spec(image: &str) -> Value {
+    json!({
+        "nodeSelector": { KEY: VALUE },
+        "tolerations": [{ "key": KEY, "operator": "Exists" }],
+        "containers": [{ "name": "app", "image": image }],
+    })
+}

@@ -1,0 +1,98 @@
+//! Ours alone, at sizes that take minutes: each on a cluster of its own.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use futures::{StreamExt, TryStreamExt, stream};
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+
+use crate::clone_set::{self, Life, NAMESPACE, Phase, spec, template};
+use crate::cluster::{self, CLONE_SET};
+use crate::fan_out::{self, FanOut};
+use crate::footprint::memory;
+use crate::kwok::{self, AT_ONCE};
+use crate::side::Side;
+
+/// Nodes that the Pods are on.
+const NODES: usize = 100;
+const SETS: usize = 1000;
+const PODS: usize = 10;
+
+/// A job over ten thousand nodes; the manager's memory afterwards.
+pub async fn nodes(side: &mut Side) -> Result<(FanOut, u64)> {
+    let job = fan_out::measure(side, 10_000).await?;
+    Ok((job, memory(side, side.manager, "VmRSS")?))
+}
+
+/// Ten thousand Pods in one CloneSet.
+pub async fn pods(side: &mut Side) -> Result<Life> {
+    clone_set::measure(side, NODES, SETS * PODS).await
+}
+
+/// A thousand CloneSets of ten Pods.
+pub async fn sets(side: &mut Side) -> Result<Life> {
+    kwok::nodes(side, NODES).await?;
+    let side = &*side;
+    let up = phase(side, 1, "availableReplicas", |name| async move {
+        let set = json!({ "metadata": { "name": name }, "spec": spec(&name, PODS, 1) });
+        cluster::create(&side.client, CLONE_SET, Some(NAMESPACE), set)
+            .await
+            .map(drop)
+    })
+    .await?;
+    let update = phase(side, 2, "updatedReplicas", |name| async move {
+        let image = json!({ "spec": { "template": template(&name, 2) } });
+        change(side, &name, image).await
+    })
+    .await?;
+    let life = Life {
+        up,
+        update,
+        down: Phase::default(),
+        rss: memory(side, side.manager, "VmRSS")?,
+    };
+    eprintln!("{life:.2?}");
+    Ok(life)
+}
+
+async fn change(side: &Side, name: &str, patch: Value) -> Result<()> {
+    let api = cluster::api(&side.client, CLONE_SET, Some(NAMESPACE));
+    let patch = Patch::Merge(patch);
+    api.patch(name, &PatchParams::default(), &patch)
+        .await
+        .map(drop)
+        .context("a CloneSet cannot be changed")
+}
+
+/// Does `one` for each CloneSet, which makes it of this generation, and waits until `counter` of each says all of
+/// its Pods.
+async fn phase<F>(side: &Side, generation: i64, counter: &str, one: impl Fn(String) -> F) -> Result<Phase>
+where
+    F: Future<Output = Result<()>>,
+{
+    let mut sets = cluster::watch(&side.client, CLONE_SET, Some(NAMESPACE)).await?;
+    let names: Vec<String> = (0..SETS).map(|n| format!("set-{n}")).collect();
+    let mut waiting: BTreeSet<&str> = names.iter().map(String::as_str).collect();
+    let wanted = |set: &Value| {
+        let status = &set["status"];
+        status["observedGeneration"] == generation && status[counter] == PODS
+    };
+    let work = async {
+        let start = Instant::now();
+        let asked = stream::iter(names.clone()).map(one);
+        asked.buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
+        while !waiting.is_empty() {
+            let (_, set) = tokio::time::timeout(Duration::from_secs(240), sets.recv())
+                .await
+                .with_context(|| format!("{} CloneSets are not as wanted", waiting.len()))?
+                .context("the watch of CloneSets ended")?;
+            if wanted(&set.data) {
+                waiting.remove(set.metadata.name.as_deref().unwrap_or_default());
+            }
+        }
+        Ok((start, Instant::now()))
+    };
+    clone_set::phase(side, SETS * PODS, work).await
+}
