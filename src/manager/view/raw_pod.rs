@@ -1,12 +1,14 @@
 //! A Pod as the API server sends it, with every field, known to us or not.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
+use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// A Pod as the API server sends it. Only [`Resource::meta`] is typed, and holds no more than what names the object.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -24,10 +26,7 @@ impl RawPod {
 }
 
 impl From<Value> for RawPod {
-    fn from(mut json: Value) -> Self {
-        if let Some(metadata) = json.get_mut("metadata").and_then(Value::as_object_mut) {
-            metadata.remove("managedFields");
-        }
+    fn from(json: Value) -> Self {
         let text = |key: &str| json["metadata"][key].as_str().map(str::to_owned);
         let meta = ObjectMeta {
             name: text("name"),
@@ -42,7 +41,46 @@ impl From<Value> for RawPod {
 
 impl<'de> Deserialize<'de> for RawPod {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Value::deserialize(deserializer).map(Self::from)
+        Part::Pod.deserialize(deserializer).map(Self::from)
+    }
+}
+
+/// What is being read. Who manages which field is half of a Pod, and is passed over without being looked at.
+#[derive(Clone, Copy)]
+enum Part {
+    Pod,
+    Metadata,
+}
+
+impl<'de> DeserializeSeed<'de> for Part {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Part {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let mut object = Map::new();
+        while let Some(key) = map.next_key::<String>()? {
+            let value = match (self, key.as_str()) {
+                (Self::Pod, "metadata") => map.next_value_seed(Self::Metadata)?,
+                (Self::Metadata, "managedFields") => {
+                    map.next_value::<IgnoredAny>()?;
+                    continue;
+                }
+                _ => map.next_value()?,
+            };
+            object.insert(key, value);
+        }
+        Ok(Value::Object(object))
     }
 }
 
@@ -73,5 +111,28 @@ impl Resource for RawPod {
     }
     fn meta_mut(&mut self) -> &mut ObjectMeta {
         &mut self.meta
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn everything_is_read_but_who_manages_what() {
+        let spec = json!({ "unknown": { "managedFields": [1] }, "containers": [] });
+        let mut pod = json!({ "apiVersion": "v1", "kind": "Pod", "spec": spec, "metadata": {
+            "name": "p", "namespace": "n", "uid": "u", "resourceVersion": "7", "labels": { "managedFields": "x" } } });
+        let want = pod.clone();
+        pod["metadata"]["managedFields"] = json!([{ "manager": "m", "fieldsV1": { "f:spec": {} } }]);
+        let read: RawPod = serde_json::from_str(&pod.to_string()).unwrap();
+        assert_eq!(*read.json(), want);
+        let meta = read.meta();
+        let names = [&meta.name, &meta.namespace, &meta.uid, &meta.resource_version];
+        assert_eq!(names.map(|n| n.as_deref().unwrap()), ["p", "n", "u", "7"]);
+        assert_eq!(serde_json::to_value(&read).unwrap(), want);
+        assert!(serde_json::from_str::<RawPod>("[]").is_err());
     }
 }
