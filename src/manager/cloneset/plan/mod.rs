@@ -78,21 +78,32 @@ pub fn plan(observed: &Observed, now: Timestamp) -> Plan {
     plan
 }
 
+/// How many Pods one plan patches at most. Each patch is an object, and there is news by the time that these are
+/// sent; ten thousand of them would be made anew in each pass.
+const PATCHES: usize = 500;
+
 /// Scales, refreshes and updates.
 fn work(view: &View<'_>, early: bool, draft: &mut Draft) {
     let claims = volumes::clean_up(view, draft);
     let scaled = early || scale::scale(view, &claims, draft);
     let mut pending: BTreeMap<String, Pending> = BTreeMap::new();
+    let mut room = PATCHES;
     for pod in &view.pods {
         if draft.touched(pod) {
             continue;
         }
         if let Some(needed) = refresh::refresh(view, pod, draft) {
+            let delayed = view.delayed(&Subject::Pod(pod.uid.clone())).is_some();
+            room -= usize::from(!delayed);
             pending.insert(pod.uid.clone(), needed);
         }
+        if room == 0 {
+            break;
+        }
     }
-    if !scaled {
-        update::update(view, &mut pending, draft);
+    // What the Pods need comes first: about those that were not looked at, nothing can be decided.
+    if !scaled && room > 0 {
+        update::update(view, &mut pending, room, draft);
     }
     for pod in &view.pods {
         if let Some(needed) = pending.remove(&pod.uid) {

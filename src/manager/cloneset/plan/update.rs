@@ -18,9 +18,14 @@ use crate::in_place::{MustRecreate, Options, Pod, Revision, Spec, Target, Write,
 /// What is known to lead from one revision to the target, by the name of the revision.
 type Specs = BTreeMap<String, Result<Spec, MustRecreate>>;
 
-/// Plans the updates that the limits allow now. `pending` are the writes that Pods need anyway; those of Pods that
-/// are updated are dropped from it.
-pub(super) fn update(view: &View<'_>, pending: &mut BTreeMap<String, Pending>, draft: &mut Draft) {
+/// Plans the updates that the limits allow now, `room` at most. `pending` are the writes that Pods need anyway; those
+/// of Pods that are updated are dropped from it.
+pub(super) fn update(
+    view: &View<'_>,
+    pending: &mut BTreeMap<String, Pending>,
+    mut room: usize,
+    draft: &mut Draft,
+) {
     let numbers = view.numbers(|pod| view.updated(pod));
     let forward = numbers.update >= 0;
     let chosen = choose(view, &numbers, forward);
@@ -50,7 +55,10 @@ pub(super) fn update(view: &View<'_>, pending: &mut BTreeMap<String, Pending>, d
         budget.take(available);
         if let Some((why, writes)) = step(view, pod, target, &mut specs, draft) {
             pending.remove(&pod.uid);
-            draft.patch(view, pod, why, writes);
+            room -= usize::from(draft.patch(view, pod, why, writes));
+        }
+        if room == 0 {
+            break;
         }
     }
 }

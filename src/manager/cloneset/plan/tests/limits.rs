@@ -1,10 +1,15 @@
 //! What must hold of every pass, whatever happened before.
 
+use jiff::ToSpan;
+use serde_json::json;
+
+use super::cases::{kubelets, settle};
+use super::histories::{container, rolling, spec};
 use super::world::World;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::Pod;
 use crate::manager::cloneset::plan::limits::Limits;
-use crate::manager::cloneset::plan::{Act, Observed, Plan, Why, pods};
+use crate::manager::cloneset::plan::{Act, Observed, PATCHES, Plan, Why, pods};
 
 /// What a pass does to the Pods.
 #[derive(Default)]
@@ -121,4 +126,29 @@ impl Pass<'_> {
             "{updated} of {old} old Pods are updated"
         );
     }
+}
+
+/// How many Pods a plan patches.
+fn patched(plan: &Plan) -> usize {
+    let patch = |act: &&Act| matches!(act, Act::PatchPod { .. });
+    plan.acts.iter().filter(patch).count()
+}
+
+#[test]
+fn a_pass_patches_as_many_pods_as_it_can_send_and_the_next_ones_go_on() {
+    let mut world = World::new(spec(false, true));
+    world.edit(&json!({ "replicas": PATCHES + 20 }));
+    rolling(&mut world, json!({ "maxUnavailable": "100%" }));
+    settle(&mut world);
+    container(&mut world, "image", json!("app:2"));
+    let updating = |world: &mut World| patched(&world.reconcile().1);
+    assert_eq!([updating(&mut world), updating(&mut world)], [PATCHES, 20]);
+    kubelets(&mut world);
+    // All are to be taken into use again; those that failed are not in the way of others.
+    world.failing = PATCHES;
+    assert_eq!(updating(&mut world), PATCHES);
+    assert_eq!(updating(&mut world), 20);
+    world.now = world.now.checked_add(10.seconds()).unwrap();
+    settle(&mut world);
+    assert_eq!(world.set["status"]["updatedAvailableReplicas"], PATCHES + 20);
 }
