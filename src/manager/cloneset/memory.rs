@@ -60,15 +60,15 @@ impl Memory {
             .filter(|left| !left.is_zero())
     }
 
-    /// A pass is over: `cost` is what planning took.
-    pub fn pause(&mut self, cost: Duration, acted: bool, now: Instant) {
+    /// A pass is over that took `cost` to plan, and had planned by `planned`. What it did since counts as rest.
+    pub fn pause(&mut self, cost: Duration, acted: bool, planned: Instant) {
         self.busy = if acted { self.busy.saturating_add(1) } else { 0 };
         let least = if self.busy > BUSY {
             BUSY_REST
         } else {
             Duration::ZERO
         };
-        self.not_before = Some(now + (cost * REST).clamp(least, LONGEST_REST));
+        self.not_before = Some(planned + (cost * REST).clamp(least, LONGEST_REST));
     }
 
     /// How many Pods may be made in this pass.

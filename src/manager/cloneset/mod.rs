@@ -183,10 +183,10 @@ async fn pass(work: &Work<'_>, memory: &mut Memory) -> Result<Again, Error> {
     let begin = Instant::now();
     let observed = observed(work, seen, &history, memory);
     let planned = plan(&observed, now);
-    let cost = gathered + begin.elapsed();
+    let (planned_at, cost) = (Instant::now(), gathered + begin.elapsed());
     let wake = planned.wake.map(|at| until(at, now));
     let done = act::carry_out(work, planned.acts, memory).await;
-    memory.pause(cost, done.acted, Instant::now());
+    memory.pause(cost, done.acted, planned_at);
     report::tell(work, done.tally, planned.events, memory);
     let status = report::status(work, planned.status, !done.acted, memory).await?;
     if !done.acted {
