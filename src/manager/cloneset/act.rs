@@ -74,13 +74,15 @@ pub async fn carry_out(work: &Work<'_>, acts: Vec<Act>, memory: &mut Memory) -> 
     done
 }
 
-/// Leaves out what is not to be done now: Pods beyond `width`, and adoptions by a CloneSet that is going.
+/// Leaves out what is not to be done now: Pods beyond `width`, and adoptions by a CloneSet that is going. What Pods
+/// need that are there comes before new ones, which would otherwise keep them waiting until the last is made.
 async fn fit(work: &Work<'_>, mut acts: Vec<Act>, width: usize) -> Vec<Act> {
     let mut pods = 0;
     acts.retain(|act| {
         pods += usize::from(matches!(act, Act::CreatePod { .. }));
         !matches!(act, Act::CreatePod { .. }) || pods <= width
     });
+    acts.sort_by_key(|act| matches!(act, Act::CreatePod { .. }));
     let adopts = |act: &Act| matches!(act, Act::PatchPod { why: Why::Adopt, .. });
     if acts.iter().any(adopts) && !alive(work).await {
         acts.retain(|act| !adopts(act));
