@@ -14,7 +14,7 @@ use serde_json::json;
 use xtask::cluster::{Component, NODE_NAME, wait};
 
 use crate::bed::{Bed, PATIENCE, create};
-use crate::work;
+use crate::{rollout, work};
 
 async fn holder(bed: &Bed) -> String {
     let leases: Api<Lease> = Api::namespaced(bed.client.clone(), "kruise-system");
@@ -107,7 +107,9 @@ async fn ours_takes_the_place_of_the_go_implementation_and_gives_it_back() {
     let daemon = bed.peer().daemon(&account).unwrap();
     work::succeeds(&bed, "theirs", "busybox:1.36", json!({})).await;
     work::recreates(&bed, "theirs").await;
+    let rolling = rollout::begins(&bed, "theirs").await;
     let (mut manager, mut daemon) = ours_takes_over(&bed, manager, daemon).await;
+    rollout::ends(&bed, rolling).await;
 
     bed.deploy("apply", "default");
     work::recreates(&bed, "ours").await;
@@ -115,10 +117,12 @@ async fn ours_takes_the_place_of_the_go_implementation_and_gives_it_back() {
     work::succeeds(&bed, "ours", "busybox:1.36", always).await;
     only_our_webhooks(&bed).await;
     paused(&bed, "back").await;
+    let rolling = rollout::begins(&bed, "back").await;
     let midway = work::begins(&bed, "midway-back").await;
     manager.stop().unwrap();
     daemon.stop().unwrap();
     theirs_comes_back(&bed).await;
+    rollout::ends(&bed, rolling).await;
     goes_on(&bed, "back").await;
     work::recreated(&bed, &midway).await;
     work::recreates(&bed, "back").await;

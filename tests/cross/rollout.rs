@@ -1,0 +1,118 @@
+//! A rollout of a CloneSet that one implementation begins and the other one ends, with a Pod in mid-update.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::core::v1::Pod;
+use kruise::api::cloneset::{CloneSet, CloneSetStatus};
+use kruise::manager::cloneset::revision::same;
+use kube::ResourceExt;
+use kube::api::{ListParams, Patch, PatchParams};
+use serde_json::json;
+use xtask::cluster::Image;
+
+use crate::bed::{Bed, create};
+
+const PODS: i32 = 3;
+
+/// A rollout that is under way.
+pub struct Rollout {
+    name: &'static str,
+    image: String,
+    update_revision: String,
+    before: BTreeMap<String, String>,
+}
+
+async fn pods(bed: &Bed, name: &str) -> Vec<Pod> {
+    let mine = ListParams::default().labels(&format!("app={name}"));
+    bed.api::<Pod>().list(&mine).await.unwrap().items
+}
+
+fn identities(pods: &[Pod]) -> BTreeMap<String, String> {
+    pods.iter().map(|p| (p.name_any(), p.uid().unwrap())).collect()
+}
+
+/// Whether all Pods are ready, and so many of them updated.
+fn stands_at(set: &CloneSet, updated: i32) -> bool {
+    let wanted = |s: &CloneSetStatus| {
+        let counts = [s.replicas, s.ready_replicas, s.available_replicas];
+        counts == [PODS; 3] && s.updated_ready_replicas == updated
+    };
+    let status = set.status.as_ref();
+    status.is_some_and(|s| s.observed_generation == set.metadata.generation && wanted(s))
+}
+
+/// Makes a CloneSet, and changes it to an image that is not there yet, so that its first Pod is in mid-update.
+pub async fn begins(bed: &Bed, name: &'static str) -> Rollout {
+    let image = format!("cross/late-{name}:1");
+    let container =
+        |image: &str| json!([{ "name": "app", "image": image, "imagePullPolicy": "IfNotPresent" }]);
+    let template = |image: &str| json!({ "metadata": { "labels": { "app": name } }, "spec": { "containers": container(image) } });
+    let sets = bed.api::<CloneSet>();
+    let spec = json!({
+        "replicas": PODS,
+        "selector": { "matchLabels": { "app": name } },
+        "template": template("kruise-test/term:1"),
+        "updateStrategy": { "type": "RollingUpdate", "rollingUpdate": {
+            "podUpdatePolicy": "InPlaceIfPossible", "maxUnavailable": 1 } },
+    });
+    create(&sets, json!({ "metadata": { "name": name }, "spec": spec })).await;
+    bed.until(sets.clone(), name, "all ready", |set| stands_at(set, PODS))
+        .await;
+    let before = identities(&pods(bed, name).await);
+
+    let mut next = sets.get(name).await.unwrap().spec.template;
+    next["spec"]["containers"][0]["image"] = json!(image);
+    let patch = Patch::Merge(json!({ "spec": { "template": next } }));
+    sets.patch(name, &PatchParams::default(), &patch).await.unwrap();
+    let midst = |set: &CloneSet| {
+        let status = set.status.as_ref().unwrap();
+        (status.updated_replicas, status.ready_replicas) == (1, PODS - 1)
+    };
+    let set = bed.until(sets, name, "one in mid-update", midst).await;
+    Rollout {
+        name,
+        image,
+        update_revision: set.status.unwrap().update_revision,
+        before,
+    }
+}
+
+/// Brings the image: whoever is there ends the rollout, with the Pods and the revisions that there were.
+pub async fn ends(bed: &Bed, rollout: Rollout) {
+    let Rollout {
+        name,
+        image,
+        update_revision,
+        before,
+    } = rollout;
+    let term = Image::busybox().script("trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done");
+    bed.node.runtime.registry.push(&image, &term).unwrap();
+    let set = bed
+        .until(bed.api::<CloneSet>(), name, "all updated", |set| {
+            let status = set.status.as_ref().unwrap();
+            stands_at(set, PODS) && status.current_revision == status.update_revision
+        })
+        .await;
+    assert_eq!(
+        set.status.unwrap().update_revision,
+        update_revision,
+        "{name}: the template is the same"
+    );
+    let pods = pods(bed, name).await;
+    assert_eq!(identities(&pods), before, "{name}");
+    for pod in &pods {
+        let status = &pod.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0];
+        // The Go manager's gates make it write the hash alone.
+        let label = &pod.labels()["controller-revision-hash"];
+        assert!(same(label, &update_revision), "{name}: {label}");
+        assert!(
+            status.ready && status.image.ends_with(&image) && status.restart_count == 1,
+            "{status:?}"
+        );
+    }
+    let revisions = bed.api::<ControllerRevision>();
+    let mine = ListParams::default().labels(&format!("app={name}"));
+    let kept = revisions.list(&mine).await.unwrap().items;
+    assert_eq!(kept.len(), 2, "{name}: {kept:?}");
+}
