@@ -4,10 +4,13 @@ use std::ops::Deref;
 use std::process::{Child, Stdio};
 
 use serde_json::{Value, json};
-use xtask::cluster::NODE_NAME;
+use xtask::cluster::{ControlPlane, NODE_NAME};
 
 use crate::workloads::pods::{identities, runs, state};
-use crate::workloads::{Bed, Space, alone};
+use crate::workloads::{Bed, Space, shared};
+
+/// No other test's Pods bear it: those are to stay, and wait a little when they are new.
+const NAME: &str = "drained";
 
 /// How many evictions the budget would allow now.
 fn allowed(budget: &Value) -> Option<i64> {
@@ -19,11 +22,11 @@ fn allowed(budget: &Value) -> Option<i64> {
 /// Makes a budget of one Pod, and waits until it counts them.
 async fn guard(space: &Space<impl Deref<Target = Bed>>) {
     // It counts by the CloneSet's scale subresource.
-    let budget = json!({ "metadata": { "name": "web" }, "spec": { "maxUnavailable": 1,
-        "selector": { "matchLabels": { "app": "web" } } } });
+    let budget = json!({ "metadata": { "name": NAME }, "spec": { "maxUnavailable": 1,
+        "selector": { "matchLabels": { "app": NAME } } } });
     let budgets = space.api("policy", "v1", "PodDisruptionBudget");
     space.create(&budgets, budget).await;
-    let look = || async { json!(budgets.get("web").await.unwrap()) };
+    let look = || async { json!(budgets.get(NAME).await.unwrap()) };
     let one = || async { allowed(&look().await).filter(|allowed| *allowed == 1) };
     space.until("the budget allows one eviction", one).await;
     let counts = look().await["status"].clone();
@@ -33,13 +36,23 @@ async fn guard(space: &Space<impl Deref<Target = Bed>>) {
     );
 }
 
+/// The node takes Pods again when this goes, whatever became of the test.
+struct Cordon<'a>(&'a ControlPlane);
+
+impl Drop for Cordon<'_> {
+    fn drop(&mut self) {
+        // What fails here is seen by the next Pod that waits for a node.
+        let _ = self.0.kubectl(&["uncordon", NODE_NAME]);
+    }
+}
+
 /// Begins to drain the node, of these Pods alone.
 fn begin(space: &Space<impl Deref<Target = Bed>>) -> Child {
     let mut drain = space.bed.node.plane.kubectl_command();
     drain.args([
         "drain",
         NODE_NAME,
-        "--pod-selector=app=web",
+        &format!("--pod-selector=app={NAME}"),
         "--force",
         "--timeout=110s",
     ]);
@@ -53,23 +66,24 @@ fn begin(space: &Space<impl Deref<Target = Bed>>) -> Child {
 /// The one node of the bed: what is evicted has no place until the node takes Pods again.
 #[tokio::test]
 async fn a_rollout_ends_on_a_node_that_is_drained_meanwhile() {
-    let space = alone().await;
-    space.set("web", json!({ "replicas": 3 })).await;
-    space.settled("web").await;
-    let before = identities(space.pods_of("web").await.values());
+    let space = shared().await;
+    space.set(NAME, json!({ "replicas": 3 })).await;
+    space.settled(NAME).await;
+    let before = identities(space.pods_of(NAME).await.values());
     guard(&space).await;
-    let witness = space.witness("web").await;
+    let witness = space.witness(NAME).await;
 
-    space.image("web", "kruise-test/term:2").await;
+    space.image(NAME, "kruise-test/term:2").await;
     space
-        .until_pods("web", "one is being updated", |pods| {
+        .until_pods(NAME, "one is being updated", |pods| {
             pods.iter().any(|pod| state(pod) == "Updating")
         })
         .await;
+    let cordon = Cordon(&space.bed.node.plane);
     let drain = begin(&space);
     let nowhere = |pod: &&Value| pod["spec"]["nodeName"].is_null();
     let pods = space
-        .until_pods("web", "one waits for a node", |pods| {
+        .until_pods(NAME, "one waits for a node", |pods| {
             pods.len() == 3 && pods.iter().any(nowhere)
         })
         .await;
@@ -78,15 +92,15 @@ async fn a_rollout_ends_on_a_node_that_is_drained_meanwhile() {
         1,
         "the budget holds the others: {pods:#?}"
     );
-    space.bed.node.plane.kubectl(&["uncordon", NODE_NAME]).unwrap();
+    drop(cordon);
     let ended = tokio::task::spawn_blocking(|| drain.wait_with_output().unwrap())
         .await
         .unwrap();
     let said = String::from_utf8_lossy(&ended.stderr).into_owned() + &String::from_utf8_lossy(&ended.stdout);
     assert!(ended.status.success(), "{said}");
 
-    space.settled("web").await;
-    let pods = space.until_pods("web", "three", |pods| pods.len() == 3).await;
+    space.settled(NAME).await;
+    let pods = space.until_pods(NAME, "three", |pods| pods.len() == 3).await;
     assert!(
         pods.iter().all(|pod| runs(pod, "kruise-test/term:2")),
         "{pods:#?}"
