@@ -62,12 +62,14 @@ pub async fn measure(side: &mut Side, count: usize) -> Result<FanOut> {
     })
 }
 
-/// What a plain client needs for one spec and one status write of each NodeImage.
+/// What a plain client needs for one spec and one status write of each NodeImage, of what a job writes there.
 async fn bare(side: &Side, names: &[String]) -> Result<Duration> {
     let api = cluster::api(&side.client, NODE_IMAGE, None);
     let (api, params) = (&api, &PatchParams::default());
-    let spec = json!({ "metadata": { "annotations": { "bench": "bare" } } });
-    let status = json!({ "status": { "desired": 0, "succeeded": 0, "failed": 0, "pulling": 1 } });
+    let image = "bench-bare";
+    let tag = json!({ "tag": "1", "version": 1, "pullPolicy": { "timeoutSeconds": 600, "backoffLimit": 3 } });
+    let spec = json!({ "spec": { "images": { image: { "tags": [tag] } } } });
+    let status = json!({ "status": success(image, &[tag]) });
     let start = Instant::now();
     for (patch, of_status) in [(&spec, false), (&status, true)] {
         let all = stream::iter(names).map(|name| async move {
@@ -103,22 +105,22 @@ async fn answer(client: kube::Client, mut seen: Seen) {
 fn succeeded(object: &DynamicObject) -> Option<(String, Value)> {
     let name = object.metadata.name.clone().filter(|n| n.starts_with("kwok-"))?;
     let tags = object.data["spec"]["images"][IMAGE]["tags"].as_array()?;
-    let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-    let tags: Vec<Value> = tags
-        .iter()
-        .map(|t| {
-            json!({ "tag": t["tag"], "version": t["version"].as_i64().unwrap_or_default(), "phase": "Succeeded",
-                    "progress": 100, "startTime": now, "completionTime": now })
-        })
-        .collect();
     let told = object.data["status"]["imageStatuses"][IMAGE]["tags"]
         .as_array()
         .map_or(0, Vec::len);
+    (tags.len() > told).then(|| (name, success(IMAGE, tags)))
+}
+
+/// The status of a NodeImage that these tags of an image are there.
+fn success(image: &str, tags: &[Value]) -> Value {
+    let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let tag = |t: &Value| {
+        json!({ "tag": t["tag"], "version": t["version"].as_i64().unwrap_or_default(), "phase": "Succeeded",
+                "progress": 100, "startTime": now, "completionTime": now })
+    };
+    let statuses = json!({ image: { "tags": tags.iter().map(tag).collect::<Vec<_>>() } });
     let count = tags.len();
-    let statuses = json!({ IMAGE: { "tags": tags } });
-    (count > told).then(|| {
-        (name, json!({ "desired": count, "succeeded": count, "failed": 0, "pulling": 0, "imageStatuses": statuses }))
-    })
+    json!({ "desired": count, "succeeded": count, "failed": 0, "pulling": 0, "imageStatuses": statuses })
 }
 
 /// Accepted writes of the manager to specs of NodeImages since the job was made.

@@ -78,8 +78,9 @@ async fn change(side: &Side, kind: Kind, name: &str) -> Result<(Duration, Durati
         labels.and_then(|l| l.get("app")).is_some_and(|app| app == name)
     };
     let (_, before) = cluster::next(&mut pods, |p| of_it(p) && ready(&p.data)).await?;
-    // The traps of the image's shell are set a moment after the start.
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    // Kubelet looks at a Pod once more with each of its relists until nothing of it changes any more; and is not to
+    // be met just after a relist, which is when the Pod was seen ready.
+    tokio::time::sleep(Duration::from_millis(4500)).await;
     let api = cluster::api(&side.client, kind, Some(NAMESPACE));
     let (start, clock) = (Instant::now(), Timestamp::now());
     api.patch(name, &PatchParams::default(), &patch)
