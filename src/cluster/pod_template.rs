@@ -58,6 +58,18 @@ pub async fn ask(
         Err(Error::Api(status)) if [400, 422].contains(&status.code) => {
             Ok(Answer::Bad(in_words(&status, &kept)))
         }
+        Err(Error::Api(mut status)) => {
+            // The name is another each time, and not the user's.
+            let name = status
+                .details
+                .as_ref()
+                .map(|d| d.name.clone())
+                .unwrap_or_default();
+            if !name.is_empty() {
+                status.message = status.message.replace(&name, "dry-run");
+            }
+            Err(Error::Api(status))
+        }
         Err(why) => Err(why),
     }
 }

@@ -46,6 +46,8 @@ pub struct Pod {
     pub conditions: Vec<Condition>,
     /// What kubelet says of the containers.
     pub statuses: Vec<ContainerStatus>,
+    /// The first of the containers that initialise it which waits, by name, and why it does.
+    pub initial: Option<(String, String)>,
 }
 
 /// A container as the Pod's spec has it.
@@ -146,6 +148,9 @@ impl Pod {
             }),
             conditions: list(&status["conditions"], Condition::of),
             statuses: list(&status["containerStatuses"], ContainerStatus::of),
+            initial: list(&status["initContainerStatuses"], ContainerStatus::of)
+                .into_iter()
+                .find_map(|status| Some((status.name, status.waiting?))),
         }
     }
 

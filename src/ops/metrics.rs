@@ -44,6 +44,10 @@ pub struct Metrics {
     pub recreate_active: Gauge,
     /// Containers that were restarted for their environment, by `result` (`ok` or an error category).
     pub environment_restarts: Family<Labels<1>, Counter>,
+    /// Passes over a CloneSet by `result`: `idle` where nothing was to be done, `acted`, or an error category.
+    pub cloneset_passes: Durations<1>,
+    /// What is done about CloneSets by `act` and `result` (`ok` or an error category).
+    pub cloneset_acts: Family<Labels<2>, Counter>,
 }
 
 static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
@@ -77,6 +81,8 @@ impl Metrics {
             recreates: Family::new_with_constructor(work_seconds),
             recreate_active: Gauge::default(),
             environment_restarts: Family::default(),
+            cloneset_passes: Family::new_with_constructor(call_seconds),
+            cloneset_acts: Family::default(),
         };
         metrics.register();
         metrics
@@ -130,6 +136,18 @@ impl Metrics {
         r.register("recreate_active", "Container recreate requests in work", active);
         let restarts = self.environment_restarts.clone();
         r.register("environment_restarts", "Restarts for the environment", restarts);
+        self.register_clone_sets();
+    }
+
+    fn register_clone_sets(&mut self) {
+        let passes = self.cloneset_passes.clone();
+        let r = &mut self.registry;
+        r.register_with_unit("cloneset_pass", "Passes over a CloneSet", Unit::Seconds, passes);
+        r.register(
+            "cloneset_acts",
+            "What is done about CloneSets",
+            self.cloneset_acts.clone(),
+        );
     }
 
     /// Counts a call to the container runtime.

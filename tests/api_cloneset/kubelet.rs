@@ -96,7 +96,14 @@ fn status(pod: &Value, containers: &mut HashMap<(String, String), Running>) -> V
         let text = |key: &str| container[key].as_str().unwrap_or_default().to_owned();
         let ok = text("image") != NO_IMAGE;
         all &= ok;
-        statuses.push(run(uid, &text("name"), &text("image"), ok, containers));
+        let mut status = run(uid, &text("name"), &text("image"), ok, containers);
+        if container["resources"]
+            .as_object()
+            .is_some_and(|all| !all.is_empty())
+        {
+            status["resources"] = container["resources"].clone();
+        }
+        statuses.push(status);
     }
     let holds = |type_: &Value| {
         let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();

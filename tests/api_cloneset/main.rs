@@ -1,16 +1,21 @@
 //! CloneSets: the manager's program, as its service account, on a real API server. kubelet is played by the tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod apart;
 #[path = "../support/connect.rs"]
 mod connect;
 mod costs;
+mod document;
+mod errors;
 mod field;
 mod kubelet;
 mod life;
+mod manuals;
 mod scale;
 #[path = "../support/settled.rs"]
 mod settled;
 mod steady;
+mod story;
 mod update;
 #[path = "../api_manager/world.rs"]
 #[allow(dead_code, reason = "the controllers' other tests use the rest of it")]

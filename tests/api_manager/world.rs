@@ -18,7 +18,7 @@ use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use xtask::cluster::{Bound, Component, ControlPlane, wait};
+use xtask::cluster::{Bound, Component, ControlPlane, Options, wait};
 
 pub use crate::connect::connect;
 
@@ -54,7 +54,12 @@ fn free_port() -> u16 {
 impl World {
     /// An API server with what users install, and no manager yet.
     pub fn new() -> Self {
-        let plane = ControlPlane::start().unwrap();
+        Self::with(Options::default())
+    }
+
+    /// The same on a control plane of another kind.
+    pub fn with(options: Options) -> Self {
+        let plane = ControlPlane::start_with(options).unwrap();
         let path = format!("{}/deploy/default", env!("CARGO_MANIFEST_DIR"));
         plane.kubectl(&["apply", "-k", &path]).unwrap();
         plane

@@ -146,7 +146,8 @@ fn mistakes_in_limits() -> Vec<(Value, &'static str)> {
     ]
 }
 
-fn update(version: &str, limits: Value) -> Value {
+/// Limits of an update, where the version has them.
+pub fn update(version: &str, limits: Value) -> Value {
     if version == BETA {
         json!({ "updateStrategy": { "rollingUpdate": limits } })
     } else {

@@ -1,5 +1,4 @@
-//! Templates of CloneSets through the webhook and through the manager's own question, and the examples of the
-//! manual.
+//! Templates of CloneSets through the webhook and through the manager's own question.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +9,6 @@ use kruise::cluster::Cluster;
 use kruise::cluster::pod_template::{self, Answer, Templates};
 use kruise::cluster::write;
 use kruise::manager::cloneset::revision::{self, Owner, Revision};
-use serde::Deserialize;
 use serde_json::{Value, json};
 use xtask::cluster::Bound;
 
@@ -247,49 +245,4 @@ async fn only_pods_of_the_cloneset_can_be_named_for_deletion() {
     merge(&beta, "naming", naming(json!(["naming-1", "naming-2"])))
         .await
         .unwrap();
-}
-
-fn documents(file: &str) -> Vec<Value> {
-    let path = format!("{}/tests/data/manuals/{file}", env!("CARGO_MANIFEST_DIR"));
-    let text = std::fs::read_to_string(path).unwrap();
-    serde_yaml::Deserializer::from_str(&text)
-        .map(|document| Value::deserialize(document).unwrap())
-        .collect()
-}
-
-#[tokio::test]
-async fn the_manual_s_examples_apply_as_printed() {
-    let path = format!("{}/tests/data/manuals/cloneset.yaml", env!("CARGO_MANIFEST_DIR"));
-    world().plane.kubectl(&["apply", "-f", &path]).unwrap();
-    for manifest in documents("cloneset.yaml") {
-        let name = manifest["metadata"]["name"].as_str().unwrap();
-        let stored = get(&sets(ALPHA).await, name).await;
-        assert_eq!(stored["spec"]["replicas"], 5);
-        assert_eq!(stored["spec"]["template"]["spec"]["dnsPolicy"], "ClusterFirst");
-    }
-}
-
-#[tokio::test]
-async fn the_manual_s_fragments_apply_to_a_base() {
-    let sets = sets(ALPHA).await;
-    let base = documents("cloneset.yaml")[1].clone();
-    let fragments = documents("cloneset-fragments.yaml");
-    assert!(fragments.len() > 15, "{}", fragments.len());
-    for (at, fragment) in fragments.into_iter().enumerate() {
-        let mut object = base.clone();
-        json_patch::merge(&mut object, &fragment);
-        object["metadata"]["name"] = json!(format!("fragment-{at}"));
-        let names = fragment["spec"]["scaleStrategy"]["podsToDelete"].as_array();
-        let made = create(&sets, object).await;
-        if names.is_some() {
-            refused(made, "there is no such Pod of this CloneSet");
-            continue;
-        }
-        let made = made.unwrap_or_else(|why| panic!("{why}: {fragment}"));
-        for field in ["minReadySeconds", "lifecycle"] {
-            if let Some(said) = fragment["spec"].get(field) {
-                assert_eq!(&made["spec"][field], said);
-            }
-        }
-    }
 }

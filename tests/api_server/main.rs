@@ -4,6 +4,7 @@
 
 mod admission;
 mod cloneset;
+mod cloneset_many;
 mod cloneset_templates;
 #[path = "../support/connect.rs"]
 mod connect;

@@ -63,15 +63,26 @@ pub async fn carry_out(work: &Work<'_>, acts: Vec<Act>, memory: &mut Memory) -> 
             done.tally.succeeded(&act);
             continue;
         };
+        let error = nameless(work, &act, error);
+        // What is under way at the same time is one try.
+        let again = creation && refused;
         refused |= creation;
         let now = work.ctx.cluster.clock.now();
-        if memory.failed(subject, act.scales(), &error, now) {
+        if !again && memory.failed(subject, act.scales(), &error, now) {
             tracing::warn!(set = %work.name, %error, category = error.category(), "an act failed");
             done.tally.failed(&act, &error);
         }
     }
     memory.made(made, refused, AT_ONCE);
     done
+}
+
+/// The error without the name of a Pod that could not be made: each try has another, and would be other news.
+fn nameless(work: &Work<'_>, act: &Act, mut error: Error) -> Error {
+    if let (Act::CreatePod { name, .. }, Error::Api(status)) = (act, &mut error) {
+        status.message = status.message.replace(name, &format!("{}-*", work.name.name));
+    }
+    error
 }
 
 /// Leaves out what is not to be done now: Pods beyond `width`, and adoptions by a CloneSet that is going. What Pods

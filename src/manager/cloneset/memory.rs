@@ -36,6 +36,8 @@ pub struct Memory {
     pub uid: String,
     /// What its template stands for, and for which generation that was found out.
     pub wanted: Option<(i64, Result<Wanted, String>)>,
+    /// The generation that the last pass looked at.
+    generation: i64,
     /// How often what failed did so in a row.
     tries: BTreeMap<Subject, u32>,
     /// What is not to be tried again before a time.
@@ -110,8 +112,14 @@ impl Memory {
         true
     }
 
-    /// Forgets failures whose time has long passed: what they were about is done, or not wanted any more.
-    pub fn forget(&mut self, now: Timestamp) {
+    /// Forgets failures whose time has long passed: what they were about is done, or not wanted any more. Another
+    /// generation is tried at once: it may be what mends them.
+    pub fn forget(&mut self, generation: i64, now: Timestamp) {
+        if self.generation != generation {
+            self.generation = generation;
+            self.failures.clear();
+            self.tries.clear();
+        }
         let long = SignedDuration::try_from(LONGEST_PAUSE * 4).unwrap_or(SignedDuration::ZERO);
         self.failures
             .retain(|_, failure| now.duration_since(failure.until) < long);
@@ -190,10 +198,13 @@ mod tests {
             );
         }
         assert_eq!(pauses, [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000]);
-        memory.forget(now);
+        memory.forget(0, now);
         assert_eq!(memory.failures.len(), 1);
-        memory.forget(now + SignedDuration::from_secs(300));
+        memory.forget(0, now + SignedDuration::from_secs(300));
         assert!(memory.failures.is_empty());
+        assert!(memory.failed(Subject::Creation, true, &refused(403, "Forbidden"), now));
+        memory.forget(1, now);
+        assert!(memory.failures.is_empty(), "another spec is tried at once");
     }
 
     #[test]

@@ -29,6 +29,7 @@ use super::{Context, Gate, Gates};
 use crate::api::cloneset::CloneSet;
 use crate::cluster::queue::Again;
 use crate::cluster::{Error, Key};
+use crate::ops::metrics::metrics;
 use history::{History, Unfit};
 use memory::Memory;
 use observe::{Belongings, Changes, Index};
@@ -161,23 +162,40 @@ async fn look_after(shared: Arc<Shared>, key: Key) -> Result<Again, Error> {
     };
     let again = match memory.too_early(Instant::now()) {
         Some(pause) => Ok(Some(pause)),
-        None => pass(&work, &mut memory).await,
+        None => measured(&work, &mut memory).await,
     };
     shared.memories().insert(key.clone(), memory);
     again
 }
 
+/// A pass, and how long it took.
+async fn measured(work: &Work<'_>, memory: &mut Memory) -> Result<Again, Error> {
+    let begin = Instant::now();
+    let mut acted = false;
+    let again = pass(work, memory, &mut acted).await;
+    let done = if acted { "acted" } else { "idle" };
+    let result = again.as_ref().map_or_else(Error::category, |_| done);
+    let passes = &metrics().cloneset_passes;
+    let passes = passes.get_or_create(&[("result", result.to_owned())]);
+    passes.observe(begin.elapsed().as_secs_f64());
+    again
+}
+
 /// Observe, plan, act, report; then say when to look again.
-async fn pass(work: &Work<'_>, memory: &mut Memory) -> Result<Again, Error> {
+async fn pass(work: &Work<'_>, memory: &mut Memory, acted: &mut bool) -> Result<Again, Error> {
     look_up(work).await?;
     let now = work.ctx.cluster.clock.now();
-    memory.forget(now);
+    memory.forget(work.set.metadata.generation.unwrap_or_default(), now);
     let begin = Instant::now();
     let seen = work.index().belongings(work.set, &work.uid);
     let gathered = begin.elapsed();
     let history = match history::settle(work, &seen.revisions, memory).await {
         Ok(history) => history,
-        Err(Unfit::Failed(error)) => return Err(error),
+        Err(Unfit::Failed(error)) if error.retryable() => return Err(error),
+        Err(Unfit::Failed(error)) => {
+            refuse(work, memory, error.to_string(), now).await?;
+            return Err(error);
+        }
         Err(Unfit::Mistake(why)) => return refuse(work, memory, why, now).await,
     };
     let begin = Instant::now();
@@ -186,6 +204,7 @@ async fn pass(work: &Work<'_>, memory: &mut Memory) -> Result<Again, Error> {
     let (planned_at, cost) = (Instant::now(), gathered + begin.elapsed());
     let wake = planned.wake.map(|at| until(at, now));
     let done = act::carry_out(work, planned.acts, memory).await;
+    *acted = done.acted;
     memory.pause(cost, done.acted, planned_at);
     report::tell(work, done.tally, planned.events, memory);
     let status = report::status(work, planned.status, !done.acted, memory).await?;

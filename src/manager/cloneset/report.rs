@@ -11,7 +11,9 @@ use super::act::keep_set;
 use super::memory::Memory;
 use super::plan::{Act, Event, Why};
 use crate::api::cloneset::{CloneSet, CloneSetStatus};
+use crate::api::keys;
 use crate::cluster::{Error, EventType, write};
+use crate::ops::metrics::metrics;
 
 /// Names that an event lists.
 const NAMES: usize = 8;
@@ -19,7 +21,8 @@ const NAMES: usize = 8;
 /// What acts have come to, by reason: one event each, however many Pods it is about.
 #[derive(Default)]
 pub struct Tally {
-    done: BTreeMap<&'static str, (&'static str, BTreeSet<String>)>,
+    /// By reason and what was done, in words.
+    done: BTreeMap<(&'static str, String), BTreeSet<String>>,
     failed: BTreeMap<&'static str, (String, BTreeSet<String>)>,
 }
 
@@ -71,6 +74,26 @@ fn words(act: &Act) -> (Option<(&'static str, &'static str)>, &'static str) {
     }
 }
 
+/// The revision that an act gives a Pod, and the word that goes before it.
+fn revision(act: &Act) -> Option<(&'static str, &str)> {
+    const LABEL: [&str; 3] = ["metadata", "labels", keys::CONTROLLER_REVISION_HASH];
+    fn label(object: &Value) -> Option<&str> {
+        LABEL.iter().try_fold(object, |at, key| at.get(key))?.as_str()
+    }
+    match act {
+        Act::CreatePod { pod, .. } => Some(("of", label(pod)?)),
+        Act::PatchPod {
+            why: Why::UpdateInPlace,
+            writes,
+            ..
+        } => {
+            let mut labels = writes.iter().filter_map(|w| label(&w.patch));
+            Some(("to", labels.next()?))
+        }
+        _ => None,
+    }
+}
+
 /// The name of what an act is about.
 fn name(act: &Act) -> String {
     match act {
@@ -86,24 +109,52 @@ fn name(act: &Act) -> String {
     }
 }
 
+/// The act's kind in a word, as the metric has it.
+fn kind(act: &Act) -> &'static str {
+    match act {
+        Act::CreatePod { .. } => "create_pod",
+        Act::DeletePod { .. } => "delete_pod",
+        Act::PatchPod { why, .. } => match why {
+            Why::UpdateInPlace | Why::GoOn => "update_in_place",
+            Why::UpdateReCreate => "replace_pod",
+            Why::Adopt | Why::Release => "own_pod",
+            Why::PrepareUpdate | Why::PrepareDelete | Why::KeepAfterAll | Why::State => "pod_state",
+        },
+        Act::PatchClaim { .. } | Act::DeleteClaim { .. } => "claim",
+        Act::CreateJob(_) | Act::DeleteJob(_) => "image_pull_job",
+        Act::LabelRevision { .. } => "revision",
+        Act::PatchSet(_) => "cloneset",
+    }
+}
+
+fn count(act: &Act, result: &'static str) {
+    let labels = [("act", kind(act).to_owned()), ("result", result.to_owned())];
+    metrics().cloneset_acts.get_or_create(&labels).inc();
+}
+
 impl Tally {
     /// An act was done.
     pub fn succeeded(&mut self, act: &Act) {
+        count(act, "ok");
         if let Some((reason, what)) = words(act).0 {
-            let entry = self.done.entry(reason).or_insert_with(|| (what, BTreeSet::new()));
-            entry.1.insert(name(act));
+            let what = match revision(act) {
+                Some((word, revision)) => format!("{what} {word} {revision}:"),
+                None => what.to_owned(),
+            };
+            self.done.entry((reason, what)).or_default().insert(name(act));
         }
     }
 
     /// An act failed.
     pub fn failed(&mut self, act: &Act, error: &Error) {
+        count(act, error.category());
         let new = || (error.to_string(), BTreeSet::new());
         let entry = self.failed.entry(words(act).1).or_insert_with(new);
         entry.1.insert(name(act));
     }
 
     fn events(self) -> Vec<Event> {
-        let done = self.done.into_iter().map(|(reason, (what, names))| Event {
+        let done = self.done.into_iter().map(|((reason, what), names)| Event {
             warning: false,
             reason,
             message: format!("{what} {}", list(&names)),

@@ -71,6 +71,8 @@ impl ClaimView {
         let metadata = &object.metadata;
         let labels = metadata.labels.as_ref();
         let instance = labels.and_then(|l| l.get(keys::CLONESET_INSTANCE_ID));
+        let phase = object.status.as_ref().and_then(|s| s.phase.as_deref());
+        let class = object.spec.as_ref().and_then(|s| s.storage_class_name.clone());
         Self {
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
             owner: metadata
@@ -84,6 +86,7 @@ impl ClaimView {
                 uid: metadata.uid.clone().unwrap_or_default(),
                 instance: instance.cloned().unwrap_or_default(),
                 deleting: metadata.deletion_timestamp.is_some(),
+                unbound: (phase != Some("Bound")).then(|| class.unwrap_or_default()),
             },
         }
     }

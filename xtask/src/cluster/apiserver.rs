@@ -49,6 +49,7 @@ pub(super) fn component(
     sandbox: &Arc<Sandbox>,
     certs: &Certs,
     ports: &Ports,
+    gates: &str,
     admin: &Path,
 ) -> Result<Component> {
     let audit = sandbox.dir().join("audit-policy.json");
@@ -63,6 +64,9 @@ pub(super) fn component(
     ];
     args.extend(identity(certs, ports)?);
     args.extend(FIXED.map(str::to_owned));
+    if !gates.is_empty() {
+        args.push(format!("--feature-gates={gates}"));
+    }
     if !ports.services {
         args.push("--endpoint-reconciler-type=none".into());
     }

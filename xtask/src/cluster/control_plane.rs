@@ -24,6 +24,8 @@ pub struct Options {
     pub controllers: bool,
     /// Run kube-scheduler.
     pub scheduler: bool,
+    /// Feature gates of the API server, as `NAME=true,…`; empty for its own defaults.
+    pub gates: &'static str,
 }
 
 /// Where the parts listen.
@@ -98,7 +100,7 @@ impl ControlPlane {
             kubeconfig(&server, &certs.ca(), &Login::Certificate(&user)),
         )?;
         let mut etcd = etcd::component(cache, &sandbox, ports);
-        let mut apiserver = apiserver::component(cache, &sandbox, &certs, ports, &admin)?;
+        let mut apiserver = apiserver::component(cache, &sandbox, &certs, ports, options.gates, &admin)?;
         etcd.start()?;
         apiserver.start()?;
         let mut controller_manager = options

@@ -140,6 +140,7 @@ impl Node {
         let all = Options {
             controllers: true,
             scheduler: true,
+            gates: "",
         };
         let plane = ControlPlane::start_in(&cache, sandbox, &ports, all)?;
         let mut kubelet = kubelet::kubelet(&cache, &plane, &runtime.network)?;

@@ -10,6 +10,7 @@ use super::{lifecycle, volumes};
 use crate::api::cloneset::texts;
 use crate::api::keys;
 use crate::api::lifecycle::LifecycleStateType as State;
+use crate::in_place::Pod;
 use crate::manager::cloneset::revision::{label, short};
 
 /// Characters of an instance id.
@@ -23,7 +24,7 @@ const GATES: [&str; 2] = [keys::IN_PLACE_UPDATE_READY, keys::KRUISE_POD_READY];
 /// whose claims stay: those claims are for the Pods that take their places, and names, when they are gone.
 pub(super) fn create(view: &View<'_>, claims: &BTreeSet<&str>, count: usize, old: usize) -> Vec<Act> {
     let observed = view.observed;
-    let count = count.saturating_sub(leaving(view, claims));
+    let count = count.saturating_sub(leaving(view, claims).len());
     let ids = instance_ids(view, claims, count);
     let make = |(at, id): (usize, String)| {
         let name = if at < old {
@@ -41,8 +42,8 @@ pub(super) fn create(view: &View<'_>, claims: &BTreeSet<&str>, count: usize, old
     ids.into_iter().enumerate().filter_map(make).collect()
 }
 
-/// How many Pods are being deleted whose claims stay.
-fn leaving(view: &View<'_>, claims: &BTreeSet<&str>) -> usize {
+/// The Pods that are being deleted and whose claims stay.
+pub(super) fn leaving<'a>(view: &View<'a>, claims: &BTreeSet<&str>) -> Vec<&'a Pod> {
     let observed = view.observed;
     let stay = observed
         .claims
@@ -56,7 +57,8 @@ fn leaving(view: &View<'_>, claims: &BTreeSet<&str>) -> usize {
                 .get(keys::CLONESET_INSTANCE_ID)
                 .is_some_and(|id| ids.contains(id))
         })
-        .count()
+        .map(AsRef::as_ref)
+        .collect()
 }
 
 fn pod_name(view: &View<'_>, id: &str) -> String {

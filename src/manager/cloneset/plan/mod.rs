@@ -48,6 +48,7 @@ pub mod types;
 mod update;
 mod view;
 mod volumes;
+mod waits;
 
 use std::collections::BTreeMap;
 

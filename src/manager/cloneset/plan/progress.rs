@@ -1,12 +1,10 @@
 //! Condition Progressing: how far a rollout is, and what it waits for.
 
-use std::collections::BTreeSet;
-
 use jiff::{Timestamp, ToSpan};
 
-use super::pods;
 use super::status::{progressing, set};
 use super::view::{Draft, View};
+use super::waits::waits;
 use crate::api::cloneset::CloneSetStatus;
 
 /// The condition's type.
@@ -16,8 +14,6 @@ const PAUSED: &str = "CloneSetPaused";
 const PARTITION: &str = "ProgressPartitionAvailable";
 const EXCEEDED: &str = "ProgressDeadlineExceeded";
 const UPDATED: &str = "CloneSetUpdated";
-/// How many names a message holds at most for one thing.
-const NAMES: usize = 3;
 
 /// Sets the condition.
 ///
@@ -25,7 +21,7 @@ const NAMES: usize = 3;
 /// a pause or a partition, and not from what was before; another revision begins another rollout.
 pub(super) fn set_condition(view: &View<'_>, status: &mut CloneSetStatus, draft: &mut Draft) {
     let (holds, reason, message) = match resting(view, status) {
-        Some((reason, message)) => (true, reason, message.to_owned()),
+        Some((reason, message)) => (true, reason, format!("{message}{}", waits(view, draft))),
         None => moving(view, status, draft),
     };
     let another = view
@@ -48,7 +44,7 @@ pub(super) fn set_condition(view: &View<'_>, status: &mut CloneSetStatus, draft:
     );
 }
 
-/// Why nothing is to be waited for, if so.
+/// Why the rollout does not go on, if so. Pods may be waited for all the same.
 fn resting(view: &View<'_>, status: &CloneSetStatus) -> Option<(&'static str, &'static str)> {
     let all = |number: i32| i64::from(number) == view.limits.replicas;
     let available = status.updated_available_replicas.unwrap_or_default();
@@ -97,57 +93,4 @@ fn moving(view: &View<'_>, status: &CloneSetStatus, draft: &mut Draft) -> (bool,
         draft.wake_at(end.checked_add(1.second()).unwrap_or(end));
     }
     (true, UPDATED, format!("CloneSet is progressing{waits}"))
-}
-
-/// What is waited for, as the end of a sentence.
-fn waits(view: &View<'_>, draft: &mut Draft) -> String {
-    for pod in &view.pods {
-        if !pods::ready(pod, 0, view.now) && !draft.waits.values().any(|names| names.contains(&pod.name)) {
-            draft.wait(unready(pod), pod);
-        }
-    }
-    let waits = draft
-        .waits
-        .iter()
-        .map(|(why, pods)| format!("{} ({why})", names(pods)));
-    let parts: Vec<String> = waits.collect();
-    let failed = view
-        .observed
-        .failures
-        .values()
-        .filter(|f| f.until > view.now)
-        .map(|f| &f.message);
-    let failed: BTreeSet<&String> = failed.collect();
-    let mut text = String::new();
-    for reason in draft.stuck.iter().chain(&draft.limited) {
-        text += &format!("; {reason}");
-    }
-    if !parts.is_empty() {
-        text += &format!("; waiting: {}", parts.join(", "));
-    }
-    for message in failed.into_iter().take(NAMES) {
-        text += &format!("; failed: {message}");
-    }
-    text
-}
-
-/// Why a Pod is not ready, in the words of kubelet where it says so.
-fn unready(pod: &crate::in_place::Pod) -> String {
-    let waiting = pod
-        .statuses
-        .iter()
-        .find_map(|s| Some((&s.name, s.waiting.as_ref()?)));
-    match waiting {
-        Some((container, reason)) => format!("container {container}: {reason}"),
-        None => "to be ready".to_owned(),
-    }
-}
-
-/// The first names, and how many more.
-fn names(pods: &BTreeSet<String>) -> String {
-    let first: Vec<&str> = pods.iter().take(NAMES).map(String::as_str).collect();
-    match pods.len().saturating_sub(NAMES) {
-        0 => first.join(", "),
-        more => format!("{} and {more} more", first.join(", ")),
-    }
 }

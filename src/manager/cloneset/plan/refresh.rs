@@ -4,8 +4,9 @@ use super::lifecycle;
 use super::pods;
 use super::types::Why;
 use super::view::{Draft, View};
+use super::waits;
 use crate::api::keys;
-use crate::api::lifecycle::LifecycleStateType as State;
+use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::complete::Waiting;
 use crate::in_place::{Pod, Refresh, Write, ready};
 
@@ -31,10 +32,15 @@ pub(super) fn refresh(view: &View<'_>, pod: &Pod, draft: &mut Draft) -> Option<P
             });
         }
         Refresh::Wait(waiting) => {
-            if let Waiting::Grace(Some(until)) = &waiting {
-                draft.wake_at(*until);
-            }
-            draft.wait(waiting.to_string(), pod);
+            let why = match &waiting {
+                // One time for each Pod would be one reason for each.
+                Waiting::Grace(Some(until)) => {
+                    draft.wake_at(*until);
+                    Waiting::Grace(None).to_string()
+                }
+                other => other.to_string(),
+            };
+            draft.wait(waits::trouble(pod).unwrap_or(why), pod);
         }
         Refresh::Done => settled = true,
     }
@@ -59,27 +65,37 @@ fn idle(pod: &Pod) -> bool {
 
 /// The state that the Pod goes over to by itself. `settled` says that no update in place is under way.
 fn next_state(view: &View<'_>, pod: &Pod, settled: bool, draft: &mut Draft) -> Option<State> {
-    let mut held = |hook: &str| {
-        draft.wait(format!("hook {hook}"), pod);
+    let mut held = |name: &str, hook: &LifecycleHook, there: bool| {
+        let lets = if there { "to be taken off" } else { "to be put on" };
+        let items = waits::items(hook, pod, there);
+        let why = format!("hook {name}: {items} {lets}");
+        // What a hook is to put onto a Pod comes when the Pod is well.
+        let trouble = waits::trouble(pod).filter(|_| !there);
+        draft.wait(trouble.unwrap_or(why), pod);
         None
     };
+    let hooked = |hook| pods::hooked(hook, pod);
     match pods::state(pod) {
         State::PreparingNormal => match view.lifecycle().and_then(|l| l.pre_normal.as_ref()) {
             Some(hook) if pods::all_hooked(hook, pod) => Some(State::Normal),
-            Some(_) => held("preNormal"),
+            Some(hook) if pod.node.is_some() => held("preNormal", hook, false),
             None if pod.node.is_some() => Some(State::Normal),
-            None => {
-                draft.wait("a node", pod);
+            _ => {
+                draft.wait(waits::no_node(view, pod), pod);
                 None
             }
         },
         State::Updating if settled => Some(lifecycle::after_update(view, pod)),
         State::Updated => match view.in_place_update() {
-            Some(hook) if !pods::all_hooked(hook, pod) => held("inPlaceUpdate, to come back"),
+            Some(hook) if !pods::all_hooked(hook, pod) => held("inPlaceUpdate", hook, false),
             _ => Some(State::Normal),
         },
-        State::PreparingUpdate if pods::hooked(view.in_place_update(), pod) => held("inPlaceUpdate"),
-        State::PreparingDelete if pods::hooked(view.pre_delete(), pod) => held("preDelete"),
+        State::PreparingUpdate if hooked(view.in_place_update()) => view
+            .in_place_update()
+            .and_then(|hook| held("inPlaceUpdate", hook, true)),
+        State::PreparingDelete if hooked(view.pre_delete()) => {
+            view.pre_delete().and_then(|hook| held("preDelete", hook, true))
+        }
         _ => None,
     }
 }

@@ -8,7 +8,7 @@ use super::order::{self, Choice, Spread};
 use super::pods;
 use super::types::{Act, Event, Subject, Why};
 use super::view::{Draft, View};
-use super::{create, volumes};
+use super::{create, volumes, waits};
 use crate::api::lifecycle::LifecycleStateType as State;
 use crate::in_place::Pod;
 
@@ -113,6 +113,9 @@ fn make(view: &View<'_>, claims: &BTreeSet<&str>, numbers: &Numbers, draft: &mut
         return false;
     }
     let size = |number: i64| usize::try_from(number).unwrap_or_default();
+    for pod in create::leaving(view, claims) {
+        draft.wait("to be gone, for another to take over its claims", pod);
+    }
     let count = size(numbers.scale_up_limit).min(AT_ONCE);
     if count < size(numbers.scale_up_limit) {
         draft.wake_at(view.now);
@@ -137,7 +140,7 @@ fn within<'a>(view: &View<'_>, pods: &[&'a Pod], limit: i64, draft: &mut Draft) 
     for pod in pods {
         if pods::available(pod, 0, view.now) {
             if limit <= 0 {
-                draft.wait("maxUnavailable, to be deleted", pod);
+                draft.wait(format!("to be deleted: {}", waits::budget(view)), pod);
                 continue;
             }
             limit -= 1;

@@ -82,7 +82,16 @@ fn failures(view: &View<'_>, status: &mut CloneSetStatus, draft: &Draft) {
 
 /// Says in the status that a CloneSet cannot be acted upon, and why.
 pub fn refused(status: &mut CloneSetStatus, why: &str, now: Timestamp) {
+    let waits = format!("CloneSet cannot be acted upon: {why}");
     set(&mut status.conditions, FAILED_UPDATE, "True", "", why, now);
+    set(
+        &mut status.conditions,
+        PROGRESSING,
+        "False",
+        FAILED_UPDATE,
+        &waits,
+        now,
+    );
 }
 
 /// Sets a condition. Its times tell since when it has this status and reason; a message may change meanwhile.

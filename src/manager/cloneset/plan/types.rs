@@ -51,6 +51,8 @@ pub struct Claim {
     pub instance: String,
     /// Whether it is being deleted.
     pub deleting: bool,
+    /// While it is bound to no volume: the storage class that is to provide one; empty when it names none.
+    pub unbound: Option<String>,
 }
 
 /// A revision of the CloneSet's template.

@@ -9,7 +9,7 @@ use super::numbers::Numbers;
 use super::refresh::Pending;
 use super::types::{Subject, Why};
 use super::view::{Draft, View};
-use super::{create, lifecycle, order, pods};
+use super::{create, lifecycle, order, pods, waits};
 use crate::api::cloneset::PodUpdateStrategyType as Policy;
 use crate::api::keys;
 use crate::api::lifecycle::LifecycleStateType as State;
@@ -28,6 +28,11 @@ pub(super) fn update(
 ) {
     let numbers = view.numbers(|pod| view.updated(pod));
     let forward = numbers.update >= 0;
+    if forward && on_delete(view.spec) {
+        for pod in view.pods.iter().filter(|pod| !view.updated(pod)) {
+            draft.wait("somebody to delete them, as type OnDelete wants", pod);
+        }
+    }
     let chosen = choose(view, &numbers, forward);
     restore(view, &chosen, pending);
     if view.spec.rolling_update().is_some_and(|r| r.paused) {
@@ -46,7 +51,7 @@ pub(super) fn update(
         let available = view.available(pod);
         full |= !budget.allows(available);
         if full {
-            draft.wait("maxUnavailable, to be updated", pod);
+            draft.wait(format!("to be updated: {}", waits::budget(view)), pod);
             continue;
         }
         if pending.get(&pod.uid).is_some_and(|p| p.first) || delayed(view, pod, draft) {
@@ -64,13 +69,26 @@ pub(super) fn update(
 }
 
 /// The places of the Pods to update, or to take back, in order.
+///
+/// Where as many Pods are updated as there are to be, one of the old that is unavailable may fill the place in which
+/// another is to be made for a Pod that is to be deleted; neither would ever go, so that one is updated, too.
 fn choose(view: &View<'_>, numbers: &Numbers, forward: bool) -> Vec<usize> {
-    let wanted = numbers.update.abs().min(beyond(view, forward)).max(0);
+    let enough = numbers.update == 0;
+    let beyond = beyond(view, forward);
+    let wanted = if enough {
+        beyond - numbers.use_surge_old
+    } else {
+        numbers.update.abs().min(beyond)
+    };
+    let wanted = wanted.max(0);
     let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
     if wanted == 0 || on_delete(view.spec) {
         return Vec::new();
     }
-    let candidates = (0..view.pods.len()).filter(|at| candidate(view, view.pods[*at], forward));
+    let candidates = (0..view.pods.len()).filter(|at| {
+        let pod = view.pods[*at];
+        candidate(view, pod, forward) && !(enough && view.available(pod))
+    });
     let mut chosen = order::update(&view.pods, candidates.collect(), view.spec.rolling_update());
     chosen.truncate(wanted);
     chosen
@@ -93,7 +111,10 @@ impl Budget {
     fn new(view: &View<'_>, numbers: &Numbers, target: &str) -> Self {
         let unavailable = || view.pods.iter().filter(|p| !view.available(p));
         let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
-        let limit = numbers.update_max_unavailable;
+        let limit = match numbers.update {
+            0 => view.limits.unavailable + count(view.pods.len()) - view.limits.replicas,
+            _ => numbers.update_max_unavailable,
+        };
         let missing = numbers.scale_up > 0;
         Self {
             limit,

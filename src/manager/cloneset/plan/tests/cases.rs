@@ -236,7 +236,7 @@ fn a_deadline_counts_from_the_rollouts_beginning() {
     world.reconcile();
     assert_eq!(reason(&world), "ProgressDeadlineExceeded");
     let why = condition(&world, "Progressing").unwrap().message;
-    assert!(why.contains("container app: ImagePullBackOff"), "{why}");
+    assert!(why.contains("ImagePullBackOff of image app:bad"), "{why}");
     world.now = world.now.checked_add(1.hour()).unwrap();
     container(&mut world, "image", json!("app:3"));
     world.reconcile();
@@ -332,4 +332,38 @@ fn named_pods_go_and_their_names_too() {
     settle(&mut world);
     assert!(!world.pods.contains_key(&name) && world.pods.len() == 4);
     assert!(world.set["spec"]["scaleStrategy"].get("podsToDelete").is_none());
+}
+
+/// What is to be deleted waits for a Pod that waits for its place.
+#[test]
+fn a_broken_old_pod_does_not_keep_the_place_of_a_new_one() {
+    let mut world = World::new(spec(false, false));
+    world.edit(&json!({ "replicas": 3 }));
+    rolling(&mut world, json!({ "partition": 1 }));
+    settle(&mut world);
+    container(&mut world, "image", json!("app:2"));
+    settle(&mut world);
+    let of = |pod: &Value| pod["spec"]["containers"][0]["image"].clone();
+    let (old, new) = {
+        let find = |image: &str| {
+            world
+                .pods
+                .iter()
+                .find(|(_, pod)| of(pod) == image)
+                .unwrap()
+                .0
+                .clone()
+        };
+        (find("app:1"), find("app:2"))
+    };
+    world.pods.get_mut(&old).unwrap()["spec"]["containers"][0]["image"] = json!("app:bad");
+    kubelets(&mut world);
+    rolling(
+        &mut world,
+        json!({ "partition": 0, "maxUnavailable": 0, "maxSurge": 1 }),
+    );
+    world.edit(&json!({ "replicas": 2, "scaleStrategy": { "podsToDelete": [new] } }));
+    settle(&mut world);
+    assert_eq!(reason(&world), "CloneSetAvailable");
+    assert!(!world.pods.contains_key(&new) && world.pods.len() == 2);
 }

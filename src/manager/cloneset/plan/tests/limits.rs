@@ -45,6 +45,20 @@ pub(super) fn check(world: &World, observed: &Observed, planned: &Plan) {
     let mut taken = Taken::default();
     planned.acts.iter().for_each(|act| pass.take(act, &mut taken));
     pass.hold(&taken);
+    says_why(observed, planned);
+}
+
+/// Where a rollout goes on and nothing is done about it, the condition says what is waited for.
+fn says_why(observed: &Observed, planned: &Plan) {
+    let status = planned.status.as_ref().or(observed.set.status.as_ref()).unwrap();
+    let mut conditions = status.conditions.iter();
+    let progressing = conditions.find(|c| c.type_ == "Progressing").unwrap();
+    let goes_on = ["CloneSetUpdated", "ProgressDeadlineExceeded"].contains(&progressing.reason.as_str());
+    assert!(
+        !goes_on || !planned.acts.is_empty() || progressing.message.contains("; "),
+        "{:?} says nothing",
+        progressing.message
+    );
 }
 
 fn count(n: usize) -> i64 {

@@ -4,4 +4,5 @@ mod histories;
 mod hooks;
 mod limits;
 mod numbers;
+mod waits;
 mod world;

@@ -99,6 +99,7 @@ impl World {
                 .unwrap()
                 .to_owned(),
             deleting: false,
+            unbound: claim["status"]["phase"].as_str().map(str::to_owned),
         };
         let ours = |claim: &(&String, &Value)| claim.1["metadata"]["ownerReferences"][0]["uid"] == "set";
         Observed {

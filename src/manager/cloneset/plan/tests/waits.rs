@@ -1,0 +1,250 @@
+//! What the condition says is waited for.
+
+use jiff::ToSpan;
+use serde_json::{Value, json};
+
+use super::cases::{condition, kubelets, settle};
+use super::histories::{container, rolling, spec};
+use super::world::{HOOK, World};
+use crate::api::keys;
+use crate::in_place::tests::apply;
+
+fn message(world: &World) -> String {
+    condition(world, "Progressing").unwrap().message
+}
+
+/// The message has these words.
+#[track_caller]
+fn says(world: &mut World, words: &str) {
+    world.reconcile();
+    let message = message(world);
+    assert!(message.contains(words), "{words:?} is not in {message:?}");
+}
+
+/// Two Pods that settled.
+fn two(hooks: bool, claims: bool) -> World {
+    let mut world = World::new(spec(hooks, claims));
+    world.edit(&json!({ "replicas": 2 }));
+    settle(&mut world);
+    world
+}
+
+/// The names of the Pods, as a message lists them.
+fn names(world: &World) -> String {
+    world.pods.keys().cloned().collect::<Vec<_>>().join(", ")
+}
+
+fn each(world: &mut World, patch: &Value) {
+    world.pods.values_mut().for_each(|pod| apply(pod, patch));
+}
+
+#[test]
+fn an_image_that_cannot_be_pulled_is_named_and_what_it_holds_up() {
+    let mut world = two(false, false);
+    container(&mut world, "image", json!("app:bad"));
+    world.reconcile();
+    kubelets(&mut world);
+    says(&mut world, "(container app: ImagePullBackOff of image app:bad)");
+    says(&mut world, "(to be updated: maxUnavailable is 1)");
+    let before = message(&world);
+    for pod in world.pods.values_mut() {
+        let state = &mut pod["status"]["containerStatuses"][0]["state"];
+        if state["waiting"].is_object() {
+            *state = json!({ "waiting": { "reason": "ErrImagePull" } });
+        }
+    }
+    says(&mut world, &before);
+}
+
+#[test]
+fn a_pod_without_a_node_says_what_the_scheduler_does() {
+    let mut world = World::new(spec(false, true));
+    world.edit(&json!({ "replicas": 2 }));
+    world.reconcile();
+    says(&mut world, "(a node)");
+    let unschedulable = json!({ "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "message": "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims." });
+    each(
+        &mut world,
+        &json!({ "status": { "conditions": [unschedulable] } }),
+    );
+    let claim = json!({ "status": { "phase": "slow" } });
+    world
+        .claims
+        .values_mut()
+        .for_each(|c| json_patch::merge(c, &claim));
+    let list = names(&world);
+    says(
+        &mut world,
+        &format!(
+            "{list} (a node: 0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.; \
+             its claim of storage class slow is not bound)"
+        ),
+    );
+    let long = json!({ "type": "PodScheduled", "message": "é".repeat(900) });
+    each(&mut world, &json!({ "status": { "conditions": [long] } }));
+    says(&mut world, "é…");
+    assert!(message(&world).len() < 400);
+}
+
+#[test]
+fn a_pod_that_runs_and_is_not_ready_says_what_it_lacks() {
+    let mut world = two(false, false);
+    let list = names(&world);
+    let status = |status: Value| json!({ "status": status });
+    let ready = json!({ "type": "Ready", "status": "False" });
+    each(&mut world, &status(json!({ "conditions": [ready] })));
+    let gate = json!({ "spec": { "readinessGates": [{ "conditionType": "example.com/db" }] } });
+    each(&mut world, &gate);
+    says(&mut world, &format!("{list} (readiness gate example.com/db)"));
+    let shut = json!({ "type": "example.com/db", "status": "False", "message": "migrating" });
+    each(&mut world, &status(json!({ "conditions": [shut] })));
+    says(&mut world, "(readiness gate example.com/db: migrating)");
+    let container = |state: Value| json!([{ "name": "app", "ready": false, "state": state }]);
+    for (state, words) in [
+        (
+            json!({ "running": {} }),
+            "(container app: it runs, but is not ready)",
+        ),
+        (
+            json!({ "waiting": { "reason": "CrashLoopBackOff" } }),
+            "(container app: CrashLoopBackOff)",
+        ),
+        (
+            json!({ "waiting": { "reason": "ContainerCreating" } }),
+            "(container app: ContainerCreating)",
+        ),
+        (json!({ "terminated": {} }), "(container app: it does not run)"),
+    ] {
+        let statuses = container(state);
+        for pod in world.pods.values_mut() {
+            pod["status"]["containerStatuses"] = statuses.clone();
+        }
+        says(&mut world, words);
+    }
+    let initial = json!([{ "name": "setup", "state": { "waiting": { "reason": "ErrImageNeverPull" } } }]);
+    world
+        .pods
+        .values_mut()
+        .for_each(|pod| pod["status"]["initContainerStatuses"] = initial.clone());
+    says(&mut world, "(container setup: ErrImageNeverPull)");
+}
+
+#[test]
+fn who_holds_a_pod_unready_is_named() {
+    let mut world = two(false, false);
+    let held = json!({ "type": keys::KRUISE_POD_READY, "status": "False",
+        "message": r#"[{"userAgent":"Someone","key":"reason"}]"# });
+    let ready = json!({ "type": "Ready", "status": "False" });
+    each(&mut world, &json!({ "status": { "conditions": [held, ready] } }));
+    says(
+        &mut world,
+        "(readiness gate KruisePodReady, held by reason of Someone)",
+    );
+}
+
+#[test]
+fn hooks_are_named_with_what_they_wait_for() {
+    let mut world = two(true, false);
+    let list = names(&world);
+    says(
+        &mut world,
+        &format!("{list} (hook preNormal: finalizer {HOOK} to be put on)"),
+    );
+    let pods: Vec<String> = world.pods.keys().cloned().collect();
+    pods.iter().for_each(|name| world.hook(name));
+    settle(&mut world);
+    world.edit(&json!({ "replicas": 0 }));
+    world.reconcile();
+    says(
+        &mut world,
+        &format!("hook preDelete: finalizer {HOOK} to be taken off"),
+    );
+}
+
+#[test]
+fn the_limit_that_a_deletion_waits_for_is_named() {
+    let mut world = two(false, false);
+    rolling(&mut world, json!({ "maxUnavailable": "50%" }));
+    for pod in world.pods.values_mut() {
+        pod["metadata"]["labels"][keys::SPECIFIED_DELETE] = json!("true");
+    }
+    says(&mut world, "(to be deleted: maxUnavailable is 50%, 1 of 2 Pods)");
+}
+
+#[test]
+fn time_that_has_to_pass_is_named() {
+    let mut world = two(false, false);
+    world.edit(&json!({ "minReadySeconds": 30 }));
+    world.now = world.now.checked_add(100.seconds()).unwrap();
+    settle(&mut world);
+    rolling(
+        &mut world,
+        json!({ "inPlaceUpdateStrategy": { "gracePeriodSeconds": 10 } }),
+    );
+    container(&mut world, "image", json!("app:2"));
+    world.reconcile();
+    says(&mut world, "(grace period)");
+    for _ in 0..4 {
+        kubelets(&mut world);
+        world.reconcile();
+        world.now = world.now.checked_add(5.seconds()).unwrap();
+    }
+    kubelets(&mut world);
+    world.reconcile();
+    kubelets(&mut world);
+    says(&mut world, "(to be ready for 30 s, minReadySeconds)");
+}
+
+#[test]
+fn somebody_s_turn_is_named() {
+    let mut world = two(false, true);
+    world.edit(&json!({ "updateStrategy": { "type": "OnDelete" } }));
+    container(&mut world, "image", json!("app:2"));
+    let list = names(&world);
+    says(
+        &mut world,
+        &format!("{list} (somebody to delete them, as type OnDelete wants)"),
+    );
+
+    // A Pod that goes and cannot yet, with a claim that the next one takes over.
+    let name = world.pods.keys().next().unwrap().clone();
+    let pod = world.pods.get_mut(&name).unwrap();
+    pod["metadata"]["finalizers"] = json!(["example.com/slow"]);
+    world.delete(&name);
+    says(
+        &mut world,
+        &format!("{name} (to be gone, for another to take over its claims)"),
+    );
+}
+
+#[test]
+fn a_pause_does_not_hide_what_is_wrong() {
+    let mut world = two(false, false);
+    rolling(&mut world, json!({ "paused": true }));
+    container(&mut world, "image", json!("app:2"));
+    settle(&mut world);
+    assert_eq!(message(&world), "CloneSet is paused");
+    let status =
+        json!([{ "name": "app", "ready": false, "state": { "waiting": { "reason": "CrashLoopBackOff" } } }]);
+    let ready = json!({ "type": "Ready", "status": "False" });
+    let pod = world.pods.values_mut().next().unwrap();
+    pod["status"]["containerStatuses"] = status;
+    apply(pod, &json!({ "status": { "conditions": [ready] } }));
+    says(&mut world, "CloneSet is paused; waiting: ");
+    says(&mut world, "CrashLoopBackOff");
+}
+
+#[test]
+fn many_reasons_are_counted_and_not_listed() {
+    let mut world = World::new(spec(false, false));
+    world.edit(&json!({ "replicas": 40 }));
+    settle(&mut world);
+    let ready = json!({ "type": "Ready", "status": "False" });
+    for (at, pod) in world.pods.values_mut().enumerate() {
+        let gate = json!({ "readinessGates": [{ "conditionType": format!("example.com/{at}") }] });
+        apply(pod, &json!({ "spec": gate, "status": { "conditions": [ready] } }));
+    }
+    says(&mut world, "and others for 34 more reasons");
+    assert!(message(&world).len() < 600, "{}", message(&world));
+}

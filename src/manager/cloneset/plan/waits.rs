@@ -1,0 +1,199 @@
+//! What is waited for, in words: which Pods, and the container, node, claim, hook or limit that they wait for.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use super::pods;
+use super::view::{Draft, View};
+use crate::api::keys;
+use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
+use crate::in_place::Pod;
+use crate::manager::pod_readiness::plan::holders_of;
+
+/// How many names a message holds at most for one thing.
+const NAMES: usize = 3;
+/// How many different things a message names at most.
+const THINGS: usize = 6;
+/// How many bytes of somebody else's words go into a message.
+const QUOTED: usize = 200;
+/// Reasons of kubelet that every container has on its way.
+const ORDINARY: [&str; 2] = ["ContainerCreating", "PodInitializing"];
+
+/// What is waited for, as the end of a sentence.
+pub(super) fn waits(view: &View<'_>, draft: &mut Draft) -> String {
+    let said: BTreeSet<String> = draft.waits.values().flatten().cloned().collect();
+    for pod in view.pods.iter().filter(|pod| !said.contains(&pod.name)) {
+        if let Some(why) = lacks(view, pod) {
+            draft.wait(why, pod);
+        }
+    }
+    let failures = view.observed.failures.values();
+    let failed = failures.filter(|f| f.until > view.now).map(|f| &f.message);
+    let failed: BTreeSet<&String> = failed.collect();
+    let mut text = String::new();
+    for reason in draft.stuck.iter().chain(&draft.limited) {
+        text += &format!("; {reason}");
+    }
+    let parts: Vec<String> = draft
+        .waits
+        .iter()
+        .take(THINGS)
+        .map(|(why, pods)| format!("{} ({why})", names(pods)))
+        .collect();
+    if !parts.is_empty() {
+        text += &format!("; waiting: {}", parts.join(", "));
+    }
+    match draft.waits.len().saturating_sub(THINGS) {
+        0 => {}
+        more => text += &format!(" and others for {more} more reasons"),
+    }
+    for message in failed.into_iter().take(NAMES) {
+        text += &format!("; failed: {message}");
+    }
+    text
+}
+
+/// What the Pod lacks to be available.
+fn lacks(view: &View<'_>, pod: &Pod) -> Option<String> {
+    if !pods::ready(pod, 0, view.now) {
+        return Some(unready(view, pod));
+    }
+    let young = pods::state(pod) == State::Normal && !view.available(pod);
+    young.then(|| format!("to be ready for {} s, minReadySeconds", view.min_ready))
+}
+
+/// Why a Pod is not ready.
+fn unready(view: &View<'_>, pod: &Pod) -> String {
+    if pod.node.is_none() {
+        return no_node(view, pod);
+    }
+    let container = || {
+        let status = pod.statuses.iter().find(|s| !s.ready)?;
+        let why = match &status.waiting {
+            Some(reason) => reason,
+            None if status.running => "it runs, but is not ready",
+            None => "it does not run",
+        };
+        Some(format!("container {}: {why}", status.name))
+    };
+    let found = trouble(pod).or_else(container).or_else(|| shut(pod));
+    found.unwrap_or_else(|| "to be ready".to_owned())
+}
+
+/// What stops a container of the Pod from running, in the words of kubelet; nothing that passes by itself.
+pub(super) fn trouble(pod: &Pod) -> Option<String> {
+    let regular = pod.statuses.iter().map(|s| (&s.name, s.waiting.as_ref()));
+    let regular = regular.filter_map(|(name, reason)| Some((name, reason?)));
+    let all = pod
+        .initial
+        .iter()
+        .map(|(name, reason)| (name, reason))
+        .chain(regular);
+    let mut bad = all.filter(|(_, reason)| !ORDINARY.contains(&reason.as_str()));
+    let (name, reason) = bad.next()?;
+    // Kubelet takes turns with these two, which is no news.
+    let reason = if reason == "ErrImagePull" {
+        "ImagePullBackOff"
+    } else {
+        reason
+    };
+    let image = pod.containers.iter().find(|c| c.name == *name);
+    let image = image.filter(|_| reason.contains("Image"));
+    let image = image.map_or(String::new(), |c| format!(" of image {}", c.image));
+    Some(format!("container {name}: {reason}{image}"))
+}
+
+/// The first of the Pod's readiness gates that is shut, and by whom where that is known.
+fn shut(pod: &Pod) -> Option<String> {
+    let shut = |gate: &&String| pod.condition(gate).is_none_or(|c| !c.holds);
+    let gate = pod.gates.iter().find(shut)?;
+    let message = pod
+        .condition(gate)
+        .map(|c| c.message.as_str())
+        .unwrap_or_default();
+    let holders = holders_of(message).into_iter();
+    let holders: Vec<String> = holders
+        .map(|h| format!("{} of {}", h.key, h.user_agent))
+        .collect();
+    Some(match (gate.as_str(), message) {
+        (keys::KRUISE_POD_READY, _) if !holders.is_empty() => {
+            format!("readiness gate {gate}, held by {}", holders.join(", "))
+        }
+        (_, "") => format!("readiness gate {gate}"),
+        (_, message) => format!("readiness gate {gate}: {}", cut(message)),
+    })
+}
+
+/// Why a Pod has no node yet: what the scheduler says, and claims that nobody provides.
+pub(super) fn no_node(view: &View<'_>, pod: &Pod) -> String {
+    let scheduled = pod.condition("PodScheduled").filter(|c| !c.holds);
+    let message = scheduled.map(|c| c.message.as_str()).unwrap_or_default();
+    let mut text = "a node".to_owned();
+    if !message.is_empty() {
+        text += &format!(": {}", cut(message));
+    }
+    let id = pod.labels.get(keys::CLONESET_INSTANCE_ID);
+    let claims = view.observed.claims.iter();
+    let own = claims.filter(|claim| !claim.instance.is_empty() && Some(&claim.instance) == id);
+    let classes: BTreeSet<&String> = own.filter_map(|claim| claim.unbound.as_ref()).collect();
+    for class in classes {
+        text += &match class.as_str() {
+            "" => "; its claim without storage class is not bound".to_owned(),
+            class => format!("; its claim of storage class {class} is not bound"),
+        };
+    }
+    text
+}
+
+/// The limit that a Pod waits for which is to be updated or deleted.
+pub(super) fn budget(view: &View<'_>) -> String {
+    let rolling = view.spec.rolling_update();
+    let given = rolling.and_then(|r| r.max_unavailable.as_ref());
+    let given = match given {
+        Some(IntOrString::Int(number)) => number.to_string(),
+        Some(IntOrString::String(text)) => text.clone(),
+        None => "20%".to_owned(),
+    };
+    let limits = &view.limits;
+    let surge = if limits.surge > 0 {
+        format!(" and maxSurge is {}", limits.surge)
+    } else {
+        String::new()
+    };
+    let of = if given.ends_with('%') {
+        format!("{given}, {} of {} Pods", limits.unavailable, limits.replicas)
+    } else {
+        given
+    };
+    format!("maxUnavailable is {of}{surge}")
+}
+
+/// The items of a hook that are on a Pod, or those that are not.
+pub(super) fn items(hook: &LifecycleHook, pod: &Pod, there: bool) -> String {
+    let finalizers = hook.finalizers_handler.iter();
+    let finalizers = finalizers.filter(|f| pod.finalizers.contains(f) == there);
+    let labels = hook.labels_handler.iter();
+    let labels = labels.filter(|(k, v)| (pod.labels.get(*k) == Some(v)) == there);
+    let finalizers = finalizers.map(|f| format!("finalizer {f}"));
+    let labels = labels.map(|(k, v)| format!("label {k}={v}"));
+    finalizers.chain(labels).collect::<Vec<_>>().join(", ")
+}
+
+/// The first names, and how many more.
+fn names(pods: &BTreeSet<String>) -> String {
+    let first: Vec<&str> = pods.iter().take(NAMES).map(String::as_str).collect();
+    match pods.len().saturating_sub(NAMES) {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
+/// The beginning of what somebody else says.
+fn cut(text: &str) -> String {
+    if text.len() <= QUOTED {
+        return text.to_owned();
+    }
+    let end = text.floor_char_boundary(QUOTED);
+    format!("{}…", text.get(..end).unwrap_or_default())
+}

@@ -1,0 +1,195 @@
+//! What other releases and outages of ours leave behind, on an API server that knows more of Pods than our types do.
+
+use kruise::admission::webhooks::{MUTATING, VALIDATING};
+use kruise::api::cloneset::CloneSet;
+use serde_json::{Value, json};
+use xtask::cluster::{Options, wait};
+
+use crate::field::{Field, identities};
+use crate::world::{PATIENCE, World, until};
+
+/// Fields of Pods that came after the release that our types are of, each behind a gate of its own.
+const GATES: &str = "HostnameOverride=true,ContainerRestartRules=true";
+
+/// A template that leaves everything to the API server's defaults, and uses what our types do not know.
+fn template() -> Value {
+    let rules = json!([{ "action": "Restart", "exitCodes": { "operator": "In", "values": [42] } }]);
+    json!({ "spec": {
+        "hostnameOverride": "of-a-later-release",
+        "containers": [{
+            "name": "app", "image": "example.com/app:1", "ports": [{ "containerPort": 80 }],
+            "restartPolicy": "Never", "restartPolicyRules": rules,
+        }],
+    } })
+}
+
+/// Whether the webhook fills in defaults.
+fn filled_in(world: &World, namespace: &str) -> bool {
+    let labels = json!({ "app": "probe" });
+    let probe = json!({
+        "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet",
+        "metadata": { "name": "probe", "namespace": namespace },
+        "spec": { "replicas": 0, "selector": { "matchLabels": labels }, "template": {
+            "metadata": { "labels": labels },
+            "spec": { "containers": [{ "name": "c", "image": "i:1" }] },
+        } },
+    });
+    let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
+    std::fs::write(file.path(), probe.to_string()).unwrap();
+    let file = file.path().to_str().unwrap();
+    let made = world
+        .plane
+        .kubectl(&["create", "--dry-run=server", "-o=json", "-f", file]);
+    made.is_ok_and(|made| made.contains("ClusterFirst"))
+}
+
+fn until_filled_in(world: &World, namespace: &str, wanted: bool) {
+    let probe = || Ok((filled_in(world, namespace) == wanted).then_some(()));
+    wait::until("the webhook is as wanted", PATIENCE, probe).unwrap();
+}
+
+/// What must not become other.
+#[derive(Debug, PartialEq)]
+struct State {
+    pods: Vec<(String, String)>,
+    revisions: Vec<String>,
+    update: String,
+}
+
+async fn state(field: &Field, set: &str) -> State {
+    let update = field.settled(set).await.status.unwrap().update_revision;
+    let revisions = field.api("apps", "v1", "ControllerRevision");
+    let revisions = revisions
+        .list(&Default::default())
+        .await
+        .unwrap()
+        .items
+        .into_iter();
+    State {
+        pods: identities(&field.pods_of(set).await),
+        revisions: revisions.filter_map(|r| r.metadata.name).collect(),
+        update,
+    }
+}
+
+/// What a Pod says in fields that our types do not know.
+fn unknown(pod: &Value) -> Value {
+    let container = &pod["spec"]["containers"][0];
+    json!([
+        pod["spec"]["hostnameOverride"],
+        container["restartPolicy"],
+        container["restartPolicyRules"]
+    ])
+}
+
+/// A template that no Pod can be made of is refused by the webhook; without it, the manager says so and makes none.
+async fn nothing_is_made_of_a_mistake(field: &Field) {
+    let containers = json!([{ "name": "app", "image": "i:1", "ports": [{ "containerPort": 99_999 }] }]);
+    field
+        .set(
+            "mistaken",
+            json!({ "template": { "spec": { "containers": containers } } }),
+        )
+        .await;
+    let said = |set: &CloneSet, type_: &str, status: &str| {
+        let conditions = set.status.iter().flat_map(|s| &s.conditions);
+        let mut of = conditions.filter(|c| c.type_ == type_ && c.status == status);
+        of.any(|c| {
+            c.message
+                .contains("spec.template.spec.containers[0].ports[0].containerPort: Invalid value: 99999")
+        })
+    };
+    until(
+        &field.sets(),
+        "mistaken",
+        "told what is wrong",
+        |set: &CloneSet| said(set, "FailedUpdate", "True") && said(set, "Progressing", "False"),
+    )
+    .await;
+    assert!(field.pods_of("mistaken").await.is_empty());
+    field
+        .sets()
+        .delete("mistaken", &Default::default())
+        .await
+        .unwrap();
+}
+
+/// Takes the webhooks away, as an outage or somebody's mistake does.
+fn without_webhooks(field: &Field) {
+    for (kind, name) in [("mutating", MUTATING), ("validating", VALIDATING)] {
+        let kind = format!("{kind}webhookconfiguration");
+        field.world.plane.kubectl(&["delete", &kind, name]).unwrap();
+    }
+    until_filled_in(field.world, &field.namespace, false);
+}
+
+fn with_webhooks_again(field: &Field) {
+    let webhooks = format!("{}/deploy/webhooks", env!("CARGO_MANIFEST_DIR"));
+    field.world.plane.kubectl(&["apply", "-k", &webhooks]).unwrap();
+    until_filled_in(field.world, &field.namespace, true);
+}
+
+/// Touches that change nothing of what Pods are made of.
+async fn nothing_comes_of_touches(field: &Field, before: &State) {
+    let mut same = field.sets().get("web").await.unwrap().spec.template;
+    let labels = json!({ "touched": "1" });
+    let unchanged = json!({ "metadata": { "labels": labels }, "spec": { "template": same.clone() } });
+    same["spec"]["restartPolicy"] = json!("Always");
+    for touch in [
+        unchanged,
+        json!({ "spec": { "revisionHistoryLimit": 7 } }),
+        // Now the webhook fills in what was not said before.
+        json!({ "spec": { "template": same } }),
+    ] {
+        field.edit("web", touch.clone()).await;
+        assert_eq!(state(field, "web").await, *before, "{touch}");
+    }
+    let set = field.sets().get("web").await.unwrap();
+    assert_eq!(set.spec.template["spec"]["dnsPolicy"], "ClusterFirst");
+}
+
+/// An update in place changes the image, and leaves what nobody here knows.
+async fn only_the_image_changes(field: &Field, before: &State, said: &Value) {
+    field.image("web", "example.com/app:2").await;
+    field.settled("web").await;
+    let after = field.pods_of("web").await;
+    assert_eq!(identities(&after), before.pods);
+    for pod in &after {
+        assert_eq!(pod["spec"]["containers"][0]["image"], "example.com/app:2");
+        assert_eq!(unknown(pod), *said);
+    }
+    let mut whole = field.pod_writes();
+    whole.retain(|(verb, ..)| verb == "update");
+    assert_eq!(whole, [], "Pods were written whole");
+}
+
+#[tokio::test]
+async fn what_was_stored_without_a_webhook_keeps_its_pods_and_fields_that_nobody_knows() {
+    let options = Options {
+        gates: GATES,
+        ..Options::default()
+    };
+    let world: &'static World = Box::leak(Box::new(World::with(options)));
+    let mut manager = world.manager("kruise-manager");
+    manager.start().unwrap();
+    let field = Field::new(world, "apart").await;
+    until_filled_in(world, &field.namespace, true);
+    without_webhooks(&field);
+    nothing_is_made_of_a_mistake(&field).await;
+
+    let set = field.set("web", json!({ "template": template() })).await;
+    let filled = &set.spec.template["spec"]["dnsPolicy"];
+    assert!(filled.is_null(), "somebody filled in defaults");
+    let before = state(&field, "web").await;
+    let said = unknown(&field.pods_of("web").await[0]);
+    assert!(said[0] == "of-a-later-release" && said[2].is_array(), "{said}");
+
+    with_webhooks_again(&field);
+    nothing_comes_of_touches(&field, &before).await;
+    manager.kill().unwrap();
+    manager.start().unwrap();
+    let touch = json!({ "spec": { "revisionHistoryLimit": 8 } });
+    field.edit("web", touch).await;
+    assert_eq!(state(&field, "web").await, before, "with another manager");
+    only_the_image_changes(&field, &before, &said).await;
+}
