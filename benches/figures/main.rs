@@ -71,28 +71,35 @@ async fn beside(which: &Which, groups: &[&str]) -> Result<Figures> {
     let mut side = Side::start(which).await?;
     footprint::start(&side, &mut figures)?;
     if due("memory") {
-        footprint::idle(&side, &mut figures).await?;
+        tell(footprint::idle(&side, &mut figures).await);
     }
     if due("pull") {
-        pull::measure(&side, &mut figures).await?;
+        tell(pull::measure(&side, &mut figures).await);
     }
     if due("recreate") {
-        recreate::measure(&side, &mut figures).await?;
+        tell(recreate::measure(&side, &mut figures).await);
     }
     if due("in-place") {
-        figures.in_place = Some(in_place::restarts(&side).await?);
+        figures.in_place = tell(in_place::restarts(&side).await);
     }
     if due("ahead") {
-        figures.rollout = Some(in_place::rollout(&side, false).await?);
-        figures.rollout_ahead = Some(in_place::rollout(&side, true).await?);
+        figures.rollout = tell(in_place::rollout(&side, false).await);
+        figures.rollout_ahead = tell(in_place::rollout(&side, true).await);
     }
     if due("fan-out") {
-        figures.fan_out = Some(fan_out::measure(&mut side, THOUSAND).await?);
+        figures.fan_out = tell(fan_out::measure(&mut side, THOUSAND).await);
     }
     if due("clone-set") {
-        figures.clone_set = Some(clone_set::measure(&mut side, THOUSAND, THOUSAND).await?);
+        figures.clone_set = tell(clone_set::measure(&mut side, THOUSAND, THOUSAND).await);
     }
     Ok(figures)
+}
+
+/// What was measured. What could not be is told, and does not cost the other rows.
+fn tell<T>(measured: Result<T>) -> Option<T> {
+    measured
+        .inspect_err(|error| eprintln!("could not be measured: {error:#}"))
+        .ok()
 }
 
 /// These groups of rows at sizes of their own, each on a cluster of its own.
@@ -102,9 +109,9 @@ async fn alone(which: &Which, groups: &[&str]) -> Result<Figures> {
         eprintln!("==> {group}");
         let mut side = Side::start(which).await?;
         match *group {
-            "many-nodes" => figures.many_nodes = Some(many::nodes(&mut side).await?),
-            "many-pods" => figures.many_pods = Some(many::pods(&mut side).await?),
-            "many-sets" => figures.many_sets = Some(many::sets(&mut side).await?),
+            "many-nodes" => figures.many_nodes = tell(many::nodes(&mut side).await),
+            "many-pods" => figures.many_pods = tell(many::pods(&mut side).await),
+            "many-sets" => figures.many_sets = tell(many::sets(&mut side).await),
             _ => anyhow::bail!("{group} is not measured at size"),
         }
     }

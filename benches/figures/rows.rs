@@ -171,11 +171,11 @@ pub const ALONE: [Row; 19] = [
     Row("1,000 CloneSets, 0 to 10 Pods each", "s", FREE, |f| {
         time(up(f.many_sets))
     }),
-    Row(CPU, "s", 30.0, |f| cpu(up(f.many_sets))),
+    Row(CPU, "s", 20.0, |f| cpu(up(f.many_sets))),
     Row("all of them updated in place", "s", FREE, |f| {
         time(update(f.many_sets))
     }),
-    Row(CPU, "s", 30.0, |f| cpu(update(f.many_sets))),
+    Row(CPU, "s", 15.0, |f| cpu(update(f.many_sets))),
     Row("manager, with all of them", "MB", 140.0, |f| {
         megabytes(f.many_sets.map(|l| l.rss))
     }),

@@ -45,7 +45,7 @@ impl<'de> Deserialize<'de> for RawPod {
     }
 }
 
-/// What is being read. Who manages which field is half of a Pod, and is passed over without being looked at.
+/// What is being read. Who manages which field is a large part of a Pod, and is passed over without being looked at.
 #[derive(Clone, Copy)]
 enum Part {
     Pod,
