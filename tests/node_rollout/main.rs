@@ -2,15 +2,14 @@
 //! controller-manager, with our daemon and manager as processes, as their own accounts.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod alone;
 mod autoscaling;
 #[path = "../support/connect.rs"]
 mod connect;
 mod drain;
 mod hooks;
-mod kills;
 mod metrics;
 mod migration;
-mod outages;
 mod partition;
 mod volumes;
 #[path = "../support/workloads/mod.rs"]
