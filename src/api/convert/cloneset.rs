@@ -92,6 +92,14 @@ pub(super) fn demote(object: &mut Value) {
     put(object, "updateStrategy", flat);
 }
 
+/// The fields of an object, or of nothing yet; `None` for a value of another type, which is not ours to mend.
+fn fields(value: &mut Value) -> Option<&mut Map<String, Value>> {
+    if value.is_null() {
+        *value = json!({});
+    }
+    value.as_object_mut()
+}
+
 /// Gives the pre-download fields the values of their annotations, where there are any.
 fn overrule(object: &Value, rolling: &mut Map<String, Value>) {
     for (field, key) in keys::PRE_DOWNLOAD {
@@ -100,8 +108,10 @@ fn overrule(object: &Value, rolling: &mut Map<String, Value>) {
         };
         match value_of(field, text) {
             Some(value) => {
-                let in_place = rolling.entry("inPlaceUpdateStrategy").or_insert(json!({}));
-                in_place[field] = value;
+                let in_place = rolling.entry("inPlaceUpdateStrategy").or_insert(Value::Null);
+                if let Some(fields) = fields(in_place) {
+                    fields.insert(field.to_owned(), value);
+                }
             }
             None => {
                 rolling
@@ -159,9 +169,14 @@ fn exclude(object: &mut Value, excluded: bool) {
     let Some(metadata) = object["metadata"].as_object_mut() else {
         return;
     };
-    let labels = metadata.entry("labels").or_insert(json!({}));
+    let labels = metadata.entry("labels").or_insert(Value::Null);
     if excluded {
-        labels[keys::CLONESET_EXCLUDE_PREPARING_DELETE] = json!(keys::TRUE);
+        if let Some(labels) = fields(labels) {
+            labels.insert(
+                keys::CLONESET_EXCLUDE_PREPARING_DELETE.to_owned(),
+                json!(keys::TRUE),
+            );
+        }
         return;
     }
     if let Some(labels) = labels.as_object_mut() {

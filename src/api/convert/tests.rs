@@ -228,6 +228,47 @@ fn request() -> impl Strategy<Value = Value> {
     })
 }
 
+/// Any JSON, with the fields that conversions look at more often than others.
+fn hostile() -> impl Strategy<Value = Value> {
+    let name = prop_oneof![
+        prop::sample::select(vec![
+            "metadata",
+            "annotations",
+            "labels",
+            "spec",
+            "status",
+            "updateStrategy",
+            "scaleStrategy",
+            "rollingUpdate",
+            "inPlaceUpdateStrategy",
+            "images",
+            "pullSecrets",
+            "conditions",
+            "type",
+            "apps.kruise.io/image-predownload-timeout-seconds",
+            keys::CLONESET_EXCLUDE_PREPARING_DELETE,
+            "excludePreparingDelete",
+            keys::CRR_CONDITIONS,
+            keys::NODE_IMAGE_SECRET_MODES,
+        ])
+        .prop_map(str::to_owned),
+        word(),
+    ];
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(|b| json!(b)),
+        any::<i64>().prop_map(|n| json!(n)),
+        prop::sample::select(vec!["", "5", "x", "OnDelete", "[{}]", "{\"a\":[1]}"]).prop_map(|t| json!(t)),
+    ];
+    leaf.prop_recursive(5, 40, 6, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..3).prop_map(Value::Array),
+            prop::collection::btree_map(name.clone(), inner, 0..6)
+                .prop_map(|m| Value::Object(m.into_iter().collect())),
+        ]
+    })
+}
+
 fn node_image() -> impl Strategy<Value = Value> {
     let secret = (word(), word(), proptest::option::of(word())).prop_map(|(namespace, name, mode)| {
         let mut secret = json!({ "namespace": namespace, "name": name });
@@ -246,7 +287,42 @@ fn node_image() -> impl Strategy<Value = Value> {
     })
 }
 
+/// The API server converts before it looks at types, and others than the API server can reach the port.
+#[test]
+fn values_of_wrong_types_stay() {
+    let metadata = json!({
+        "annotations": { "apps.kruise.io/image-predownload-timeout-seconds": "5" }, "labels": "x",
+    });
+    for in_place in [json!("x"), json!([1]), json!(null), json!(7)] {
+        let spec = json!({ "updateStrategy": { "inPlaceUpdateStrategy": in_place } });
+        let set = json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": "CloneSet", "metadata": metadata, "spec": spec });
+        let beta = convert(set, "v1beta1").unwrap();
+        let kept = &beta["spec"]["updateStrategy"]["rollingUpdate"]["inPlaceUpdateStrategy"];
+        assert!(
+            *kept == in_place || in_place.is_null() && kept["imagePreDownloadTimeoutSeconds"] == 5,
+            "{beta}"
+        );
+        assert_eq!(beta["metadata"]["labels"], "x");
+    }
+}
+
 proptest! {
+    /// Whatever is sent, an answer comes.
+    #[test]
+    fn no_object_breaks_it(
+        kind in prop::sample::select(vec!["CloneSet", "NodeImage", "ImagePullJob", "ContainerRecreateRequest"]),
+        upwards in any::<bool>(), parts in (hostile(), hostile(), hostile()),
+    ) {
+        let (from, to) = if upwards { ("v1alpha1", "v1beta1") } else { ("v1beta1", "v1alpha1") };
+        let (metadata, spec, status) = parts;
+        for metadata in [metadata, json!({ "annotations": { keys::CRR_CONDITIONS: "[1]" } }), json!({})] {
+            let object = json!({
+                "apiVersion": format!("apps.kruise.io/{from}"), "kind": kind, "metadata": metadata, "spec": spec, "status": status,
+            });
+            prop_assert_eq!(convert(object, to).is_ok(), metadata.is_object());
+        }
+    }
+
     /// Nothing that v1beta1 can say is lost on the way through v1alpha1.
     #[test]
     fn v1beta1_survives_v1alpha1(object in prop_oneof![request(), node_image()]) {
