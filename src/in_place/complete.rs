@@ -149,7 +149,8 @@ fn proven(
     if last.container_id.as_ref().is_some_and(|id| *id == status.id) {
         return Err("the one from before the update is still there");
     }
-    let another = status.image_id != last.image_id && !last.superseded;
+    // Where nothing ran yet, kubelet may have started the old image after all.
+    let another = !last.image_id.is_empty() && status.image_id != last.image_id && !last.superseded;
     if another || runs(&container.image, status) {
         return Ok(());
     }

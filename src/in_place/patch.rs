@@ -223,8 +223,7 @@ fn change(
     now: Timestamp,
 ) -> Option<Write> {
     if let Some(encoded) = &spec.meta_data_patch {
-        let decoded = STANDARD.decode(encoded).unwrap_or_default();
-        merge(patch, serde_json::from_slice(&decoded).unwrap_or(Value::Null));
+        merge(patch, metadata_of(encoded));
     }
     let batch = batch::first(pod, spec);
     let (mut images, mut resources) = (Vec::new(), Vec::new());
@@ -260,6 +259,21 @@ fn change(
     }
     let resize = json!({ "spec": { "containers": resources } });
     (resize["spec"]["containers"] != json!([])).then(|| Write::new(Target::Resize, pod, resize))
+}
+
+/// What a patch of metadata may change: labels, annotations and finalizers. Whoever may annotate a Pod could have
+/// written it, so nothing else is taken from it.
+fn metadata_of(encoded: &str) -> Value {
+    let decoded = STANDARD.decode(encoded).unwrap_or_default();
+    let mut decoded: Value = serde_json::from_slice(&decoded).unwrap_or_default();
+    let Some(Value::Object(mut metadata)) = decoded.get_mut("metadata").map(Value::take) else {
+        return Value::Null;
+    };
+    metadata.retain(|field, value| match field.as_str() {
+        "labels" | "annotations" => value.is_object(),
+        _ => field.ends_with("finalizers") && value.is_array(),
+    });
+    json!({ "metadata": metadata })
 }
 
 /// What is not in the batch waits until the batch is ready.

@@ -184,3 +184,42 @@ fn what_we_do_not_know_survives() {
     assert_eq!(pod["spec"]["alsoNew"], true);
     assert_eq!(pod["metadata"]["annotations"]["ours"], "not");
 }
+
+/// Whoever may annotate a Pod can write what is to be done after its grace period.
+#[test]
+fn of_a_waiting_patch_only_metadata_is_taken() {
+    use base64::Engine;
+    let hostile = [
+        json!("x"),
+        json!({ "metadata": "x" }),
+        json!({ "metadata": { "annotations": 1, "labels": ["x"], "finalizers": "x", "name": "other" } }),
+        json!({ "spec": { "serviceAccountName": "other" }, "metadata": { "labels": { "tier": "a" } } }),
+    ];
+    for patch in hostile {
+        let encoded = base64::engine::general_purpose::STANDARD.encode(patch.to_string());
+        let grace = json!({ "revision": "r2", "metaDataPatch": encoded });
+        let mut pod = pod(&["app"]);
+        pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_STATE] = json!(r#"{"revision":"r2"}"#);
+        pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_GRACE] = json!(grace.to_string());
+        let Refresh::Act(writes) = next(&pod, 1) else {
+            panic!("nothing is done about {patch}");
+        };
+        for write in &writes {
+            let metadata = write.patch["metadata"].as_object().unwrap();
+            assert!(
+                write
+                    .patch
+                    .get("spec")
+                    .is_none_or(|spec| spec.get("serviceAccountName").is_none())
+            );
+            assert!(
+                !metadata.contains_key("name") && !metadata.contains_key("finalizers"),
+                "{metadata:?}"
+            );
+        }
+        let labelled = writes
+            .iter()
+            .any(|write| write.patch["metadata"]["labels"]["tier"] == "a");
+        assert_eq!(labelled, patch["spec"].is_object());
+    }
+}
