@@ -81,12 +81,14 @@ impl Error {
 }
 
 /// Serves until shutdown. Every replica does; only one of them makes each certificate, and only the one
-/// that is `leading` points the API server at its webhooks, for replicas may have different hosts.
+/// that is `leading` points the API server at its webhooks, for replicas may have different hosts; it does so as
+/// `leader`, who writes nothing once the Lease may be another's.
 ///
 /// # Errors
 /// When the port cannot be had. All else is tried again, and told in the process's health.
 pub async fn run(
     cluster: Cluster,
+    leader: Cluster,
     options: Options,
     leading: watch::Receiver<bool>,
     health: Health,
@@ -107,7 +109,7 @@ pub async fn run(
         let router = review::router(look, &options);
         tokio::join!(
             certificates::keep(&cluster, &options, &bundle_tx, &health.progress),
-            webhooks::keep(&cluster, &options, bundle_rx.clone(), leading, &health.progress),
+            webhooks::keep(&leader, &options, bundle_rx.clone(), leading, &health.progress),
             server::serve(listener, router, bundle_rx.clone(), &shutdown),
             looking,
         )

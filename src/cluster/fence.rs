@@ -28,6 +28,12 @@ pub struct Fence(Arc<Mutex<Instant>>);
 pub struct Closed;
 
 impl Fence {
+    /// One that is closed.
+    #[must_use]
+    pub fn closed() -> Self {
+        Self::new(Instant::now())
+    }
+
     /// One that closes at `until`.
     #[must_use]
     pub fn new(until: Instant) -> Self {

@@ -60,6 +60,7 @@ pub struct Election {
     namespace: String,
     name: String,
     identity: String,
+    fence: Fence,
 }
 
 /// The Lease while it is ours.
@@ -68,13 +69,12 @@ pub struct Held {
     lease: Lease,
     /// When the write began that made it ours, or renewed it last.
     since: Instant,
-    /// Closes when others may take it.
-    pub fence: Fence,
+    fence: Fence,
 }
 
 impl Held {
-    fn new(lease: Lease, since: Instant) -> Self {
-        let fence = Fence::new(since + RENEW_DEADLINE);
+    fn new(lease: Lease, since: Instant, fence: Fence) -> Self {
+        fence.move_to(since + RENEW_DEADLINE);
         Self { lease, since, fence }
     }
 
@@ -92,15 +92,17 @@ struct Sight {
 }
 
 impl Election {
-    /// A candidate that calls itself `identity`, which must differ between processes.
+    /// A candidate that calls itself `identity`, which must differ between processes. `fence` is open while the
+    /// Lease is surely its own.
     #[must_use]
-    pub fn new(cluster: &Cluster, namespace: &str, name: &str, identity: String) -> Self {
+    pub fn new(cluster: &Cluster, namespace: &str, name: &str, identity: String, fence: Fence) -> Self {
         Self {
             api: Api::namespaced(cluster.client.clone(), namespace),
             cluster: cluster.clone(),
             namespace: namespace.to_owned(),
             name: name.to_owned(),
             identity,
+            fence,
         }
     }
 
@@ -129,7 +131,7 @@ impl Election {
                 () = tokio::time::sleep_until(look) => {
                     let began = Instant::now();
                     match self.attempt(&mut seen).await {
-                        Ok(Some(lease)) => return Held::new(lease, began),
+                        Ok(Some(lease)) => return Held::new(lease, began, self.fence.clone()),
                         Ok(None) => look = due(seen.as_ref()).max(Instant::now() + RETRY),
                         Err(error) => {
                             tracing::debug!(lease = self.name, %error, "lease not taken");

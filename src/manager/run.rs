@@ -10,7 +10,7 @@ use super::{
 };
 use crate::admission;
 use crate::cluster::lease::{Election, Held, Lost};
-use crate::cluster::{self, Cluster};
+use crate::cluster::{self, Cluster, Fence};
 use crate::ops::http::{self, Serve};
 use crate::ops::supervise::{self, Supervisor};
 use crate::ops::{Health, Progress, logs};
@@ -60,6 +60,12 @@ pub async fn run(options: Options) -> Result<(), Error> {
     let options = Arc::new(options);
     let shutdown = supervisor.shutdown.clone();
     let (leading_tx, leading) = watch::channel(false);
+    let fence = Fence::closed();
+    let leader = if options.enable_leader_election {
+        cluster.behind(&fence)?
+    } else {
+        cluster.clone()
+    };
     let webhooks = admission::Options {
         namespace: options.namespace.clone(),
         host: options.webhook_host.clone().filter(|host| !host.is_empty()),
@@ -70,6 +76,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
         "admission",
         admission::run(
             cluster.clone(),
+            leader.clone(),
             webhooks,
             leading,
             health.clone(),
@@ -78,7 +85,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
     );
     supervisor.spawn(
         "controllers",
-        lead(cluster, options, health, leading_tx, shutdown),
+        lead(cluster, leader, fence, options, health, leading_tx, shutdown),
     );
     Ok(supervisor.run().await?)
 }
@@ -101,9 +108,11 @@ async fn listen(supervisor: &mut Supervisor, options: &Options, health: &Health)
     Ok(())
 }
 
-/// Runs the controllers whenever the Lease is held, until shutdown.
+/// Runs the controllers whenever the Lease is held, until shutdown. `leader` is the cluster behind `fence`.
 async fn lead(
     cluster: Cluster,
+    leader: Cluster,
+    fence: Fence,
     options: Arc<Options>,
     health: Health,
     leading_tx: watch::Sender<bool>,
@@ -111,13 +120,13 @@ async fn lead(
 ) -> Result<(), Error> {
     if !options.enable_leader_election {
         leading_tx.send_replace(true);
-        return controllers(cluster, options, health, shutdown).await;
+        return controllers(leader, options, health, shutdown).await;
     }
     let namespace = options
         .leader_election_namespace
         .clone()
         .unwrap_or_else(|| options.namespace.clone());
-    let election = Election::new(&cluster, &namespace, LEASE, identity());
+    let election = Election::new(&cluster, &namespace, LEASE, identity(), fence);
     loop {
         health.ready("leader election", "standing by");
         let Some(held) = shutdown.run_until_cancelled(election.acquire()).await else {
@@ -127,7 +136,7 @@ async fn lead(
         health.ready("leader election", "leading");
         leading_tx.send_replace(true);
         let work = controllers(
-            cluster.behind(&held.fence)?,
+            leader.clone(),
             Arc::clone(&options),
             health.clone(),
             shutdown.clone(),

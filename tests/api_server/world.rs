@@ -77,9 +77,16 @@ impl Replica {
                 .unwrap();
             runtime.block_on(async {
                 let cluster = connect(&kubeconfig).await;
-                admission::run(cluster, options, leading_rx, Health::default(), ended)
-                    .await
-                    .unwrap();
+                admission::run(
+                    cluster.clone(),
+                    cluster,
+                    options,
+                    leading_rx,
+                    Health::default(),
+                    ended,
+                )
+                .await
+                .unwrap();
             });
         });
         serving.unwrap();
