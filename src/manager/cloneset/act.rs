@@ -7,8 +7,9 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Resource;
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use super::known::At;
 use super::memory::Memory;
 use super::observe::{claim_at, job_at, pod_at, set_at};
 use super::plan::{Act, Why};
@@ -17,7 +18,7 @@ use super::{Work, history};
 use crate::api::cloneset::CloneSet;
 use crate::api::image_pull_job::ImagePullJob;
 use crate::cluster::{Error, Key, write};
-use crate::in_place::{Pod, Target, Write};
+use crate::in_place::{self, Pod, Refresh, Target, Write};
 use crate::manager::view::{ClaimView, RawPod};
 
 /// Acts of all CloneSets that are under way at once: what the API server can take without queueing.
@@ -36,11 +37,13 @@ pub struct Done {
 /// Does what is planned.
 pub async fn carry_out(work: &Work<'_>, acts: Vec<Act>, memory: &mut Memory) -> Done {
     let mut done = Done {
-        acted: !acts.is_empty(),
+        acted: false,
         tally: Tally::default(),
     };
     let (mut made, mut refused) = (0, false);
-    let mut waiting = fit(work, acts, memory.width()).await.into_iter();
+    let acts = fit(work, acts, memory, &mut done.tally).await;
+    done.acted = !acts.is_empty() || done.tally.failures();
+    let mut waiting = acts.into_iter();
     let mut running = FuturesUnordered::new();
     let begin = Instant::now();
     loop {
@@ -67,10 +70,8 @@ pub async fn carry_out(work: &Work<'_>, acts: Vec<Act>, memory: &mut Memory) -> 
         // What is under way at the same time is one try.
         let again = creation && refused;
         refused |= creation;
-        let now = work.ctx.cluster.clock.now();
-        if !again && memory.failed(subject, act.scales(), &error, now) {
-            tracing::warn!(set = %work.name, %error, category = error.category(), "an act failed");
-            done.tally.failed(&act, &error);
+        if !again {
+            failed(work, &act, &error, memory, &mut done.tally);
         }
     }
     memory.made(made, refused, AT_ONCE);
@@ -87,29 +88,43 @@ fn nameless(work: &Work<'_>, act: &Act, mut error: Error) -> Error {
 
 /// Leaves out what is not to be done now: Pods beyond `width`, and adoptions by a CloneSet that is going. What Pods
 /// need that are there comes before new ones, which would otherwise keep them waiting until the last is made.
-async fn fit(work: &Work<'_>, mut acts: Vec<Act>, width: usize) -> Vec<Act> {
-    let mut pods = 0;
+async fn fit(work: &Work<'_>, mut acts: Vec<Act>, memory: &mut Memory, tally: &mut Tally) -> Vec<Act> {
+    let (mut pods, width) = (0, memory.width());
     acts.retain(|act| {
         pods += usize::from(matches!(act, Act::CreatePod { .. }));
         !matches!(act, Act::CreatePod { .. }) || pods <= width
     });
     acts.sort_by_key(|act| matches!(act, Act::CreatePod { .. }));
     let adopts = |act: &Act| matches!(act, Act::PatchPod { why: Why::Adopt, .. });
-    if acts.iter().any(adopts) && !alive(work).await {
-        acts.retain(|act| !adopts(act));
+    if acts.iter().any(adopts) {
+        let alive = alive(work).await;
+        if let Err(error) = &alive {
+            let unsure = acts.iter().filter(|act| adopts(act));
+            unsure.for_each(|act| failed(work, act, error, memory, tally));
+        }
+        acts.retain(|act| matches!(alive, Ok(true)) || !adopts(act));
     }
     acts
 }
 
+/// Takes note of an act that failed, and says so unless it is ordinary life.
+fn failed(work: &Work<'_>, act: &Act, error: &Error, memory: &mut Memory, tally: &mut Tally) {
+    let now = work.ctx.cluster.clock.now();
+    if memory.failed(act.subject(), act.scales(), error, now) {
+        tracing::warn!(set = %work.name, %error, category = error.category(), "an act failed");
+        tally.failed(act, error);
+    }
+}
+
 /// Whether the API server itself knows the CloneSet, and that it stays.
-pub async fn alive(work: &Work<'_>) -> bool {
-    let set = write::get(&work.api::<CloneSet>(), &work.name.name).await;
-    set.is_ok_and(|set| {
-        set.is_some_and(|set| {
-            set.metadata.deletion_timestamp.is_none()
-                && set.metadata.uid.as_deref() == Some(work.uid.as_str())
-        })
-    })
+///
+/// # Errors
+/// When it does not say.
+pub async fn alive(work: &Work<'_>) -> Result<bool, Error> {
+    let set = write::get(&work.api::<CloneSet>(), &work.name.name).await?;
+    Ok(set.is_some_and(|set| {
+        set.metadata.deletion_timestamp.is_none() && set.metadata.uid.as_deref() == Some(work.uid.as_str())
+    }))
 }
 
 async fn one(work: &Work<'_>, act: Act) -> (Act, Result<(), Error>) {
@@ -234,7 +249,7 @@ async fn delete_pod(
 
 async fn patch_pod(work: &Work<'_>, uid: &str, name: &str, writes: &[Write]) -> Result<(), Error> {
     let api = work.api::<RawPod>();
-    for Write { to, patch } in writes {
+    for (at, Write { to, patch }) in writes.iter().enumerate() {
         let stored = match to {
             Target::Pod => write::patch_strategic(&api, name, patch).await,
             Target::Status => write::patch_status_strategic(&api, name, patch).await,
@@ -242,17 +257,52 @@ async fn patch_pod(work: &Work<'_>, uid: &str, name: &str, writes: &[Write]) -> 
         };
         match stored {
             Ok(stored) => keep_pod(work, &stored),
-            Err(error) if error.not_found() => {
-                work.index().pods.gone(&work.key(name), uid);
-                return Ok(());
-            }
-            Err(error) if error.conflict() => {
-                look_up_pod(work, name).await?;
-                return Err(error);
-            }
-            Err(error) => return Err(error),
+            Err(error) => return not_patched(work, uid, name, &writes[..at], error).await,
         }
     }
+    Ok(())
+}
+
+/// A patch of a Pod failed, after those that were `done`.
+async fn not_patched(
+    work: &Work<'_>,
+    uid: &str,
+    name: &str,
+    done: &[Write],
+    error: Error,
+) -> Result<(), Error> {
+    if error.not_found() || error.conflict() {
+        let there = look_up_pod(work, name).await?;
+        // Where it is there, the API server does not know what was asked of it: it is too old to resize Pods.
+        if error.not_found() && there.is_none_or(|pod| pod.uid != uid) {
+            return Ok(());
+        }
+    }
+    let begun = done.iter().any(|write| write.to != Target::Status);
+    if !done.is_empty() && !begun && !error.retryable() {
+        back_into_service(work, name).await?;
+    }
+    Err(error)
+}
+
+/// Undoes what came before a change that was refused: the Pod is as it was, and serves again until the next try.
+async fn back_into_service(work: &Work<'_>, name: &str) -> Result<(), Error> {
+    let Some(pod) = work.index().pods.get(&work.key(name)).cloned() else {
+        return Ok(());
+    };
+    let now = work.ctx.cluster.clock.now();
+    let idle = in_place::refresh(&pod, |_| true, now) == Refresh::Done;
+    let Some(ready) = in_place::ready::ready(&pod, now).filter(|_| idle) else {
+        return Ok(());
+    };
+    let patch = Write::new(
+        Target::Status,
+        &pod,
+        json!({ "status": { "conditions": [ready] } }),
+    )
+    .patch;
+    let stored = write::patch_status_strategic(&work.api::<RawPod>(), name, &patch).await?;
+    keep_pod(work, &stored);
     Ok(())
 }
 
@@ -280,7 +330,11 @@ async fn create_job(work: &Work<'_>, job: &ImagePullJob) -> Result<(), Error> {
             .wrote(&Key::of(&stored), job_at(&stored), Instant::now()),
         Err(error) if error.already_exists() => {
             let name = job.meta().name.clone().unwrap_or_default();
-            look_up_job(work, &name).await?;
+            let found = look_up_job(work, &name).await?;
+            // Neither one of somebody else nor one that goes will do.
+            if found.is_some_and(|at| at.group != work.uid || at.deleting) {
+                return Err(error);
+            }
         }
         Err(error) => return Err(error),
     }
@@ -288,12 +342,11 @@ async fn create_job(work: &Work<'_>, job: &ImagePullJob) -> Result<(), Error> {
 }
 
 /// Reads a job from the API server itself, and takes note of it.
-pub async fn look_up_job(work: &Work<'_>, name: &str) -> Result<(), Error> {
+pub async fn look_up_job(work: &Work<'_>, name: &str) -> Result<Option<At<bool>>, Error> {
     let found = write::get(&work.api::<ImagePullJob>(), name).await?;
-    work.index()
-        .jobs
-        .read(&work.key(name), found.as_ref().map(job_at), Instant::now());
-    Ok(())
+    let at = || found.as_ref().map(job_at);
+    work.index().jobs.read(&work.key(name), at(), Instant::now());
+    Ok(at())
 }
 
 async fn delete_job(work: &Work<'_>, name: &str) -> Result<(), Error> {

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::Api;
 use serde_json::{Value, json};
 
-use super::memory::Memory;
+use super::memory::{Memory, Refused};
 use super::observe::revision_at;
 use super::plan;
 use super::revision::{self, Owner, Revision, Step, Wanted};
@@ -23,6 +23,8 @@ use crate::manager::view::RevisionView;
 
 /// Names that may be taken before somebody must look.
 const COLLISIONS: i32 = 20;
+/// After so long the API server is asked again about a template that it refused: it may have other rules by then.
+pub const ASK_AGAIN: Duration = Duration::from_secs(60);
 
 /// The revisions of a CloneSet, and what they are to it.
 pub struct History {
@@ -107,7 +109,7 @@ pub async fn settle(
 /// dependents left behind is used, so it must not stay for ever once the CloneSet goes.
 async fn adopt(work: &Work<'_>, known: &[Arc<RevisionView>]) -> Result<(), Error> {
     let strays = || known.iter().filter(|view| view.controller.is_none());
-    if strays().next().is_none() || !act::alive(work).await {
+    if strays().next().is_none() || !act::alive(work).await? {
         return Ok(());
     }
     for view in strays() {
@@ -126,7 +128,7 @@ async fn adopt(work: &Work<'_>, known: &[Arc<RevisionView>]) -> Result<(), Error
     Ok(())
 }
 
-/// What the template stands for: found out once for each generation.
+/// What the template stands for: found out once for each generation, or again after a while where it was refused.
 async fn wanted(
     work: &Work<'_>,
     all: &[Revision],
@@ -134,13 +136,18 @@ async fn wanted(
     memory: &mut Memory,
 ) -> Result<Wanted, Unfit> {
     let generation = work.set.metadata.generation.unwrap_or_default();
-    let fresh = memory.wanted.take().filter(|(of, _)| *of == generation);
-    let result = match fresh {
+    let now = Instant::now();
+    let stands = |found: &Result<_, Refused>| found.as_ref().err().is_none_or(|no| now < no.until);
+    let known = memory.wanted.take();
+    let result = match known.filter(|(of, found)| *of == generation && stands(found)) {
         Some((_, result)) => result,
-        None => find_out(work, all, collisions).await?,
+        None => find_out(work, all, collisions).await?.map_err(|why| Refused {
+            why,
+            until: now + ASK_AGAIN,
+        }),
     };
     memory.wanted = Some((generation, result.clone()));
-    result.map_err(Unfit::Mistake)
+    result.map_err(|no| Unfit::Mistake(no.why))
 }
 
 async fn find_out(
@@ -216,6 +223,7 @@ async fn create(
     let owner = owner(work.set);
     let path = format!("/apis/apps/v1/namespaces/{}/controllerrevisions", owner.namespace);
     let client = &work.ctx.cluster.client;
+    let mut tries = 0;
     loop {
         let body = wanted.body(&owner, number);
         let object = match write::post(client, "ControllerRevision", &path, body).await {
@@ -229,8 +237,9 @@ async fn create(
         if let Some(object) = object {
             return Ok(keep(work, &object));
         }
-        let count = collisions.unwrap_or_default() + 1;
-        if count > COLLISIONS {
+        let count = collisions.unwrap_or_default().saturating_add(1);
+        tries += 1;
+        if tries > COLLISIONS {
             let why = format!(
                 "the names of {COLLISIONS} revisions are taken; the last is {}",
                 wanted.name

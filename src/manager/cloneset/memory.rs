@@ -29,17 +29,26 @@ const BUSY: u32 = 100;
 /// The least pause after that: no defect of ours is to keep the API server busy.
 const BUSY_REST: Duration = Duration::from_millis(200);
 
+/// A template that the API server refuses.
+#[derive(Clone)]
+pub struct Refused {
+    /// Why.
+    pub why: String,
+    /// When it may be asked again.
+    pub until: Instant,
+}
+
 /// What is remembered of one CloneSet.
 #[derive(Default)]
 pub struct Memory {
     /// UID of the CloneSet.
     pub uid: String,
     /// What its template stands for, and for which generation that was found out.
-    pub wanted: Option<(i64, Result<Wanted, String>)>,
+    pub wanted: Option<(i64, Result<Wanted, Refused>)>,
     /// The generation that the last pass looked at.
     generation: i64,
-    /// How often what failed did so in a row.
-    tries: BTreeMap<Subject, u32>,
+    /// How often what failed did so in a row, and when it did last.
+    tries: BTreeMap<Subject, (u32, Timestamp)>,
     /// What is not to be tried again before a time.
     pub failures: BTreeMap<Subject, Failure>,
     /// How many Pods may be made in a pass; `None` while none fails.
@@ -95,8 +104,9 @@ impl Memory {
 
     /// An act failed; whether somebody should hear of it.
     pub fn failed(&mut self, subject: Subject, scale: bool, error: &Error, now: Timestamp) -> bool {
-        let tries = self.tries.entry(subject.clone()).or_default();
+        let (tries, last) = self.tries.entry(subject.clone()).or_default();
         *tries = tries.saturating_add(1);
+        *last = now;
         if error.conflict() && *tries <= CONFLICTS {
             return false;
         }
@@ -123,9 +133,7 @@ impl Memory {
         let long = SignedDuration::try_from(LONGEST_PAUSE * 4).unwrap_or(SignedDuration::ZERO);
         self.failures
             .retain(|_, failure| now.duration_since(failure.until) < long);
-        let failures = &self.failures;
-        self.tries
-            .retain(|subject, tries| *tries <= CONFLICTS || failures.contains_key(subject));
+        self.tries.retain(|_, (_, last)| now.duration_since(*last) < long);
     }
 }
 

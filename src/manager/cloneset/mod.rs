@@ -208,8 +208,10 @@ async fn pass(work: &Work<'_>, memory: &mut Memory, acted: &mut bool) -> Result<
     memory.pause(cost, done.acted, planned_at);
     report::tell(work, done.tally, planned.events, memory);
     let status = report::status(work, planned.status, !done.acted, memory).await?;
-    if !done.acted {
-        history::trim(work, &history, &observed.pods).await?;
+    if !done.acted
+        && let Err(error) = history::trim(work, &history, &observed.pods).await
+    {
+        tracing::warn!(set = %work.name, %error, "old revisions stay for now");
     }
     let at_once = done.acted.then_some(Duration::ZERO);
     let unseen = work.index().next_look_up(&work.uid, Instant::now());
@@ -291,5 +293,8 @@ async fn refuse(work: &Work<'_>, memory: &mut Memory, why: String, now: Timestam
     };
     report::tell(work, report::Tally::default(), vec![event], memory);
     let changed = work.set.status.as_ref() != Some(&status);
-    report::status(work, changed.then_some(status), true, memory).await
+    let told = report::status(work, changed.then_some(status), true, memory).await?;
+    Ok(Some(
+        told.map_or(history::ASK_AGAIN, |told| told.min(history::ASK_AGAIN)),
+    ))
 }

@@ -26,8 +26,8 @@ pub struct Index {
     pub revisions: Known<RevisionView>,
     /// Claims, by the UID of their owner.
     pub claims: Known<Claim>,
-    /// Jobs, by the UID of their controller.
-    pub jobs: Known<()>,
+    /// Jobs, by the UID of their controller: whether they are being deleted.
+    pub jobs: Known<bool>,
     /// Which CloneSet has a UID.
     names: std::collections::HashMap<String, Key>,
 }
@@ -101,7 +101,7 @@ pub fn set_at(set: Arc<CloneSet>) -> At<CloneSet> {
 }
 
 /// A job as it is kept.
-pub fn job_at(job: &ImagePullJob) -> At<()> {
+pub fn job_at(job: &ImagePullJob) -> At<bool> {
     let metadata = &job.metadata;
     let owners = metadata.owner_references.iter().flatten();
     let controller = owners.into_iter().find(|owner| owner.controller == Some(true));
@@ -110,7 +110,7 @@ pub fn job_at(job: &ImagePullJob) -> At<()> {
         version: metadata.resource_version.clone().unwrap_or_default(),
         group: controller.map(|owner| owner.uid.clone()).unwrap_or_default(),
         deleting: metadata.deletion_timestamp.is_some(),
-        object: Arc::new(()),
+        object: Arc::new(metadata.deletion_timestamp.is_some()),
     }
 }
 
@@ -143,12 +143,22 @@ impl Index {
             deleting: claim.deleting || doomed,
             ..Claim::clone(claim)
         };
+        // A Pod that was let go keeps its claims, and its name, for as long as it is there.
+        let (set_name, namespace) = (
+            &set.metadata.name,
+            set.metadata.namespace.as_deref().unwrap_or_default(),
+        );
+        let taken = |claim: &Claim| {
+            let name = format!("{}-{}", set_name.as_deref().unwrap_or_default(), claim.instance);
+            let pod = self.pods.get(&Key::namespaced(namespace, &name));
+            pod.is_some_and(|pod| pod.controller.as_deref() != Some(uid))
+        };
         let stray = self.revisions.of(&nobodys);
         let stray = stray.filter(|(_, view, _)| matches(selector, &view.revision.labels));
         let revisions = self.revisions.of(uid).chain(stray);
         Belongings {
             pods: own.chain(strays).map(pod).collect(),
-            claims: self.claims.of(uid).map(claim).collect(),
+            claims: self.claims.of(uid).map(claim).filter(|c| !taken(c)).collect(),
             revisions: revisions
                 .filter(|(_, view, doomed)| !doomed && !view.deleting)
                 .map(|(_, view, _)| Arc::clone(view))
@@ -156,7 +166,7 @@ impl Index {
             jobs: self
                 .jobs
                 .of(uid)
-                .filter(|(_, _, doomed)| !doomed)
+                .filter(|(_, deleting, doomed)| !doomed && !***deleting)
                 .map(|(key, ..)| key.name.clone())
                 .collect(),
         }

@@ -153,6 +153,11 @@ impl Tally {
         entry.1.insert(name(act));
     }
 
+    /// Whether something failed.
+    pub fn failures(&self) -> bool {
+        !self.failed.is_empty()
+    }
+
     fn events(self) -> Vec<Event> {
         let done = self.done.into_iter().map(|((reason, what), names)| Event {
             warning: false,

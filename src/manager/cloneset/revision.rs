@@ -224,7 +224,10 @@ pub fn stands_for<'a>(template: &Value, known: &'a [Revision]) -> Option<&'a Rev
 ///
 /// A change of claim templates alone makes no revision, as with upstream.
 pub fn plan(wanted: &Wanted, known: &[Revision]) -> Step {
-    let newest = known.last().map_or(0, |revision| revision.number);
+    let next = known
+        .last()
+        .map_or(0, |revision| revision.number)
+        .saturating_add(1);
     match known.iter().enumerate().rfind(|(_, one)| wanted.is(one)) {
         Some((at, same)) if at + 1 == known.len() => Step::Use {
             name: same.name.clone(),
@@ -233,13 +236,13 @@ pub fn plan(wanted: &Wanted, known: &[Revision]) -> Step {
             let claim_hash = wanted.annotations.get(keys::VOLUME_CLAIM_TEMPLATE_HASH);
             Step::Promote {
                 name: same.name.clone(),
-                number: newest + 1,
+                number: next,
                 claim_hash: claim_hash
                     .filter(|hash| same.claim_hash.as_ref() != Some(hash))
                     .cloned(),
             }
         }
-        None => Step::Create { number: newest + 1 },
+        None => Step::Create { number: next },
     }
 }
 

@@ -50,7 +50,7 @@ mod view;
 mod volumes;
 mod waits;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use serde_json::json;
@@ -118,7 +118,8 @@ fn forget_deleted(view: &View<'_>, draft: &mut Draft) {
     let Some(scale) = &view.spec.scale_strategy else {
         return;
     };
-    let there = |name: &&String| view.pods.iter().any(|pod| pod.name == **name);
+    let names: BTreeSet<&str> = view.pods.iter().map(|pod| pod.name.as_str()).collect();
+    let there = |name: &&String| names.contains(name.as_str());
     let left: Vec<&String> = scale.pods_to_delete.iter().filter(there).collect();
     if left.len() == scale.pods_to_delete.len() {
         return;

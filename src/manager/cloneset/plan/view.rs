@@ -25,6 +25,8 @@ pub(super) struct View<'a> {
     pub claims: BTreeMap<&'a str, Vec<&'a str>>,
     /// The Pods that count: ours, neither ended nor being deleted.
     pub pods: Vec<&'a Pod>,
+    /// Names in `podsToDelete`; the list may be as long as there are Pods.
+    named: BTreeSet<&'a str>,
 }
 
 impl<'a> View<'a> {
@@ -34,6 +36,7 @@ impl<'a> View<'a> {
         for claim in observed.claims.iter().filter(|claim| !claim.deleting) {
             claims.entry(&claim.instance).or_default().push(&claim.name);
         }
+        let named = spec.scale_strategy.iter().map(|scale| &scale.pods_to_delete);
         Self {
             observed,
             spec,
@@ -42,6 +45,7 @@ impl<'a> View<'a> {
             min_ready: spec.min_ready_seconds.unwrap_or_default(),
             claims,
             pods,
+            named: named.flatten().map(String::as_str).collect(),
         }
     }
 
@@ -67,9 +71,7 @@ impl<'a> View<'a> {
 
     /// Whether somebody asked for this Pod's deletion.
     pub fn specified(&self, pod: &Pod) -> bool {
-        let names = self.spec.scale_strategy.as_ref().map(|s| &s.pods_to_delete);
-        pod.labels.contains_key(keys::SPECIFIED_DELETE)
-            || names.is_some_and(|names| names.contains(&pod.name))
+        pod.labels.contains_key(keys::SPECIFIED_DELETE) || self.named.contains(pod.name.as_str())
     }
 
     /// Whether the Pod has the update revision.
