@@ -148,8 +148,8 @@ pub struct Plan {
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Act {
-    /// Make a Pod; its claims first, where they do not exist. A claim that exists is no failure. Such acts begin in
-    /// batches of 1, 2, 4 and so on, and the first failure ends them.
+    /// Make a Pod; its claims first, where they do not exist. A claim that exists is no failure. The first failure ends
+    /// such acts, and those of the passes that follow begin in batches of 1, 2, 4 and so on.
     CreatePod {
         /// Its name.
         name: String,

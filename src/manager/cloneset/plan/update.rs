@@ -46,11 +46,10 @@ pub(super) fn update(
     };
     let mut budget = Budget::new(view, &numbers, target);
     let mut specs = Specs::new();
-    let mut full = false;
     for pod in chosen.into_iter().map(|at| view.pods[at]) {
         let available = view.available(pod);
-        full |= !budget.allows(available);
-        if full {
+        // One that is unavailable anyway costs nothing, so it need not wait for those before it in the order.
+        if !budget.allows(available) {
             draft.wait(format!("to be updated: {}", waits::budget(view)), pod);
             continue;
         }

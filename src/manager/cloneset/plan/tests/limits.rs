@@ -166,3 +166,26 @@ fn a_pass_patches_as_many_pods_as_it_can_send_and_the_next_ones_go_on() {
     settle(&mut world);
     assert_eq!(world.set["status"]["updatedAvailableReplicas"], PATCHES + 20);
 }
+
+/// Its update costs nothing, and may be what mends it.
+#[test]
+fn a_broken_old_pod_is_updated_though_others_come_first() {
+    let mut world = World::new(spec(false, false));
+    world.edit(&json!({ "replicas": 3 }));
+    let first = json!({ "weight": 50, "matchSelector": { "matchLabels": { "first": "yes" } } });
+    rolling(
+        &mut world,
+        json!({ "maxUnavailable": 1, "priorityStrategy": { "weightPriority": [first] } }),
+    );
+    settle(&mut world);
+    let names: Vec<String> = world.pods.keys().cloned().collect();
+    for name in &names[1..] {
+        world.pods.get_mut(name).unwrap()["metadata"]["labels"]["first"] = json!("yes");
+    }
+    world.pods.get_mut(&names[0]).unwrap()["spec"]["containers"][0]["image"] = json!("app:bad");
+    kubelets(&mut world);
+    container(&mut world, "image", json!("app:2"));
+    settle(&mut world);
+    let new = |pod: &serde_json::Value| pod["spec"]["containers"][0]["image"] == "app:2";
+    assert_eq!(world.pods.values().filter(|pod| new(pod)).count(), 3);
+}
