@@ -193,3 +193,33 @@ async fn pods_are_made_as_fast_as_they_become_available() {
         .await;
     field.until_pods("web", "all there", |pods| pods.len() == 4).await;
 }
+
+/// Somebody takes a Pod out to look at it: it keeps its name and its claim, and another takes its place.
+#[tokio::test]
+async fn a_pod_that_is_let_go_keeps_its_claim() {
+    for (namespace, reuse) in [("let-go-reused", true), ("let-go", false)] {
+        let field = Field::new(world(), namespace).await;
+        let mut spec = claims();
+        spec["replicas"] = json!(2);
+        spec["scaleStrategy"] = json!({ "enablePVCReuse": reuse });
+        field.set("db", spec).await;
+        field.settled("db").await;
+        let pods = field.pods_of("db").await;
+        let (apart, uid) = identities(&pods)[0].clone();
+        let label = Patch::Merge(json!({ "metadata": { "labels": { "app": "apart" } } }));
+        field
+            .pods()
+            .patch(&apart, &Default::default(), &label)
+            .await
+            .unwrap();
+        let other = apart.clone();
+        let replaced = move |now: &[&Value]| now.len() == 2 && now.iter().all(|p| name(p) != other);
+        field.until_pods("db", "complete again", replaced).await;
+        field.settled("db").await;
+        let pod = field.pods().get(&apart).await.unwrap();
+        assert_eq!(pod.metadata.uid, Some(uid));
+        let claim = field.api("", "v1", "PersistentVolumeClaim");
+        let claim = claim.get(&format!("data-{apart}")).await.unwrap();
+        assert!(claim.metadata.deletion_timestamp.is_none(), "{claim:?}");
+    }
+}

@@ -1,6 +1,7 @@
 //! Nothing is written where nothing has changed, and a manager that dies in the middle is followed by one that goes on.
 
-use kube::api::Patch;
+use kruise::api::image_pull_job::ImagePullJob;
+use kube::api::{Api, Patch};
 use serde_json::json;
 
 use crate::field::{Field, identities};
@@ -102,4 +103,38 @@ async fn of_two_managers_the_other_goes_on_when_one_dies() {
     other.until_it_says("leading");
     assert_eq!(identities(&field.pods_of("web").await), before);
     assert!(field.pod_writes().len() <= 6 * 5, "{:?}", field.pod_writes());
+}
+
+#[tokio::test]
+async fn a_job_that_ends_slowly_is_deleted_once() {
+    let field = Field::new(world(), "slow-job").await;
+    let rolling = |partition: i32| json!({ "updateStrategy": { "rollingUpdate": { "partition": partition, "maxUnavailable": 1 } } });
+    let mut spec = rolling(3);
+    spec["replicas"] = json!(4);
+    field.set("web", spec).await;
+    field.settled("web").await;
+    field.image("web", "example.com/app:2").await;
+    field.event("CreatedImagePullJob", "web").await;
+    let jobs: Api<ImagePullJob> = Api::namespaced(field.admin.client.clone(), &field.namespace);
+    let job = jobs.list(&Default::default()).await.unwrap().items.remove(0);
+    let job = job.metadata.name.unwrap();
+    let finalizers = |list: &[&str]| Patch::Merge(json!({ "metadata": { "finalizers": list } }));
+    let hold = finalizers(&["example.com/hold"]);
+    jobs.patch(&job, &Default::default(), &hold).await.unwrap();
+    field.edit("web", json!({ "spec": rolling(0) })).await;
+    until(&jobs, &job, "being deleted", |job: &ImagePullJob| {
+        job.metadata.deletion_timestamp.is_some()
+    })
+    .await;
+    // What comes after has been looked at after it.
+    field.set("other", json!({ "replicas": 1 })).await;
+    field.settled("other").await;
+    let deletions = field
+        .writes()
+        .into_iter()
+        .filter(|(verb, resource, name)| verb == "delete" && resource == "imagepulljobs" && *name == job);
+    assert_eq!(deletions.count(), 1);
+    jobs.patch(&job, &Default::default(), &finalizers(&[]))
+        .await
+        .unwrap();
 }
