@@ -15,7 +15,7 @@ use crate::clone_set::NAMESPACE;
 use crate::cluster::{self, CLONE_SET, JOB, Kind, POD, Seen, median, ready};
 use crate::side::Side;
 
-const RUNS: usize = 7;
+const RUNS: usize = 5;
 const OLD: &str = "kruise-test/term:1";
 const NEW: &str = "kruise-test/term:2";
 const MEBIBYTES: usize = 300;
