@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt, stream};
-use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, WatchEvent, WatchParams};
+use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::{Value, json};
 
 use crate::clone_set::NAMESPACE;
@@ -87,24 +88,41 @@ async fn patch(api: &Api<DynamicObject>, names: &[String], patches: &[(bool, Val
 /// The moment at which all Pods are gone that are there now; the watch is established when this returns.
 pub async fn gone(side: &Side) -> Result<impl Future<Output = Result<Instant>> + use<>> {
     let api = cluster::api(&side.client, POD, Some(NAMESPACE));
-    let list = api.list_metadata(&ListParams::default()).await?;
-    let version = list.metadata.resource_version.context("a list without version")?;
-    let mut left: BTreeSet<String> = list.items.into_iter().filter_map(|p| p.metadata.name).collect();
-    let params = WatchParams::default().timeout(280);
-    let mut stream = api.watch_metadata(&params, &version).await?.boxed();
+    // One that is taken up again: the API server ends the watch of a client that is busy with other things.
+    let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
+    let (mut listed, mut left) = (BTreeSet::new(), None);
+    while left.is_none() {
+        let event = events.try_next().await?.context("the watch ended")?;
+        follow(event, &mut listed, &mut left);
+    }
     let count = tokio::spawn(async move {
-        while let Some(event) = stream.try_next().await? {
-            if let WatchEvent::Deleted(pod) = event {
-                left.remove(pod.metadata.name.as_deref().unwrap_or_default());
-            }
-            if left.is_empty() {
-                return Ok(Instant::now());
+        while left.as_ref().is_none_or(|left| !left.is_empty()) {
+            if let Some(Ok(event)) = events.next().await {
+                follow(event, &mut listed, &mut left);
             }
         }
-        bail!("the watch ended while {} Pods were left", left.len())
+        Ok::<_, anyhow::Error>(Instant::now())
     });
     Ok(async move {
         let end = tokio::time::timeout(BOUND, count).await;
         end.context("the Pods do not go")??
     })
+}
+
+/// Takes in what the watch says of the Pods that are `left`, which is known once they were `listed`.
+fn follow(
+    event: watcher::Event<DynamicObject>,
+    listed: &mut BTreeSet<String>,
+    left: &mut Option<BTreeSet<String>>,
+) {
+    let name = |pod: DynamicObject| pod.metadata.name.unwrap_or_default();
+    match event {
+        watcher::Event::Init => listed.clear(),
+        watcher::Event::InitApply(pod) => drop(listed.insert(name(pod))),
+        watcher::Event::InitDone => *left = Some(std::mem::take(listed)),
+        watcher::Event::Delete(pod) => {
+            left.get_or_insert_default().remove(&name(pod));
+        }
+        watcher::Event::Apply(_) => {}
+    }
 }
