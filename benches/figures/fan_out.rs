@@ -67,7 +67,7 @@ async fn bare(side: &Side, names: &[String]) -> Result<Duration> {
     let api = cluster::api(&side.client, NODE_IMAGE, None);
     let (api, params) = (&api, &PatchParams::default());
     let image = "bench-bare";
-    let tag = json!({ "tag": "1", "version": 1, "pullPolicy": { "timeoutSeconds": 600, "backoffLimit": 3 } });
+    let tag = json!({ "tag": "1", "version": 1, "pullPolicy": { "timeoutSeconds": 600, "backoffLimit": 3, "ttlSecondsAfterFinished": 300 } });
     let spec = json!({ "spec": { "images": { image: { "tags": [tag] } } } });
     let status = json!({ "status": success(image, &[tag]) });
     let start = Instant::now();
