@@ -8,6 +8,7 @@ pub mod cloneset;
 pub mod container_recreate;
 mod context;
 pub mod image_pull_job;
+mod names;
 pub mod node_image;
 mod options;
 pub mod pod_readiness;

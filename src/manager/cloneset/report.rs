@@ -13,6 +13,7 @@ use super::plan::{Act, Event, Why};
 use crate::api::cloneset::{CloneSet, CloneSetStatus};
 use crate::api::keys;
 use crate::cluster::{Error, EventType, write};
+use crate::manager::names::first_of;
 use crate::ops::metrics::metrics;
 
 /// Names that an event lists.
@@ -177,13 +178,8 @@ impl Tally {
     }
 }
 
-/// The first names, and how many more there are.
 fn list(names: &BTreeSet<String>) -> String {
-    let first: Vec<&str> = names.iter().take(NAMES).map(String::as_str).collect();
-    match names.len().saturating_sub(NAMES) {
-        0 => first.join(", "),
-        more => format!("{} and {more} more", first.join(", ")),
-    }
+    first_of(NAMES, names.iter().map(String::as_str))
 }
 
 /// Publishes what was done, and what is planned to be told unless it was told before.

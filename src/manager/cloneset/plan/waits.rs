@@ -9,6 +9,7 @@ use super::view::{Draft, View};
 use crate::api::keys;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::Pod;
+use crate::manager::names::first_of;
 use crate::manager::pod_readiness::plan::holders_of;
 
 /// How many names a message holds at most for one thing.
@@ -39,7 +40,10 @@ pub(super) fn waits(view: &View<'_>, draft: &mut Draft) -> String {
         .waits
         .iter()
         .take(THINGS)
-        .map(|(why, pods)| format!("{} ({why})", names(pods)))
+        .map(|(why, pods)| {
+            let names = first_of(NAMES, pods.iter().map(String::as_str));
+            format!("{names} ({why})")
+        })
         .collect();
     if !parts.is_empty() {
         text += &format!("; waiting: {}", parts.join(", "));
@@ -178,15 +182,6 @@ pub(super) fn items(hook: &LifecycleHook, pod: &Pod, there: bool) -> String {
     let finalizers = finalizers.map(|f| format!("finalizer {f}"));
     let labels = labels.map(|(k, v)| format!("label {k}={v}"));
     finalizers.chain(labels).collect::<Vec<_>>().join(", ")
-}
-
-/// The first names, and how many more.
-fn names(pods: &BTreeSet<String>) -> String {
-    let first: Vec<&str> = pods.iter().take(NAMES).map(String::as_str).collect();
-    match pods.len().saturating_sub(NAMES) {
-        0 => first.join(", "),
-        more => format!("{} and {more} more", first.join(", ")),
-    }
 }
 
 /// The beginning of what somebody else says.

@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::job::{Job, after};
 use crate::api::image_pull_job::ImagePullJobStatus;
+use crate::manager::names::first_of;
 
 /// How many names of failed nodes a status holds at most. The counter counts all of them; ten thousand long
 /// names would not fit into an object.
@@ -144,7 +145,7 @@ fn wrong(job: &Job, tally: &Tally, started: Timestamp, mistake: &str, now: Times
 fn completed(job: &Job, tally: &Tally) -> (String, Option<Warning>) {
     let words = "job has completed";
     let (reason, why) = if !tally.unknown.is_empty() {
-        let names = some_of(tally.unknown.iter().map(String::as_str));
+        let names = first_of(NAMES_IN_MESSAGE, tally.unknown.iter().map(String::as_str));
         ("UnknownNode", format!("no NodeImage of name {names}"))
     } else if tally.desired == 0 {
         let which = if job.spec.pod_selector.is_some() {
@@ -162,23 +163,12 @@ fn completed(job: &Job, tally: &Tally) -> (String, Option<Warning>) {
     (message, Some(Warning { reason, note: why }))
 }
 
-/// The first of some names, and how many there are besides.
-fn some_of<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
-    let more = names.len().saturating_sub(NAMES_IN_MESSAGE);
-    let first: Vec<&str> = names.take(NAMES_IN_MESSAGE).collect();
-    let rest = match more {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    format!("{}{rest}", first.join(", "))
-}
-
 fn running(tally: &Tally) -> String {
     if let Some(hindrance) = &tally.hindrance {
         return hindrance.clone();
     }
     if tally.answered() && !tally.awaited.is_empty() {
-        let names = some_of(tally.awaited.iter().map(AsRef::as_ref));
+        let names = first_of(NAMES_IN_MESSAGE, tally.awaited.iter().map(AsRef::as_ref));
         return format!("job waits for the NodeImage of {names}");
     }
     if tally.desired == 0 {
