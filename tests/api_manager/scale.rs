@@ -105,6 +105,8 @@ async fn a_leader_that_dies_in_the_middle_leaves_nothing_undone_or_done_twice() 
     daemons.abort();
     let status = ended.status.unwrap();
     assert_eq!((status.desired, status.succeeded, status.failed), (200, 200, 0));
+    let (made, started) = (ended.metadata.creation_timestamp, status.start_time);
+    assert!(started >= made, "started at {started:?}, made at {made:?}");
     let writes = writes.lock().unwrap();
     assert_eq!(writes.len(), SOME);
     assert!(writes.values().all(|n| *n == 1), "{writes:?}");
@@ -131,7 +133,10 @@ async fn play_daemons(admin: Cluster, writes: Writes) {
     let events = watcher(images, watcher::Config::default());
     events
         .filter_map(async |event| match event {
-            Ok(watcher::Event::Apply(image)) if !image.spec.images.is_empty() => Some(image),
+            // Listed anew where the watch ends, as it does when another leader writes its address into the CRD.
+            Ok(watcher::Event::Apply(image) | watcher::Event::InitApply(image)) => {
+                Some(image).filter(|image| !image.spec.images.is_empty())
+            }
             _ => None,
         })
         .for_each_concurrent(32, |image| {
@@ -154,7 +159,7 @@ async fn count_job_writes(jobs: Api<ImagePullJob>) -> usize {
     let mut events = std::pin::pin!(watcher(jobs, watcher::Config::default()));
     let mut seen = 0;
     while let Some(event) = events.next().await {
-        if let Ok(watcher::Event::Apply(job)) = event
+        if let Ok(watcher::Event::Apply(job) | watcher::Event::InitApply(job)) = event
             && job.name_any() == "scale"
             && job.status.is_some()
         {

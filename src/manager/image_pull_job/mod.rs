@@ -63,10 +63,11 @@ async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<keeper::Resolved
             biased;
             Some(done) = writer.done() => writer.settle(&mut index, done),
             Some(done) = reporter.done() => reporter.settle(&index, done),
-            change = changes.next() => changes.apply(&mut index, change, now),
+            // Not `now`: it may be an hour ago that the wait began.
+            change = changes.next() => changes.apply(&mut index, change, ctx.cluster.clock.now()),
             () = tokio::time::sleep(pause.unwrap_or(Duration::from_secs(3600))) => {}
         }
-        changes.drain(&mut index, now);
+        changes.drain(&mut index, ctx.cluster.clock.now());
     }
 }
 
