@@ -121,6 +121,14 @@ impl Replica {
     }
 }
 
+impl Drop for Replica {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("end of {}:\n{}", self.log().display(), self.tail());
+        }
+    }
+}
+
 impl Deref for Replica {
     type Target = Component;
     fn deref(&self) -> &Component {
