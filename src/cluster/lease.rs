@@ -69,19 +69,6 @@ pub struct Held {
     lease: Lease,
     /// When the write began that made it ours, or renewed it last.
     since: Instant,
-    fence: Fence,
-}
-
-impl Held {
-    fn new(lease: Lease, since: Instant, fence: Fence) -> Self {
-        fence.move_to(since + RENEW_DEADLINE);
-        Self { lease, since, fence }
-    }
-
-    fn renewed(&mut self, lease: Lease, since: Instant) {
-        (self.lease, self.since) = (lease, since);
-        self.fence.move_to(since + RENEW_DEADLINE);
-    }
 }
 
 /// What was last seen of the Lease, and when locally.
@@ -131,7 +118,7 @@ impl Election {
                 () = tokio::time::sleep_until(look) => {
                     let began = Instant::now();
                     match self.attempt(&mut seen).await {
-                        Ok(Some(lease)) => return Held::new(lease, began, self.fence.clone()),
+                        Ok(Some(lease)) => return self.held(lease, began),
                         Ok(None) => look = due(seen.as_ref()).max(Instant::now() + RETRY),
                         Err(error) => {
                             tracing::debug!(lease = self.name, %error, "lease not taken");
@@ -141,6 +128,12 @@ impl Election {
                 }
             }
         }
+    }
+
+    /// Opens the fence for as long as the Lease is surely ours after that write.
+    fn held(&self, lease: Lease, since: Instant) -> Held {
+        self.fence.move_to(since + RENEW_DEADLINE);
+        Held { lease, since }
     }
 
     /// Takes the Lease if nobody holds it, or its holder was silent for too long.
@@ -203,7 +196,7 @@ impl Election {
             let began = Instant::now();
             let error = match within(write::replace(&self.api, &self.renewal(&held.lease))).await {
                 Ok(lease) => {
-                    held.renewed(lease, began);
+                    *held = self.held(lease, began);
                     return Ok(());
                 }
                 Err(error) => error,
