@@ -245,8 +245,9 @@ async fn a_node_that_can_hold_no_more_images_fails_and_says_so() {
     let admin = world().admin().await;
     nodes(&admin, &["full-1", "full-2"], json!({ "set": "full" })).await;
     let images = Api::<NodeImage>::all(admin.client.clone());
-    // Without a time to live they stay, though no daemon answers and they fail at once.
-    let tag = json!([{ "tag": "1", "createdAt": "2020-01-01T00:00:00Z" }]);
+    // No daemon answers, so they fail at once; they must not be cleared before the job comes.
+    let policy = json!({ "ttlSecondsAfterFinished": 3600 });
+    let tag = json!([{ "tag": "1", "createdAt": "2020-01-01T00:00:00Z", "pullPolicy": policy }]);
     let entries: serde_json::Map<String, Value> = (0..256)
         .map(|n| (format!("image-{n}"), json!({ "tags": tag })))
         .collect();
