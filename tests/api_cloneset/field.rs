@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 use futures::StreamExt;
 use kruise::api::cloneset::CloneSet;
 use kruise::cluster::Cluster;
-use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
+use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::kubelet;
+use crate::pods::{self, text};
 use crate::settled::settled;
+use crate::untyped::untyped;
 use crate::world::{PATIENCE, World, create, until};
 
 /// A namespace of its own, whose Pods run.
@@ -194,7 +196,6 @@ impl Field {
                 && w["objectRef"]["namespace"] == self.namespace.as_str()
                 && w["responseStatus"]["code"].as_i64() < Some(300)
         });
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         ours.map(|w| {
             let (object, sub) = (&w["objectRef"], text(&w["objectRef"]["subresource"]));
             let slash = if sub.is_empty() { "" } else { "/" };
@@ -214,25 +215,7 @@ impl Field {
     }
 }
 
-/// The API of a kind that has no type here, so that no field is lost.
-pub fn untyped(
-    admin: &Cluster,
-    group: &str,
-    version: &str,
-    kind: &str,
-    namespace: Option<&str>,
-) -> Api<DynamicObject> {
-    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-    match namespace {
-        Some(namespace) => Api::namespaced_with(admin.client.clone(), namespace, &resource),
-        None => Api::all_with(admin.client.clone(), &resource),
-    }
-}
-
 /// Name and UID of each.
 pub fn identities(pods: &[Value]) -> Vec<(String, String)> {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    pods.iter()
-        .map(|pod| (text(&pod["metadata"]["name"]), text(&pod["metadata"]["uid"])))
-        .collect()
+    pods::identities(pods).into_iter().collect()
 }

@@ -11,11 +11,18 @@ mod field;
 mod kubelet;
 mod life;
 mod manuals;
+#[path = "../support/pods.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod pods;
+#[path = "../support/readiness.rs"]
+mod readiness;
 mod scale;
 #[path = "../support/settled.rs"]
 mod settled;
 mod steady;
 mod story;
+#[path = "../support/untyped.rs"]
+mod untyped;
 mod update;
 #[path = "../api_manager/world.rs"]
 #[allow(dead_code, reason = "the controllers' other tests use the rest of it")]

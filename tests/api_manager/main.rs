@@ -12,6 +12,8 @@ mod nodes;
 mod old_daemon;
 mod old_versions;
 mod pods;
+#[path = "../support/readiness.rs"]
+mod readiness;
 mod requests;
 mod scale;
 mod secrets;

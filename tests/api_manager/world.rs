@@ -1,7 +1,6 @@
 //! An API server with everything from `deploy/default`, the manager's program, and daemons that we play.
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::ops::{Deref, DerefMut};
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -21,6 +20,7 @@ use serde_json::{Value, json};
 use xtask::cluster::{Bound, Component, ControlPlane, Options, wait};
 
 pub use crate::connect::connect;
+use crate::readiness::{readiness, ready};
 
 /// How long anything may take to happen before a test gives up; machines can be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -96,7 +96,7 @@ impl World {
             .env("WEBHOOK_HOST", "127.0.0.1")
             .env("WEBHOOK_PORT", free_port().to_string())
             .env("RUST_LOG", "info,kruise=debug")
-            .ready(move || readiness(&probe).starts_with("HTTP/1.1 200"));
+            .ready(move || ready(&probe));
         Replica { program, health }
     }
 
@@ -140,22 +140,6 @@ impl DerefMut for Replica {
     fn deref_mut(&mut self) -> &mut Component {
         &mut self.program
     }
-}
-
-/// What `/readyz` answers; nothing when nobody does.
-fn readiness(address: &str) -> String {
-    let mut answer = String::new();
-    if let Ok(mut stream) = TcpStream::connect(address) {
-        let request = "GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-        let asked = stream
-            .set_read_timeout(Some(Duration::from_secs(5)))
-            .and_then(|()| stream.write_all(request.as_bytes()));
-        if asked.is_ok() {
-            // A connection that breaks is an answer that lacks its end.
-            let _ = stream.read_to_string(&mut answer);
-        }
-    }
-    answer
 }
 
 /// Creates an object given as JSON, again and again where a webhook is not there yet.

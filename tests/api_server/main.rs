@@ -17,5 +17,7 @@ mod programs;
 mod rbac;
 mod replicas;
 mod rules;
+#[path = "../support/untyped.rs"]
+mod untyped;
 mod upgrade;
 mod world;

@@ -7,14 +7,14 @@ use std::time::Duration;
 use kruise::admission;
 use kruise::cluster::Cluster;
 use kruise::ops::Health;
-use kube::api::{Api, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
-use kube::discovery::ApiResource;
+use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use xtask::cluster::{Bound, ControlPlane, wait};
 
 pub use crate::connect::connect;
+use crate::untyped::untyped;
 
 /// How long anything may take to happen before a test gives up; machines can be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -185,11 +185,7 @@ pub fn running() -> Value {
 /// Objects of any version and kind, as JSON.
 pub fn typed(cluster: &Cluster, version: &str, kind: &str, namespace: Option<&str>) -> Api<DynamicObject> {
     let (group, version) = version.rsplit_once('/').unwrap_or(("", version));
-    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-    match namespace {
-        Some(namespace) => Api::namespaced_with(cluster.client.clone(), namespace, &resource),
-        None => Api::all_with(cluster.client.clone(), &resource),
-    }
+    untyped(cluster, group, version, kind, namespace)
 }
 
 pub async fn create(api: &Api<DynamicObject>, object: Value) -> Result<Value, String> {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::metrics::Metrics;
-use crate::workloads::pods::identities;
+use crate::pods::identities;
 use crate::workloads::{shared, template};
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::process::{Child, Stdio};
 use serde_json::{Value, json};
 use xtask::cluster::{ControlPlane, NODE_NAME};
 
-use crate::workloads::pods::{identities, runs, state};
+use crate::pods::{identities, runs, state};
 use crate::workloads::{Bed, Space, shared};
 
 /// No other test's Pods bear it: those are to stay, and wait a little when they are new.

@@ -5,9 +5,7 @@ use std::ops::Deref;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::workloads::pods::{
-    condition, container, deleting, identities, is, name, runs, serves, state, text, uid,
-};
+use crate::pods::{condition, container, deleting, identities, is, name, runs, serves, state, text, uid};
 use crate::workloads::{Bed, Space, shared, template};
 
 const HOOK: &str = "example.com/held";

@@ -11,6 +11,13 @@ mod hooks;
 mod metrics;
 mod migration;
 mod partition;
+#[path = "../support/pods.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod pods;
+#[path = "../support/readiness.rs"]
+mod readiness;
+#[path = "../support/untyped.rs"]
+mod untyped;
 mod volumes;
 #[path = "../support/workloads/mod.rs"]
 #[allow(dead_code, reason = "targets share it")]

@@ -16,7 +16,8 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use crate::workloads::{Bed, Space, untyped};
+use crate::untyped::untyped;
+use crate::workloads::{Bed, Space};
 
 const GROUP: &str = "metrics.k8s.io";
 const NAME: &str = "v1beta1.metrics.k8s.io";

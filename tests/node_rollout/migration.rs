@@ -5,7 +5,7 @@ use std::ops::Deref;
 
 use serde_json::{Value, json};
 
-use crate::workloads::pods::{container, identities, is, name, runs};
+use crate::pods::{container, identities, is, name, runs};
 use crate::workloads::{Bed, Space, shared, template};
 
 /// Makes a paused CloneSet that takes these Pods over as they are.

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use kruise::api::cloneset::CloneSetStatus;
 use serde_json::{Value, json};
 
-use crate::workloads::pods::{container, identities, revision, runs, uid};
+use crate::pods::{container, identities, revision, runs, uid};
 use crate::workloads::{Bed, Seen, Space, shared};
 
 const OLD: &str = "kruise-test/term:1";
@@ -157,10 +157,7 @@ async fn by_new_pods_half_of_them_are_updated_and_taken_back() {
     let pods = space
         .until_pods("web", "four, and none on its way out", |pods| pods.len() == 4)
         .await;
-    let pods: BTreeMap<String, Value> = pods
-        .into_iter()
-        .map(|p| (crate::workloads::pods::name(&p), p))
-        .collect();
+    let pods: BTreeMap<String, Value> = pods.into_iter().map(|p| (crate::pods::name(&p), p)).collect();
     assert_eq!(kept(&pods), 2);
     pods.values().for_each(|pod| made_or_kept(pod, &half, &before));
 

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use crate::workloads::pods::{identities, label, name, runs, serves};
+use crate::pods::{identities, label, name, runs, serves};
 use crate::workloads::{Bed, Space, shared, template};
 
 const ID: &str = "apps.kruise.io/cloneset-instance-id";

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 use xtask::cluster::Image;
 
-use crate::workloads::pods::{container, identities, revision, runs, state};
+use crate::pods::{container, identities, revision, runs, state};
 use crate::workloads::{Bed, Seen, Space, alone};
 
 /// The longest time between a Pod's beginning to be updated and a kill: about what an update takes.

@@ -7,7 +7,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::workloads::pods::{container, identities, runs, state, text};
+use crate::pods::{container, identities, runs, state, text};
 use crate::workloads::{Bed, Manager, Space, alone};
 
 /// Waits until a Pod of `web` is being updated.

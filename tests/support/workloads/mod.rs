@@ -3,10 +3,8 @@
 //! * here: the bed that the tests of a target share, and who may use it when.
 //! * `program`: the daemon and managers as processes.
 //! * `space`: a namespace of one test, with CloneSets, and what tests do and see there.
-//! * `pods`: what tests read off a Pod.
 //! * `witness`: one who watches Pods through a whole test, for what must never be.
 
-pub mod pods;
 mod program;
 mod space;
 mod witness;
@@ -19,7 +17,7 @@ use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use xtask::cluster::{Component, Node};
 
 pub use program::Manager;
-pub use space::{Space, template, untyped};
+pub use space::{Space, template};
 pub use witness::{Seen, Witness};
 
 /// Longer than anything here takes on a busy machine.

@@ -1,14 +1,12 @@
 //! The daemon and managers as processes of the node, as their own accounts.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use xtask::cluster::{Bound, Component, NODE_NAME, Node, wait};
 use xtask::peer::healthy;
 
 use super::PATIENCE;
+use crate::readiness::{readiness, ready};
 
 /// Our daemon, started and ready.
 pub fn daemon(node: &Node) -> Component {
@@ -67,7 +65,7 @@ impl Manager {
             .env("WEBHOOK_PORT", (9443 + place).to_string())
             .env("POD_NAMESPACE", "kruise-system")
             .env("RUST_LOG", "info,kruise=debug")
-            .ready(move || readiness(&probe).starts_with("HTTP/1.1 200"));
+            .ready(move || ready(&probe));
         Self {
             program,
             health,
@@ -86,20 +84,4 @@ impl Manager {
             );
         }
     }
-}
-
-/// What `/readyz` answers; nothing when nobody does.
-fn readiness(address: &str) -> String {
-    let mut answer = String::new();
-    if let Ok(mut stream) = TcpStream::connect(address) {
-        let request = "GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-        let asked = stream
-            .set_read_timeout(Some(Duration::from_secs(5)))
-            .and_then(|()| stream.write_all(request.as_bytes()));
-        if asked.is_ok() {
-            // A connection that breaks is an answer that lacks its end.
-            let _ = stream.read_to_string(&mut answer);
-        }
-    }
-    answer
 }

@@ -10,15 +10,14 @@ use futures::StreamExt;
 use kruise::api::cloneset::{CloneSet, CloneSetStatus};
 use kruise::cluster::Cluster;
 use kube::ResourceExt;
-use kube::api::{
-    Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
-};
+use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use serde_json::{Value, json};
 
-use super::pods::name as name_of;
 use super::{Bed, PATIENCE, Witness};
 use crate::connect::connect;
+use crate::pods::{name as name_of, text};
+use crate::untyped::untyped;
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
@@ -221,7 +220,7 @@ impl<G: Deref<Target = Bed>> Space<G> {
             let found = self
                 .watch(caller, events, config, &what, |events| !events.is_empty())
                 .await;
-            super::pods::text(&found[0]["message"])
+            text(&found[0]["message"])
         }
     }
 
@@ -298,19 +297,4 @@ pub fn template(name: &str) -> Value {
             "containers": [{ "name": "app", "image": "kruise-test/term:1", "imagePullPolicy": "IfNotPresent" }],
         },
     })
-}
-
-/// The API of a kind that has no type here, so that no field is lost.
-pub fn untyped(
-    admin: &Cluster,
-    group: &str,
-    version: &str,
-    kind: &str,
-    namespace: Option<&str>,
-) -> Api<DynamicObject> {
-    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-    match namespace {
-        Some(namespace) => Api::namespaced_with(admin.client.clone(), namespace, &resource),
-        None => Api::all_with(admin.client.clone(), &resource),
-    }
 }

@@ -10,7 +10,7 @@ use kube::runtime::watcher;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use super::pods::{deleting, name, serves, uid};
+use crate::pods::{deleting, name, serves, state, uid};
 
 /// Every version of the Pods passes by, in the order in which they were written.
 pub struct Witness {
@@ -108,14 +108,7 @@ impl Seen {
             self.least_serving = serving;
             self.at_least = pods
                 .values()
-                .map(|pod| {
-                    format!(
-                        "{}: serves {}, {}",
-                        name(pod),
-                        serves(pod),
-                        super::pods::state(pod)
-                    )
-                })
+                .map(|pod| format!("{}: serves {}, {}", name(pod), serves(pod), state(pod)))
                 .collect();
         }
     }

@@ -1,0 +1,26 @@
+//! Whether one of our programs is ready, and what it says of that.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// What `/readyz` answers; nothing when nobody does.
+pub fn readiness(address: &str) -> String {
+    let mut answer = String::new();
+    if let Ok(mut stream) = TcpStream::connect(address) {
+        let request = "GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        let asked = stream
+            .set_read_timeout(Some(Duration::from_secs(5)))
+            .and_then(|()| stream.write_all(request.as_bytes()));
+        if asked.is_ok() {
+            // A connection that breaks is an answer that lacks its end.
+            let _ = stream.read_to_string(&mut answer);
+        }
+    }
+    answer
+}
+
+/// Whether it says that it is.
+pub fn ready(address: &str) -> bool {
+    readiness(address).starts_with("HTTP/1.1 200")
+}
