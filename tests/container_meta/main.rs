@@ -10,6 +10,9 @@ mod bed;
 mod connect;
 mod outage;
 mod pod;
+#[path = "../support/programs.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod programs;
 
 use bed::{shared, statuses};
 use k8s_openapi::api::core::v1::Pod;

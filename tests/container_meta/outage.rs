@@ -3,11 +3,10 @@
 use std::ops::Deref;
 
 use kruise::api::container_hash::env_hash;
-use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use xtask::cluster::finish;
 
-use crate::bed::{Bed, Daemon, Test, alone};
+use crate::bed::{Bed, Test, alone};
 use crate::pod::{Told, container, from_annotation};
 
 #[tokio::test]
@@ -27,8 +26,8 @@ async fn kill_9_in_mid_restart_ends_in_one_restart() {
         (&row["pod"], &row["container"], &row["step"]),
         (&json!("web"), &json!("main"), &json!("stopping"))
     );
-    test.bed.daemon.end(Signal::SIGKILL);
-    test.bed.daemon = Daemon::start(&test.bed.node, &[]);
+    test.bed.daemon.kill().unwrap();
+    test.bed.daemon.start().unwrap();
     let pod = test.restarted("web", "main", 1).await;
     assert_eq!(pod.told("main").1, env_hash([("CFG", "2")]));
     assert_eq!(test.environments("web-main"), ["1", "2"]);
@@ -57,12 +56,12 @@ async fn what_happened_while_it_was_away_is_told_when_it_comes_back() {
     let main = || json!([container("main", &[from_annotation("CFG", "cfg")])]);
     test.make("before", main(), json!({})).await;
     test.told("before", "it is told of", |_, _| true).await;
-    test.bed.daemon.end(Signal::SIGKILL);
+    test.bed.daemon.kill().unwrap();
     test.make("born", main(), json!({})).await;
     test.begin_update("before").await;
     test.patch("before", json!({"metadata": {"annotations": {"cfg": "2"}}}))
         .await;
-    test.bed.daemon = Daemon::start(&test.bed.node, &[]);
+    test.bed.daemon.start().unwrap();
     let born = test.told("born", "it is told of", |_, _| true).await;
     assert_eq!(born.told("main").1, env_hash([("CFG", "1")]));
     let before = test.restarted("before", "main", 1).await;

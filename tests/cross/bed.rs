@@ -11,11 +11,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::{Mutex, MutexGuard};
-use xtask::cluster::{Bound, Component, NODE_NAME, Node, finish};
-use xtask::peer::{Peer, healthy};
+use xtask::cluster::{Component, NODE_NAME, Node, finish};
+use xtask::peer::Peer;
 
-/// Longer than anything takes here, the Go manager's start included.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub use crate::programs::PATIENCE;
+use crate::programs::{self, Manager};
 
 /// One bed at a time: two cores hold no more, and the Go daemons share a folder of the machine.
 static ALONE: Mutex<()> = Mutex::const_new(());
@@ -75,43 +75,16 @@ impl Bed {
     }
 
     /// Our manager, started and ready.
-    pub fn manager(&self) -> Component {
-        let plane = &self.node.plane;
-        let account = plane
-            .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
-            .unwrap();
-        let program = plane.component("kruise-manager", env!("CARGO_BIN_EXE_kruise-manager"));
-        let mut manager = program
-            .args([
-                format!("--kubeconfig={}", account.display()),
-                "--nodeimage-creation-delay=0s".into(),
-            ])
-            .env("WEBHOOK_HOST", "127.0.0.1")
-            .env("WEBHOOK_PORT", "9443")
-            .env("POD_NAMESPACE", "kruise-system")
-            .env("RUST_LOG", "info,kruise=debug");
-        manager.spawn().unwrap();
-        healthy(&self.node, 8000, "/readyz").unwrap();
+    pub fn manager(&self) -> Manager {
+        let mut manager = Manager::new(&self.node, "kruise-manager", 0);
+        manager.start().unwrap();
         manager
     }
 
     /// Our daemon, started and ready.
     pub fn daemon(&self) -> Component {
-        let plane = &self.node.plane;
-        let account = plane
-            .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(NODE_NAME))
-            .unwrap();
-        let program = plane.component("kruise-daemon", env!("CARGO_BIN_EXE_kruise-daemon"));
-        let mut daemon = program
-            .args([
-                format!("--kubeconfig={}", account.display()),
-                format!("--control-socket={}", plane.dir().join("control.sock").display()),
-                "--socket-file=/run/containerd/containerd.sock".into(),
-            ])
-            .env("NODE_NAME", NODE_NAME)
-            .env("RUST_LOG", "info,kruise=debug");
-        daemon.spawn().unwrap();
-        healthy(&self.node, 10221, "/readyz").unwrap();
+        let mut daemon = programs::daemon(&self.node);
+        daemon.start().unwrap();
         daemon
     }
 

@@ -3,6 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod bed;
+#[path = "../support/programs.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod programs;
 mod rollout;
 mod take_over;
 mod together;

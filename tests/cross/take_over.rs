@@ -14,6 +14,7 @@ use serde_json::json;
 use xtask::cluster::{Component, NODE_NAME, wait};
 
 use crate::bed::{Bed, PATIENCE, create};
+use crate::programs::Manager;
 use crate::{rollout, work};
 
 async fn holder(bed: &Bed) -> String {
@@ -130,7 +131,7 @@ async fn ours_takes_the_place_of_the_go_implementation_and_gives_it_back() {
 }
 
 /// Ends the Go programs of these process IDs while there is work for them, and lets ours finish it.
-async fn ours_takes_over(bed: &Bed, manager: u32, daemon: u32) -> (Component, Component) {
+async fn ours_takes_over(bed: &Bed, manager: u32, daemon: u32) -> (Manager, Component) {
     paused(bed, "taken").await;
     let pulled = finished(bed).await;
     let theirs = holder(bed).await;

@@ -8,41 +8,23 @@ use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio::sync::{OnceCell, RwLockReadGuard, RwLockWriteGuard};
-use xtask::cluster::{Bound, Component, Node};
-use xtask::peer::healthy;
+use xtask::cluster::Node;
 
 use crate::bed::{self, Bed, Test};
 use crate::pod;
+use crate::programs::{Manager, manage};
 use crate::settled::settled;
 
-/// Makes claims possible: controller-manager provides volumes of this class.
-const STORAGE: &str = "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: local, annotations: \
-    {storageclass.kubernetes.io/is-default-class: 'true'}}\nprovisioner: kubernetes.io/host-path\n";
-
-static MANAGER: OnceCell<Component> = OnceCell::const_new();
+static MANAGER: OnceCell<Manager> = OnceCell::const_new();
 
 /// The manager as users run it: as its own account, with its webhooks.
-async fn manage(node: &Node) {
+async fn managed(node: &Node) {
     let start = || async {
-        bed::install(node, "webhooks");
-        node.plane.apply(STORAGE).unwrap();
         let registry = &node.runtime.registry;
         registry
             .tag("kruise-test/term:1", "kruise-test/term:1-again")
             .unwrap();
-        let account = node
-            .plane
-            .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing);
-        let program = env!("CARGO_BIN_EXE_kruise-manager");
-        let mut manager = node
-            .plane
-            .component("kruise-manager", program)
-            .args([format!("--kubeconfig={}", account.unwrap().display())])
-            .env("WEBHOOK_HOST", "127.0.0.1")
-            .env("RUST_LOG", "info,kruise=debug");
-        manager.spawn().unwrap();
-        healthy(node, 8000, "/readyz").unwrap();
-        manager
+        manage(node)
     };
     MANAGER.get_or_init(start).await;
 }
@@ -50,14 +32,14 @@ async fn manage(node: &Node) {
 /// A test that leaves daemon and cluster alone.
 pub async fn shared() -> Test<RwLockReadGuard<'static, Bed>> {
     let test = bed::shared().await;
-    manage(&test.bed.node).await;
+    managed(&test.bed.node).await;
     test
 }
 
 /// A test that ends parts of the bed.
 pub async fn alone() -> Test<RwLockWriteGuard<'static, Bed>> {
     let test = bed::alone().await;
-    manage(&test.bed.node).await;
+    managed(&test.bed.node).await;
     test
 }
 

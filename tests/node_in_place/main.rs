@@ -16,6 +16,9 @@ mod image;
 #[allow(dead_code)]
 mod pod;
 mod policy;
+#[path = "../support/programs.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod programs;
 mod resources;
 #[path = "../support/settled.rs"]
 mod settled;

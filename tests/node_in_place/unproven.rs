@@ -5,10 +5,9 @@ use std::ops::Deref;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, Daemon, Test};
+use crate::bed::{Bed, Test};
 use crate::field::{Field, alone, container, holds, restarted_once, same_container, same_pod, status};
 use crate::pod::{self, from_annotation};
 
@@ -21,7 +20,7 @@ const C: &str = "busybox:1.36";
 #[tokio::test]
 async fn what_can_be_proven_ends_and_what_cannot_waits_for_the_daemon() {
     let mut test = alone().await;
-    test.bed.daemon.end(Signal::SIGKILL);
+    test.bed.daemon.kill().unwrap();
     tokio::join!(
         another_image(&test),
         crashed_before_kubelet_saw_it(&test),
@@ -32,7 +31,7 @@ async fn what_can_be_proven_ends_and_what_cannot_waits_for_the_daemon() {
         environment(&test),
     );
     let waiting = test.pod_of("twin").await;
-    test.bed.daemon = Daemon::start(&test.bed.node, &[]);
+    test.bed.daemon.start().unwrap();
     test.settled("env").await;
     test.settled("twin").await;
     let after = test.pod_of("twin").await;

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
-use nix::sys::signal::Signal;
 use serde_json::json;
+use xtask::cluster::Component;
 
-use super::bed::{Daemon, account, alone, assert_succeeded, statuses};
+use super::bed::{alone, assert_succeeded, statuses};
 use super::container;
+use super::programs::{daemon, daemon_account, daemon_as};
 
 #[tokio::test]
 async fn kill_9_of_the_daemon_loses_nothing_and_stops_nothing_twice() {
@@ -21,8 +22,8 @@ async fn kill_9_of_the_daemon_loses_nothing_and_stops_nothing_twice() {
     let spec = json!({"strategy": {"forceRecreate": true}});
     test.request("robust", &pod, &["a", "b"], spec).await;
     test.mark("a.term").await;
-    test.bed.daemon.end(Signal::SIGKILL);
-    test.bed.daemon = Daemon::start(&test.bed.node, &[]);
+    test.bed.daemon.kill().unwrap();
+    test.bed.daemon.start().unwrap();
     let (status, _) = test.completed("robust").await;
     assert_succeeded(&status);
     let new = statuses(&test.get_pod("web").await);
@@ -35,7 +36,9 @@ async fn sigterm_ends_within_two_seconds_and_the_next_daemon_goes_on() {
     let pod = test.pod("web", json!([container("main", 4)]), json!({})).await;
     test.request("handed-over", &pod, &["main"], json!({})).await;
     test.mark("main.term").await;
-    let took = test.bed.daemon.end(Signal::SIGTERM);
+    let begun = Instant::now();
+    test.bed.daemon.stop().unwrap();
+    let took = begun.elapsed();
     assert!(took < Duration::from_secs(2), "it took {took:?}");
     let said = test
         .api::<kruise::api::container_recreate_request::ContainerRecreateRequest>()
@@ -47,7 +50,7 @@ async fn sigterm_ends_within_two_seconds_and_the_next_daemon_goes_on() {
         .expect("what was begun has been written")
         .container_recreate_states;
     assert!(said[0].is_killed, "{said:?}");
-    test.bed.daemon = Daemon::start(&test.bed.node, &[]);
+    test.bed.daemon.start().unwrap();
     let (status, _) = test.completed("handed-over").await;
     assert_succeeded(&status);
     assert_eq!(statuses(&test.get_pod("web").await)["main"].restarts, 1);
@@ -94,15 +97,14 @@ async fn a_clock_that_is_wrong_by_an_hour_changes_nothing() {
     let mut test = alone().await;
     let library = wrong_clock(test.bed.node.runtime.dir());
     test.pod("web", json!([container("main", 0)]), json!({})).await;
-    let account = trusting(&account(&test.bed.node));
+    let account = trusting(&daemon_account(&test.bed.node));
     for (name, by, restarts) in [("ahead", 3600_i64, 1), ("behind", -3600, 2)] {
-        test.bed.daemon.end(Signal::SIGKILL);
-        let (told, by_text) = (test.bed.daemon.log(), by.to_string());
-        let env = [
-            ("LD_PRELOAD", library.to_str().unwrap()),
-            ("WRONG_BY_SECONDS", &by_text),
-        ];
-        test.bed.daemon = Daemon::start_as(&test.bed.node, &account, &env);
+        test.bed.daemon.kill().unwrap();
+        let told = log(&test.bed.daemon).len();
+        test.bed.daemon = daemon_as(&test.bed.node, &account)
+            .env("LD_PRELOAD", library.as_os_str())
+            .env("WRONG_BY_SECONDS", by.to_string());
+        test.bed.daemon.start().unwrap();
         let begun = Instant::now();
         let pod = test.get_pod("web").await;
         let spec = json!({"activeDeadlineSeconds": 60, "strategy": {"minStartedSeconds": 3}});
@@ -120,7 +122,7 @@ async fn a_clock_that_is_wrong_by_an_hour_changes_nothing() {
             "completionTime is the API server's time, {took} s after creation"
         );
         assert_eq!(statuses(&test.get_pod("web").await)["main"].restarts, restarts);
-        let said = test.bed.daemon.log().split_off(told.len());
+        let said = log(&test.bed.daemon).split_off(told);
         let stamp: jiff::Timestamp = said.split_whitespace().next().unwrap().parse().unwrap();
         let off = stamp.duration_since(jiff::Timestamp::now()).as_secs() - by;
         assert!(
@@ -128,9 +130,15 @@ async fn a_clock_that_is_wrong_by_an_hour_changes_nothing() {
             "the daemon's own clock was not wrong by {by} s: {stamp}"
         );
     }
-    test.bed.daemon.end(Signal::SIGKILL);
+    test.bed.daemon.kill().unwrap();
     // The tests that share the bed look for a daemon there.
-    test.bed.daemon = Daemon::start(&test.bed.node, &[]);
+    test.bed.daemon = daemon(&test.bed.node);
+    test.bed.daemon.start().unwrap();
+}
+
+/// All that this daemon and those before it have logged.
+fn log(daemon: &Component) -> String {
+    std::fs::read_to_string(daemon.log()).unwrap()
 }
 
 /// The kubeconfig without the check of the server's certificate, which a clock that is behind takes for one of the

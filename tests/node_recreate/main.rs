@@ -8,6 +8,9 @@ mod bed;
 mod connect;
 mod faults;
 mod hooks;
+#[path = "../support/programs.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod programs;
 mod together;
 
 use std::time::Duration;

@@ -1,49 +1,30 @@
 //! With the manager: admission, the not-ready key, the end of the active label, TTL.
 
-use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use kruise::api::container_recreate_request::ContainerRecreateRequest;
 use kube::api::PostParams;
-use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use xtask::cluster::{Bound, Node, wait};
+use xtask::cluster::{Node, wait};
 
-use super::bed::{LONG, alone, assert_succeeded, end, install, statuses};
+use super::bed::{alone, assert_succeeded, statuses};
 use super::container;
+use super::programs::{self, PATIENCE, install};
 
 /// The manager as a process of the node; ends with its webhooks on drop.
 struct Manager<'a> {
     node: &'a Node,
-    child: Child,
+    _program: programs::Manager,
 }
 
 impl<'a> Manager<'a> {
     fn start(node: &'a Node) -> Self {
         install(node, "webhooks");
-        let account = node
-            .plane
-            .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
-            .unwrap();
-        let log = std::fs::File::create(node.runtime.dir().join("kruise-manager.log")).unwrap();
-        let mut command = node.runtime.command(env!("CARGO_BIN_EXE_kruise-manager"));
-        command.args([
-            "--webhook-host=127.0.0.1",
-            "--metrics-addr=127.0.0.1:8081",
-            "--nodeimage-creation-delay=0s",
-        ]);
-        command.arg("--kubeconfig").arg(account);
-        command
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log);
-        let manager = Self {
-            node,
-            child: command.spawn().unwrap(),
-        };
+        let mut program = programs::Manager::new(node, "kruise-manager", 0);
+        program.start().unwrap();
         let probe = object("probe", "nobody", json!({}));
-        wait::until("admission answers", LONG, || {
+        wait::until("admission answers", PATIENCE, || {
             let refused = node
                 .plane
                 .apply(&probe.to_string())
@@ -52,13 +33,15 @@ impl<'a> Manager<'a> {
             Ok(refused.filter(|words| words.contains("there is no such Pod")))
         })
         .unwrap();
-        manager
+        Self {
+            node,
+            _program: program,
+        }
     }
 }
 
 impl Drop for Manager<'_> {
     fn drop(&mut self) {
-        end(&mut self.child, Signal::SIGKILL);
         for kind in ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"] {
             let _ = self.node.plane.kubectl(&["delete", kind, "--all"]);
         }

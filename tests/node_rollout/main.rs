@@ -14,8 +14,9 @@ mod partition;
 #[path = "../support/pods.rs"]
 #[allow(dead_code, reason = "targets share it")]
 mod pods;
-#[path = "../support/readiness.rs"]
-mod readiness;
+#[path = "../support/programs.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod programs;
 #[path = "../support/untyped.rs"]
 mod untyped;
 mod volumes;

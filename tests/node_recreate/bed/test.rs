@@ -20,8 +20,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use xtask::cluster::NODE_NAME;
 
-use super::{Bed, LONG};
+use super::Bed;
 use crate::connect::connect;
+use crate::programs::PATIENCE;
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
@@ -73,8 +74,8 @@ impl<G: std::ops::Deref<Target = Bed>> Test<G> {
                 return answer;
             }
             assert!(
-                start.elapsed() < LONG,
-                "{what}: not there after {LONG:?}\n{}",
+                start.elapsed() < PATIENCE,
+                "{what}: not there after {PATIENCE:?}\n{}",
                 self.bed.daemon.tail()
             );
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -94,7 +95,7 @@ impl<G: std::ops::Deref<Target = Bed>> Test<G> {
         let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
         let mut stream = Box::pin(watcher(self.api::<K>(), config));
         let mut seen = Vec::new();
-        let reached = tokio::time::timeout(LONG, async {
+        let reached = tokio::time::timeout(PATIENCE, async {
             loop {
                 match stream.next().await.expect("a watch goes on") {
                     Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => {
@@ -112,7 +113,7 @@ impl<G: std::ops::Deref<Target = Bed>> Test<G> {
         match reached {
             Ok(object) => (object, seen),
             Err(_) => panic!(
-                "{name}: {what}: not so after {LONG:?}\nlast: {:#?}\n{}",
+                "{name}: {what}: not so after {PATIENCE:?}\nlast: {:#?}\n{}",
                 seen.last(),
                 self.bed.daemon.tail()
             ),

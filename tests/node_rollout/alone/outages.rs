@@ -8,7 +8,8 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::pods::{container, identities, runs, state, text};
-use crate::workloads::{Bed, Manager, Space, alone};
+use crate::programs::Manager;
+use crate::workloads::{Bed, Space, alone};
 
 /// Waits until a Pod of `web` is being updated.
 async fn amid<G: std::ops::Deref<Target = Bed>>(space: &Space<G>) {

@@ -14,9 +14,10 @@ use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use serde_json::{Value, json};
 
-use super::{Bed, PATIENCE, Witness};
+use super::{Bed, Witness};
 use crate::connect::connect;
 use crate::pods::{name as name_of, text};
+use crate::programs::PATIENCE;
 use crate::untyped::untyped;
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);

@@ -1,0 +1,158 @@
+//! Our programs as processes of a node, as their own accounts, and what they stand on.
+
+#[path = "readiness.rs"]
+mod readiness;
+
+use std::ops::{Deref, DerefMut};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use readiness::{readiness, ready};
+use xtask::cluster::{Bound, Component, NODE_NAME, Node, wait};
+
+/// Longer than anything here takes on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What claims that name no class get: kube-controller-manager makes the volumes.
+const STORAGE: &str = r#"{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
+    "metadata": {"name": "folders", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
+    "provisioner": "kubernetes.io/host-path"}"#;
+
+/// A node with our CRDs, roles and policies, and our daemon as a process of it.
+pub fn node() -> (Node, Component) {
+    let node = Node::start().expect("the node starts");
+    // Not `default` itself: our programs run as processes here, and its Pods would have no image.
+    for what in ["default/namespaces.yaml", "crds", "rbac", "policies"] {
+        install(&node, what);
+    }
+    let mut daemon = daemon(&node);
+    daemon.start().expect("the daemon starts");
+    (node, daemon)
+}
+
+/// Installs what CloneSets need besides, and starts our manager, which leads when this returns.
+pub fn manage(node: &Node) -> Manager {
+    install(node, "webhooks");
+    node.plane.apply(STORAGE).expect("a storage class");
+    let mut manager = Manager::new(node, "kruise-manager", 0);
+    manager.start().expect("the manager starts");
+    manager.until_it_says("leading");
+    manager
+}
+
+/// Applies a file or folder of `deploy`.
+pub fn install(node: &Node, what: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(what);
+    let how = if path.is_dir() { "-k" } else { "-f" };
+    let applied = node.plane.kubectl(&["apply", how, &path.display().to_string()]);
+    applied.expect("deploy/ can be applied");
+}
+
+/// Kubeconfig file of the daemon: the roles of its account, and the fence around its node.
+pub fn daemon_account(node: &Node) -> PathBuf {
+    let bound = Bound::Node(NODE_NAME);
+    let file = node.plane.kubeconfig_for("kruise-system", "kruise-daemon", bound);
+    file.unwrap()
+}
+
+/// Our daemon, to be started.
+pub fn daemon(node: &Node) -> Component {
+    daemon_as(node, &daemon_account(node))
+}
+
+/// The same with another kubeconfig file.
+pub fn daemon_as(node: &Node, account: &Path) -> Component {
+    let plane = &node.plane;
+    let health = format!("{}:10221", address(node));
+    plane
+        .component("kruise-daemon", env!("CARGO_BIN_EXE_kruise-daemon"))
+        .args([
+            format!("--addr={health}"),
+            format!("--kubeconfig={}", account.display()),
+            format!("--control-socket={}", plane.dir().join("control.sock").display()),
+            "--socket-file=/run/containerd/containerd.sock".into(),
+        ])
+        .env("NODE_NAME", NODE_NAME)
+        .env("RUST_LOG", "info,kruise=debug")
+        .ready(move || ready(&health))
+}
+
+/// Where the host reaches what listens on the node.
+fn address(node: &Node) -> &str {
+    let server = node.plane.server().trim_start_matches("https://");
+    server.rsplit_once(':').unwrap().0
+}
+
+/// A manager of the bed, with a token of its own; ends on drop.
+pub struct Manager {
+    program: Component,
+    health: String,
+    /// Its kubeconfig file.
+    pub kubeconfig: PathBuf,
+}
+
+impl Manager {
+    /// Describes it; `place` tells its ports from those of others.
+    pub fn new(node: &Node, name: &'static str, place: u16) -> Self {
+        let plane = &node.plane;
+        let account = plane
+            .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
+            .unwrap();
+        // The next one made for this account would be of the same name.
+        let kubeconfig = plane.dir().join(format!("{name}.kubeconfig"));
+        std::fs::rename(account, &kubeconfig).unwrap();
+        let health = format!("{}:{}", address(node), 8000 + place);
+        let probe = health.clone();
+        let program = plane
+            .component(name, env!("CARGO_BIN_EXE_kruise-manager"))
+            .args([
+                format!("--kubeconfig={}", kubeconfig.display()),
+                format!("--health-probe-addr={health}"),
+                format!("--metrics-addr={health}"),
+                "--nodeimage-creation-delay=0s".into(),
+            ])
+            .env("WEBHOOK_HOST", "127.0.0.1")
+            .env("WEBHOOK_PORT", (9443 + place).to_string())
+            .env("POD_NAMESPACE", "kruise-system")
+            .env("RUST_LOG", "info,kruise=debug")
+            .ready(move || ready(&probe));
+        Self {
+            program,
+            health,
+            kubeconfig,
+        }
+    }
+
+    /// Waits until its readiness answer has these words, whatever its code.
+    pub fn until_it_says(&self, words: &str) {
+        let says = || Ok(readiness(&self.health).contains(words).then_some(()));
+        if let Err(why) = wait::until(words, PATIENCE, says) {
+            panic!(
+                "{why}; it says {:?}\n{}",
+                readiness(&self.health),
+                self.program.tail()
+            );
+        }
+    }
+}
+
+impl Deref for Manager {
+    type Target = Component;
+    fn deref(&self) -> &Component {
+        &self.program
+    }
+}
+
+impl DerefMut for Manager {
+    fn deref_mut(&mut self) -> &mut Component {
+        &mut self.program
+    }
+}
+
+impl Drop for Manager {
+    /// One that a failed test made must not lead for the next test.
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.program.kill();
+    }
+}
