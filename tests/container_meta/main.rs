@@ -13,6 +13,9 @@ mod pod;
 #[path = "../support/programs.rs"]
 #[allow(dead_code, reason = "targets share it")]
 mod programs;
+#[path = "../support/waits.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod waits;
 
 use bed::{shared, statuses};
 use k8s_openapi::api::core::v1::Pod;

@@ -1,7 +1,7 @@
 //! A node, and either implementation's programs as processes of it.
 
 use std::fmt::Debug;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use kube::api::{Api, PostParams};
@@ -14,8 +14,9 @@ use tokio::sync::{Mutex, MutexGuard};
 use xtask::cluster::{Component, NODE_NAME, Node, finish};
 use xtask::peer::Peer;
 
-pub use crate::programs::PATIENCE;
 use crate::programs::{self, Manager};
+pub use crate::waits::PATIENCE;
+use crate::waits::{self, named};
 
 /// One bed at a time: two cores hold no more, and the Go daemons share a folder of the machine.
 static ALONE: Mutex<()> = Mutex::const_new(());
@@ -111,16 +112,10 @@ impl Bed {
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize + Send + 'static,
     {
-        let is_so = |object: Option<&K>| object.is_some_and(&wanted);
-        let seen = kube::runtime::wait::await_condition(api.clone(), name, is_so);
-        match tokio::time::timeout(PATIENCE, seen).await {
-            Ok(Ok(object)) => object.expect("only an object can be as wanted"),
-            _ => panic!(
-                "{name} never became as wanted ({what}); it is {}\n{}",
-                serde_json::to_string(&api.get_opt(name).await.unwrap()).unwrap(),
-                self.logs()
-            ),
-        }
+        let (what, logs) = (format!("{name}: {what}"), || self.logs());
+        let wanted = |found: &[&K]| found.first().is_some_and(|object| wanted(object));
+        let mut last = waits::follow(&what, &logs, api, named(name), |one| one, wanted).await;
+        last.remove(0)
     }
 
     /// No write of the programs was refused for want of a right.
@@ -139,20 +134,12 @@ impl Bed {
     /// The ends of the logs of the programs under test.
     pub fn logs(&self) -> String {
         let dir = self.node.plane.dir();
-        let files: [PathBuf; 5] = [
-            dir.join("kruise-manager.log"),
-            dir.join("kruise-daemon.log"),
+        let peer = [
             dir.join("peer/manager.log"),
             dir.join(format!("peer/daemon-{NODE_NAME}.log")),
             dir.join("audit.log"),
         ];
-        let end = |file: &PathBuf| {
-            let text = std::fs::read_to_string(file).ok()?;
-            let lines: Vec<&str> = text.lines().collect();
-            let last = lines[lines.len().saturating_sub(40)..].join("\n");
-            Some(format!("==> {}\n{last}\n", file.display()))
-        };
-        files.iter().filter_map(end).collect()
+        programs::tail(&self.node) + &waits::tails(peer)
     }
 }
 

@@ -10,4 +10,7 @@ mod rollout;
 mod take_over;
 mod together;
 mod told;
+#[path = "../support/waits.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod waits;
 mod work;

@@ -23,3 +23,6 @@ mod resources;
 #[path = "../support/settled.rs"]
 mod settled;
 mod unproven;
+#[path = "../support/waits.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod waits;

@@ -12,6 +12,9 @@ mod hooks;
 #[allow(dead_code, reason = "targets share it")]
 mod programs;
 mod together;
+#[path = "../support/waits.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod waits;
 
 use std::time::Duration;
 

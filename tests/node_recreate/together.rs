@@ -10,7 +10,8 @@ use xtask::cluster::{Node, wait};
 
 use super::bed::{alone, assert_succeeded, statuses};
 use super::container;
-use super::programs::{self, PATIENCE, install};
+use super::programs::{self, install};
+use super::waits::PATIENCE;
 
 /// The manager as a process of the node; ends with its webhooks on drop.
 struct Manager<'a> {

@@ -9,9 +9,7 @@ use crate::workloads::{shared, template};
 #[tokio::test]
 async fn kubectl_scales_up_and_down() {
     let space = shared().await;
-    space.set("web", json!({ "replicas": 1 })).await;
-    space.settled("web").await;
-    let before = identities(space.pods_of("web").await.values());
+    let before = space.settled_set("web", json!({ "replicas": 1 })).await;
     space.kubectl(&["scale", "clone/web", "--current-replicas=1", "--replicas=3"]);
     assert_eq!(space.settled("web").await.replicas, 3);
     let path = format!(

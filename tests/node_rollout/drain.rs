@@ -67,9 +67,7 @@ fn begin(space: &Space<impl Deref<Target = Bed>>) -> Child {
 #[tokio::test]
 async fn a_rollout_ends_on_a_node_that_is_drained_meanwhile() {
     let space = shared().await;
-    space.set(NAME, json!({ "replicas": 3 })).await;
-    space.settled(NAME).await;
-    let before = identities(space.pods_of(NAME).await.values());
+    let before = space.settled_set(NAME, json!({ "replicas": 3 })).await;
     guard(&space).await;
     let witness = space.witness(NAME).await;
 

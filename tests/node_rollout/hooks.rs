@@ -112,14 +112,12 @@ async fn a_pod_that_waits_for_its_deletion_and_is_needed_again_stays() {
     let space = shared().await;
     let set =
         json!({ "replicas": 2, "template": held("label"), "lifecycle": { "preDelete": by_label(false) } });
-    space.set("web", set).await;
-    space.settled("web").await;
-    let before = identities(space.pods_of("web").await.values());
+    let before = space.settled_set("web", set).await;
     space.edit("web", json!({ "spec": { "replicas": 1 } })).await;
     let pod = one_is(&space, "PreparingDelete", true).await;
     space.edit("web", json!({ "spec": { "replicas": 2 } })).await;
     space.settled("web").await;
-    assert_eq!(identities(space.pods_of("web").await.values()), before);
+    assert_eq!(space.identities("web").await, before);
     space.edit("web", json!({ "spec": { "replicas": 1 } })).await;
     let again = one_is(&space, "PreparingDelete", true).await;
     mark(&space, &name(&again), Value::Null).await;

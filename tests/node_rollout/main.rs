@@ -20,6 +20,9 @@ mod programs;
 #[path = "../support/untyped.rs"]
 mod untyped;
 mod volumes;
+#[path = "../support/waits.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod waits;
 #[path = "../support/workloads/mod.rs"]
 #[allow(dead_code, reason = "targets share it")]
 mod workloads;

@@ -140,7 +140,7 @@ async fn by_new_pods_half_of_them_are_updated_and_taken_back() {
     let set = json!({ "replicas": 4, "updateStrategy": { "rollingUpdate": policy("ReCreate") } });
     space.set("web", set).await;
     let first = space.settled("web").await;
-    let before = identities(space.pods_of("web").await.values());
+    let before = space.identities("web").await;
     let witness = space.witness("web").await;
     let kept = |pods: &BTreeMap<String, Value>| {
         pods.values()

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use crate::pods::{identities, label, name, runs, serves};
+use crate::pods::{label, name, runs, serves};
 use crate::workloads::{Bed, Space, shared, template};
 
 const ID: &str = "apps.kruise.io/cloneset-instance-id";
@@ -98,7 +98,7 @@ async fn in_place_a_surge_keeps_all_serving_and_volumes_keep_what_they_hold() {
     let rolling = json!({ "podUpdatePolicy": "InPlaceIfPossible", "maxUnavailable": 0, "maxSurge": 1 });
     space.set("web", with_claims(3, rolling, false)).await;
     let before = at_rest(&space, 3).await;
-    let pods = identities(space.pods_of("web").await.values());
+    let pods = space.identities("web").await;
     let witness = space.witness("web").await;
     space.image("web", "kruise-test/term:2").await;
     let after = at_rest(&space, 3).await;
@@ -109,7 +109,7 @@ async fn in_place_a_surge_keeps_all_serving_and_volumes_keep_what_they_hold() {
         4,
         "one more for the time of the rollout: {seen:#?}"
     );
-    let left = identities(space.pods_of("web").await.values());
+    let left = space.identities("web").await;
     let same: Vec<&String> = left
         .keys()
         .filter(|name| pods.get(*name) == left.get(*name))

@@ -5,13 +5,11 @@ mod readiness;
 
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use readiness::{readiness, ready};
 use xtask::cluster::{Bound, Component, NODE_NAME, Node, wait};
 
-/// Longer than anything here takes on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+use crate::waits::{PATIENCE, tails};
 
 /// What claims that name no class get: kube-controller-manager makes the volumes.
 const STORAGE: &str = r#"{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
@@ -75,6 +73,12 @@ pub fn daemon_as(node: &Node, account: &Path) -> Component {
         .env("NODE_NAME", NODE_NAME)
         .env("RUST_LOG", "info,kruise=debug")
         .ready(move || ready(&health))
+}
+
+/// The ends of the logs of our programs.
+pub fn tail(node: &Node) -> String {
+    let names = ["kruise-manager", "kruise-manager-2", "kruise-daemon"];
+    tails(names.map(|name| node.plane.dir().join(name).with_extension("log")))
 }
 
 /// Where the host reaches what listens on the node.

@@ -20,6 +20,13 @@ pub struct Bed {
     pub daemon: Component,
 }
 
+impl Bed {
+    /// The ends of the logs of our programs.
+    pub fn tail(&self) -> String {
+        programs::tail(&self.node)
+    }
+}
+
 async fn bed() -> &'static RwLock<Bed> {
     NODE.get_or_init(|| async {
         let start = || {

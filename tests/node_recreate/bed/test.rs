@@ -5,9 +5,8 @@ use std::fmt::Debug;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
-use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Event, Namespace, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kruise::api::container_recreate_request::{
@@ -15,14 +14,14 @@ use kruise::api::container_recreate_request::{
 };
 use kube::Client;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
-use kube::runtime::watcher;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use xtask::cluster::NODE_NAME;
 
 use super::Bed;
 use crate::connect::connect;
-use crate::programs::PATIENCE;
+use crate::waits::{self, named};
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
@@ -68,18 +67,7 @@ impl<G: std::ops::Deref<Target = Bed>> Test<G> {
 
     /// Asks until there is an answer; for what no watch tells of.
     pub async fn until<T, F: Future<Output = Option<T>>>(&self, what: &str, ask: impl Fn() -> F) -> T {
-        let start = Instant::now();
-        loop {
-            if let Some(answer) = ask().await {
-                return answer;
-            }
-            assert!(
-                start.elapsed() < PATIENCE,
-                "{what}: not there after {PATIENCE:?}\n{}",
-                self.bed.daemon.tail()
-            );
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        waits::until(what, &|| self.bed.tail(), ask).await
     }
 
     /// Follows one object until `wanted` says that it is as it should be; returns it, and every version seen.
@@ -89,35 +77,19 @@ impl<G: std::ops::Deref<Target = Bed>> Test<G> {
             + Clone
             + Debug
             + DeserializeOwned
+            + Serialize
             + Send
             + 'static,
     {
-        let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
-        let mut stream = Box::pin(watcher(self.api::<K>(), config));
         let mut seen = Vec::new();
-        let reached = tokio::time::timeout(PATIENCE, async {
-            loop {
-                match stream.next().await.expect("a watch goes on") {
-                    Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => {
-                        seen.push(object.clone());
-                        if wanted(&object) {
-                            return object;
-                        }
-                    }
-                    Ok(_) => {}
-                    Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
-                }
-            }
-        })
-        .await;
-        match reached {
-            Ok(object) => (object, seen),
-            Err(_) => panic!(
-                "{name}: {what}: not so after {PATIENCE:?}\nlast: {:#?}\n{}",
-                seen.last(),
-                self.bed.daemon.tail()
-            ),
-        }
+        let wanted = |found: &[&K]| {
+            seen.extend(found.iter().map(|object| (*object).clone()));
+            found.first().is_some_and(|object| wanted(object))
+        };
+        let what = format!("{name}: {what}");
+        let logs = || self.bed.tail();
+        let mut last = waits::follow(&what, &logs, self.api(), named(name), |one| one, wanted).await;
+        (last.remove(0), seen)
     }
 
     /// Creates a Pod whose containers have these specs, with the log folder at `/log`, and waits until it is ready.

@@ -114,7 +114,7 @@ async fn a_manager_that_dies_in_mid_rollout_is_followed_by_one_that_ends_it_righ
     space.set("new", set).await;
     space.settled("web").await;
     space.settled("new").await;
-    let before = identities(space.pods_of("web").await.values());
+    let before = space.identities("web").await;
     let (web, new) = (space.witness("web").await, space.witness("new").await);
     let (mut updates, kills) = (0, kills());
     let mut wanted = "kruise-test/term:1".to_owned();

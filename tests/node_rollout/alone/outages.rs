@@ -23,9 +23,7 @@ async fn amid<G: std::ops::Deref<Target = Bed>>(space: &Space<G>) {
 #[tokio::test]
 async fn a_rollout_goes_on_when_the_api_server_is_back() {
     let mut space = alone().await;
-    space.set("web", json!({ "replicas": 3 })).await;
-    space.settled("web").await;
-    let before = identities(space.pods_of("web").await.values());
+    let before = space.settled_set("web", json!({ "replicas": 3 })).await;
     let witness = space.witness("web").await;
     space.image("web", "kruise-test/term:2").await;
     amid(&space).await;
@@ -94,9 +92,7 @@ async fn a_leader_that_was_stopped_and_lost_the_lease_writes_nothing_more() {
     other.until_it_says("standing by");
     let (first, second) = (credential(&space.bed.manager), credential(&other));
     let begin = Timestamp::now();
-    space.set("web", json!({ "replicas": 3 })).await;
-    space.settled("web").await;
-    let before = identities(space.pods_of("web").await.values());
+    let before = space.settled_set("web", json!({ "replicas": 3 })).await;
     let witness = space.witness("web").await;
     space.image("web", "kruise-test/term:2").await;
     amid(&space).await;
@@ -143,9 +139,7 @@ async fn a_leader_that_was_stopped_and_lost_the_lease_writes_nothing_more() {
 #[tokio::test]
 async fn what_is_written_while_admission_is_away_is_rolled_out_once() {
     let mut space = alone().await;
-    space.set("web", json!({ "replicas": 2 })).await;
-    space.settled("web").await;
-    let before = identities(space.pods_of("web").await.values());
+    let before = space.settled_set("web", json!({ "replicas": 2 })).await;
     space.bed.manager.stop().unwrap();
     space.image("web", "kruise-test/term:2").await;
     space.set("born", json!({ "replicas": 1 })).await;

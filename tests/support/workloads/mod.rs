@@ -38,11 +38,7 @@ impl Bed {
 
     /// The ends of the logs of our programs.
     pub fn tail(&self) -> String {
-        format!(
-            "==> manager\n{}\n==> daemon\n{}",
-            self.manager.tail(),
-            self.daemon.tail()
-        )
+        programs::tail(&self.node)
     }
 }
 

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
 
-use futures::StreamExt;
 use kruise::api::cloneset::{CloneSet, CloneSetStatus};
 use kruise::cluster::Cluster;
 use kube::ResourceExt;
@@ -16,9 +14,9 @@ use serde_json::{Value, json};
 
 use super::{Bed, Witness};
 use crate::connect::connect;
-use crate::pods::{name as name_of, text};
-use crate::programs::PATIENCE;
+use crate::pods::{identities, text};
 use crate::untyped::untyped;
+use crate::waits::{self, named};
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
@@ -140,7 +138,7 @@ impl<G: Deref<Target = Bed>> Space<G> {
                 seen == set.metadata.generation && set.status.as_ref().is_some_and(&wanted)
             })
         };
-        let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
+        let config = named(name);
         let sets = self.api("apps.kruise.io", "v1beta1", "CloneSet");
         let what = format!("{name}: {what}");
         async move {
@@ -166,6 +164,18 @@ impl<G: Deref<Target = Bed>> Space<G> {
             })
             .await
         }
+    }
+
+    /// Makes a CloneSet with one container `app`, and waits until it has settled; name and UID of its Pods.
+    pub async fn settled_set(&self, name: &str, spec: Value) -> BTreeMap<String, String> {
+        self.set(name, spec).await;
+        self.settled(name).await;
+        self.identities(name).await
+    }
+
+    /// Name and UID of the Pods of a CloneSet.
+    pub async fn identities(&self, set: &str) -> BTreeMap<String, String> {
+        identities(self.pods_of(set).await.values())
     }
 
     /// The Pods of a CloneSet, by name.
@@ -202,7 +212,7 @@ impl<G: Deref<Target = Bed>> Space<G> {
         wanted: impl Fn(&Value) -> bool,
     ) -> impl Future<Output = Value> {
         let (caller, what) = (Location::caller(), format!("Pod {name} of {set}: {what}"));
-        let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
+        let config = named(name);
         let pods = self.pods();
         async move {
             let holds = |pods: &[&Value]| pods.first().is_some_and(|pod| wanted(pod));
@@ -232,19 +242,7 @@ impl<G: Deref<Target = Bed>> Space<G> {
 
     /// Asks until there is an answer; for what no watch tells of.
     pub async fn until<T, F: Future<Output = Option<T>>>(&self, what: &str, ask: impl Fn() -> F) -> T {
-        let start = Instant::now();
-        loop {
-            if let Some(answer) = ask().await {
-                return answer;
-            }
-            let patience = start.elapsed() < PATIENCE;
-            assert!(
-                patience,
-                "{what}: not there after {PATIENCE:?}\n{}",
-                self.bed.tail()
-            );
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        waits::until(what, &|| self.bed.tail(), ask).await
     }
 
     /// Follows objects until they are, taken together, as wanted.
@@ -256,36 +254,8 @@ impl<G: Deref<Target = Bed>> Space<G> {
         what: &str,
         wanted: impl Fn(&[&Value]) -> bool,
     ) -> Vec<Value> {
-        let mut known: BTreeMap<String, Value> = BTreeMap::new();
-        let follow = async {
-            let mut listed = false;
-            let mut events = std::pin::pin!(watcher(api, config));
-            while let Some(event) = events.next().await {
-                match event {
-                    Ok(watcher::Event::Init) => known.clear(),
-                    Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => {
-                        let object = json!(object);
-                        known.insert(name_of(&object), object);
-                    }
-                    Ok(watcher::Event::Delete(object)) => drop(known.remove(&object.name_any())),
-                    Ok(watcher::Event::InitDone) => listed = true,
-                    // The API server is away: the watch begins anew.
-                    Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
-                }
-                if listed && wanted(&known.values().collect::<Vec<_>>()) {
-                    return;
-                }
-            }
-        };
-        let done = tokio::time::timeout(PATIENCE, follow).await;
-        let last: Vec<Value> = known.into_values().collect();
-        assert!(
-            done.is_ok(),
-            "{caller}: {what}: not so after {PATIENCE:?}; last seen: {}\n{}",
-            json!(last),
-            self.bed.tail()
-        );
-        last
+        let (what, read) = (format!("{caller}: {what}"), |object| json!(object));
+        waits::follow(&what, &|| self.bed.tail(), api, config, read, wanted).await
     }
 }
 

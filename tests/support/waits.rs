@@ -1,0 +1,102 @@
+//! Waiting for events, and what to say where they never come: what was waited for, what was seen last, and the ends
+//! of our programs' logs.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use kube::api::Api;
+use kube::runtime::watcher;
+use kube::{Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Longer than anything takes on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Asks until there is an answer; for what no watch tells of.
+pub async fn until<T, F: Future<Output = Option<T>>>(
+    what: &str,
+    logs: &dyn Fn() -> String,
+    ask: impl Fn() -> F,
+) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        let patience = start.elapsed() < PATIENCE;
+        assert!(patience, "{what}: not there after {PATIENCE:?}\n{}", logs());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Follows objects, as `read` takes them, until they are as wanted, all together in the order of their names; asked
+/// for every state of the whole that is told of.
+pub async fn follow<K, T>(
+    what: &str,
+    logs: &dyn Fn() -> String,
+    api: Api<K>,
+    config: watcher::Config,
+    read: impl Fn(K) -> T,
+    mut wanted: impl FnMut(&[&T]) -> bool,
+) -> Vec<T>
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+    T: Serialize,
+{
+    let mut known: BTreeMap<String, T> = BTreeMap::new();
+    let reached = async {
+        let mut whole = false;
+        let mut events = std::pin::pin!(watcher(api, config));
+        while let Some(event) = events.next().await {
+            match event {
+                // The first list, or one that is made anew where a watch has ended.
+                Ok(watcher::Event::Init) => {
+                    whole = false;
+                    known.clear();
+                }
+                Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => {
+                    drop(known.insert(object.name_any(), read(object)));
+                }
+                Ok(watcher::Event::Delete(object)) => drop(known.remove(&object.name_any())),
+                Ok(watcher::Event::InitDone) => whole = true,
+                // The API server is away, or the object's CRD is written: the watch begins anew.
+                Err(_) => {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            }
+            if whole && wanted(&known.values().collect::<Vec<_>>()) {
+                return;
+            }
+        }
+    };
+    let done = tokio::time::timeout(PATIENCE, reached).await;
+    let last: Vec<T> = known.into_values().collect();
+    assert!(
+        done.is_ok(),
+        "{what}: not so after {PATIENCE:?}; last seen: {}\n{}",
+        serde_json::to_string(&last).unwrap(),
+        logs()
+    );
+    last
+}
+
+/// The watch of one object.
+pub fn named(name: &str) -> watcher::Config {
+    watcher::Config::default().fields(&format!("metadata.name={name}"))
+}
+
+/// The ends of those of the files that are there.
+pub fn tails(files: impl IntoIterator<Item = PathBuf>) -> String {
+    let tail = |file: PathBuf| {
+        let text = std::fs::read_to_string(&file).ok()?;
+        let lines: Vec<&str> = text.lines().collect();
+        let last = lines[lines.len().saturating_sub(20)..].join("\n");
+        Some(format!("==> end of {}\n{last}\n", file.display()))
+    };
+    files.into_iter().filter_map(tail).collect()
+}
