@@ -38,7 +38,7 @@ words! {
     }
 }
 
-/// Which Pods there are to be, and how they are made, updated and deleted.
+/// Which Pods there are to be, and how they are made (`S`), updated (`U`) and deleted: in these the versions differ.
 #[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[kube(
     group = "apps.kruise.io",
@@ -52,7 +52,8 @@ words! {
     doc = "Keeps a number of Pods that are all alike, and updates them where they are if they can be."
 )]
 #[serde(rename_all = "camelCase")]
-pub struct CloneSetSpec {
+#[schemars(description = "Which Pods there are to be, and how they are made, updated and deleted.")]
+pub struct CloneSetSpec<S = CloneSetScaleStrategy, U = CloneSetUpdateStrategy> {
     /// How many Pods there are to be, 0 or greater; 1 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
@@ -69,10 +70,10 @@ pub struct CloneSetSpec {
     pub volume_claim_templates: Vec<Value>,
     /// How Pods are made and deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub scale_strategy: Option<CloneSetScaleStrategy>,
+    pub scale_strategy: Option<S>,
     /// How Pods are updated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub update_strategy: Option<CloneSetUpdateStrategy>,
+    pub update_strategy: Option<U>,
     /// How many revisions are kept besides those in use, 0 or greater; 10 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision_history_limit: Option<i32>,
