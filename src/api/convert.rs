@@ -117,33 +117,50 @@ pub fn convert(mut object: Value, to: &str) -> Result<Value, Error> {
     Ok(object)
 }
 
+/// Maps of metadata.
+const ANNOTATIONS: &str = "annotations";
+const LABELS: &str = "labels";
+
+/// The text of a label or annotation.
+fn entry<'a>(object: &'a Value, map: &str, key: &str) -> Option<&'a str> {
+    object["metadata"][map].get(key)?.as_str()
+}
+
+fn set_entry(object: &mut Value, map: &str, key: &str, value: String) {
+    let entries = &mut object["metadata"][map];
+    if let Some(all) = entries.as_object_mut() {
+        all.insert(key.to_owned(), value.into());
+    } else {
+        *entries = json!({ key: value });
+    }
+}
+
+/// Takes a label or annotation away, and with the last one the map.
+fn take_entry(object: &mut Value, map: &str, key: &str) -> Option<String> {
+    let metadata = object.get_mut("metadata")?.as_object_mut()?;
+    let entries = metadata.get_mut(map)?.as_object_mut()?;
+    let taken = entries.remove(key);
+    if taken.is_some() && entries.is_empty() {
+        metadata.remove(map);
+    }
+    taken?.as_str().map(str::to_owned)
+}
+
 fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
-    object["metadata"]["annotations"].get(key)?.as_str()
+    entry(object, ANNOTATIONS, key)
+}
+
+fn annotate(object: &mut Value, key: &str, value: String) {
+    set_entry(object, ANNOTATIONS, key, value);
+}
+
+fn take_annotation(object: &mut Value, key: &str) -> Option<String> {
+    take_entry(object, ANNOTATIONS, key)
 }
 
 /// The JSON in an annotation, if it is a list.
 fn annotated_list(object: &Value, key: &str) -> Option<Vec<Value>> {
     serde_json::from_str(annotation(object, key)?).ok()
-}
-
-fn annotate(object: &mut Value, key: &str, value: String) {
-    let annotations = &mut object["metadata"]["annotations"];
-    if let Some(all) = annotations.as_object_mut() {
-        all.insert(key.to_owned(), value.into());
-    } else {
-        *annotations = json!({ key: value });
-    }
-}
-
-/// Takes an annotation away, and with the last one the map.
-fn take_annotation(object: &mut Value, key: &str) -> Option<String> {
-    let metadata = object.get_mut("metadata")?.as_object_mut()?;
-    let annotations = metadata.get_mut("annotations")?.as_object_mut()?;
-    let taken = annotations.remove(key);
-    if taken.is_some() && annotations.is_empty() {
-        metadata.remove("annotations");
-    }
-    taken?.as_str().map(str::to_owned)
 }
 
 fn images(object: &mut Value) -> impl Iterator<Item = (&String, &mut Vec<Value>)> {

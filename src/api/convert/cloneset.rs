@@ -7,7 +7,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{annotate, annotation, take_annotation};
+use super::{LABELS, annotate, annotation, entry, set_entry, take_annotation, take_entry};
 use crate::api::keys;
 
 const ON_DELETE: &str = "OnDelete";
@@ -17,11 +17,10 @@ const RE_CREATE: &str = "ReCreate";
 /// v1alpha1 → v1beta1.
 pub(super) fn promote(object: &mut Value) {
     let policy = take_annotation(object, keys::CLONESET_POD_UPDATE_POLICY);
-    let excluded = label(object) == Some(keys::TRUE);
     let mut scale = take(object, "scaleStrategy");
     let reuse = scale.remove("disablePVCReuse") != Some(json!(true));
     scale.insert("enablePVCReuse".to_owned(), json!(reuse));
-    if excluded {
+    if excluded(object) {
         scale.insert("excludePreparingDelete".to_owned(), json!(true));
     }
     put(object, "scaleStrategy", scale);
@@ -59,36 +58,24 @@ pub(super) fn demote(object: &mut Value) {
     );
     put(object, "scaleStrategy", scale);
 
-    let mut update = take(object, "updateStrategy");
-    let on_delete = update.remove("type") == Some(json!(ON_DELETE));
-    let rolling = match update.remove("rollingUpdate") {
-        Some(Value::Object(rolling)) => Some(rolling),
-        _ => None,
-    };
-    let mut flat = update;
-    if let Some(mut rolling) = rolling {
-        let policy = rolling.remove("podUpdatePolicy");
-        let word = policy
-            .as_ref()
-            .and_then(Value::as_str)
-            .filter(|word| !word.is_empty());
-        if on_delete {
+    let mut flat = take(object, "updateStrategy");
+    let on_delete = flat.remove("type") == Some(json!(ON_DELETE));
+    let mut word = if on_delete { ON_DELETE } else { RE_CREATE }.to_owned();
+    if let Some(Value::Object(mut rolling)) = flat.remove("rollingUpdate") {
+        match rolling.remove("podUpdatePolicy") {
             // Absent means the same, and the API server fills it in.
-            if let Some(word) = word.filter(|word| *word != RE_CREATE) {
-                annotate(object, keys::CLONESET_POD_UPDATE_POLICY, word.to_owned());
+            Some(Value::String(policy)) if policy.is_empty() || policy == RE_CREATE => {}
+            Some(Value::String(policy)) if on_delete => {
+                annotate(object, keys::CLONESET_POD_UPDATE_POLICY, policy);
             }
-        } else {
-            flat.insert("type".to_owned(), json!(word.unwrap_or(RE_CREATE)));
+            Some(Value::String(policy)) => word = policy,
+            _ => {}
         }
-        if let Some(in_place) = rolling.get_mut("inPlaceUpdateStrategy") {
-            annotate_pre_download(object, in_place);
-        } else {
-            annotate_pre_download(object, &mut json!({}));
-        }
+        let in_place = rolling.get_mut("inPlaceUpdateStrategy");
+        annotate_pre_download(object, in_place.unwrap_or(&mut Value::Null));
         flat.extend(rolling);
     }
-    let word = if on_delete { ON_DELETE } else { RE_CREATE };
-    flat.entry("type").or_insert(json!(word));
+    flat.insert("type".to_owned(), json!(word));
     put(object, "updateStrategy", flat);
 }
 
@@ -155,35 +142,24 @@ fn value_of(field: &str, text: &str) -> Option<Value> {
     }
 }
 
-fn label(object: &Value) -> Option<&str> {
-    object["metadata"]["labels"]
-        .get(keys::CLONESET_EXCLUDE_PREPARING_DELETE)?
-        .as_str()
+/// Whether the label says so. Values other than `true` say nothing.
+fn excluded(object: &Value) -> bool {
+    entry(object, LABELS, keys::CLONESET_EXCLUDE_PREPARING_DELETE) == Some(keys::TRUE)
 }
 
 /// Makes the label say what the field says. Values that say nothing stay.
-fn exclude(object: &mut Value, excluded: bool) {
-    if excluded == (label(object) == Some(keys::TRUE)) {
-        return;
-    }
-    let Some(metadata) = object["metadata"].as_object_mut() else {
-        return;
-    };
-    let labels = metadata.entry("labels").or_insert(Value::Null);
-    if excluded {
-        if let Some(labels) = fields(labels) {
-            labels.insert(
-                keys::CLONESET_EXCLUDE_PREPARING_DELETE.to_owned(),
-                json!(keys::TRUE),
-            );
+fn exclude(object: &mut Value, wanted: bool) {
+    match (excluded(object), wanted) {
+        (false, true) => set_entry(
+            object,
+            LABELS,
+            keys::CLONESET_EXCLUDE_PREPARING_DELETE,
+            keys::TRUE.to_owned(),
+        ),
+        (true, false) => {
+            take_entry(object, LABELS, keys::CLONESET_EXCLUDE_PREPARING_DELETE);
         }
-        return;
-    }
-    if let Some(labels) = labels.as_object_mut() {
-        labels.remove(keys::CLONESET_EXCLUDE_PREPARING_DELETE);
-        if labels.is_empty() {
-            metadata.remove("labels");
-        }
+        _ => {}
     }
 }
 

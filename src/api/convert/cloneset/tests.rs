@@ -63,7 +63,7 @@ fn less(mut ours: Value, from: &Value) -> Value {
         }
     } else {
         take_annotation(&mut ours, keys::CLONESET_POD_UPDATE_POLICY);
-        if label(from).is_none() {
+        if entry(from, LABELS, keys::CLONESET_EXCLUDE_PREPARING_DELETE).is_none() {
             exclude(&mut ours, false);
         }
     }
