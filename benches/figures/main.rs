@@ -16,9 +16,10 @@ mod report;
 mod rows;
 mod side;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use report::Report;
 use rows::Figures;
 use side::{Side, Which};
@@ -35,12 +36,17 @@ fn main() -> Result<()> {
         .enable_all()
         .build()?;
     let ours = Which::Ours(binaries);
+    let mut missing = Missing::default();
     let report = if groups.iter().any(|group| group.starts_with("many-")) {
-        Report::Alone(Box::new(runtime.block_on(alone(&ours, &groups))?))
+        Report::Alone(Box::new(runtime.block_on(alone(&ours, &groups, &mut missing))?))
     } else {
-        let figures = runtime.block_on(beside(&ours, &groups))?;
+        let figures = runtime.block_on(beside(&ours, &groups, &mut missing))?;
         let peer = match variable("KRUISE_BENCH_PEER") {
-            Some(dir) => Some(runtime.block_on(beside(&Which::Peer(dir), &groups))?),
+            Some(dir) => {
+                let peer = Which::Peer(dir);
+                let measured = runtime.block_on(beside(&peer, &groups, &mut missing));
+                missing.tell(peer.name(), measured)
+            }
             None => {
                 eprintln!("The Go implementation is not measured: no --peer given.");
                 None
@@ -53,65 +59,82 @@ fn main() -> Result<()> {
         report.write(&file)?;
         eprintln!("written: {}", file.display());
     }
-    Ok(())
+    missing.into_result()
+}
+
+/// What could not be measured, in words.
+#[derive(Default)]
+struct Missing(BTreeSet<String>);
+
+impl Missing {
+    fn into_result(self) -> Result<()> {
+        let words: Vec<String> = self.0.into_iter().collect();
+        ensure!(words.is_empty(), "could not be measured: {}", words.join(", "));
+        Ok(())
+    }
+
+    /// What was measured. What could not be is told and noted, and does not cost the other rows.
+    fn tell<T>(&mut self, what: &str, measured: Result<T>) -> Option<T> {
+        measured
+            .inspect_err(|error| {
+                eprintln!("{what} could not be measured: {error:#}");
+                self.0.insert(what.to_owned());
+            })
+            .ok()
+    }
 }
 
 /// These groups of rows of one implementation, on a cluster of its own.
-async fn beside(which: &Which, groups: &[&str]) -> Result<Figures> {
+async fn beside(which: &Which, groups: &[&str], missing: &mut Missing) -> Result<Figures> {
     let name = which.name();
     let due = |group: &str| {
-        let due = groups.contains(&group);
-        if due {
-            eprintln!("==> {name}: {group}");
-        }
-        due
+        groups.contains(&group).then(|| {
+            let what = format!("{name}: {group}");
+            eprintln!("==> {what}");
+            what
+        })
     };
     let mut figures = Figures::default();
     eprintln!("==> {name}: a node and both programs start");
     let mut side = Side::start(which).await?;
     footprint::start(&side, &mut figures)?;
-    if due("memory") {
-        tell(footprint::idle(&side, &mut figures).await);
+    if let Some(what) = due("memory") {
+        missing.tell(&what, footprint::idle(&side, &mut figures).await);
     }
-    if due("pull") {
-        tell(pull::measure(&side, &mut figures).await);
+    if let Some(what) = due("pull") {
+        missing.tell(&what, pull::measure(&side, &mut figures).await);
     }
-    if due("recreate") {
-        tell(recreate::measure(&side, &mut figures).await);
+    if let Some(what) = due("recreate") {
+        missing.tell(&what, recreate::measure(&side, &mut figures).await);
     }
-    if due("in-place") {
-        figures.in_place = tell(in_place::restarts(&side).await);
+    if let Some(what) = due("in-place") {
+        figures.in_place = missing.tell(&what, in_place::restarts(&side).await);
     }
-    if due("ahead") {
-        figures.rollout = tell(in_place::rollout(&side, false).await);
-        figures.rollout_ahead = tell(in_place::rollout(&side, true).await);
+    if let Some(what) = due("ahead") {
+        figures.rollout = missing.tell(&what, in_place::rollout(&side, false).await);
+        figures.rollout_ahead = missing.tell(&what, in_place::rollout(&side, true).await);
     }
-    if due("fan-out") {
-        figures.fan_out = tell(fan_out::measure(&mut side, THOUSAND).await);
+    if let Some(what) = due("fan-out") {
+        figures.fan_out = missing.tell(&what, fan_out::measure(&mut side, THOUSAND).await);
     }
-    if due("clone-set") {
-        figures.clone_set = tell(clone_set::measure(&mut side, THOUSAND, THOUSAND).await);
+    if let Some(what) = due("clone-set") {
+        figures.clone_set = missing.tell(&what, clone_set::measure(&mut side, THOUSAND, THOUSAND).await);
     }
     Ok(figures)
 }
 
-/// What was measured. What could not be is told, and does not cost the other rows.
-fn tell<T>(measured: Result<T>) -> Option<T> {
-    measured
-        .inspect_err(|error| eprintln!("could not be measured: {error:#}"))
-        .ok()
-}
-
 /// These groups of rows at sizes of their own, each on a cluster of its own.
-async fn alone(which: &Which, groups: &[&str]) -> Result<Figures> {
+async fn alone(which: &Which, groups: &[&str], missing: &mut Missing) -> Result<Figures> {
     let mut figures = Figures::default();
     for group in groups {
         eprintln!("==> {group}");
-        let mut side = Side::start(which).await?;
+        let Some(mut side) = missing.tell(group, Side::start(which).await) else {
+            continue;
+        };
         match *group {
-            "many-nodes" => figures.many_nodes = tell(many::nodes(&mut side).await),
-            "many-pods" => figures.many_pods = tell(many::pods(&mut side).await),
-            "many-sets" => figures.many_sets = tell(many::sets(&mut side).await),
+            "many-nodes" => figures.many_nodes = missing.tell(group, many::nodes(&mut side).await),
+            "many-pods" => figures.many_pods = missing.tell(group, many::pods(&mut side).await),
+            "many-sets" => figures.many_sets = missing.tell(group, many::sets(&mut side).await),
             _ => anyhow::bail!("{group} is not measured at size"),
         }
     }
