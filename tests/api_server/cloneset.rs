@@ -118,6 +118,27 @@ fn mistakes_in_order() -> Vec<(Value, &'static str)> {
     ]
 }
 
+/// Lists that are one longer than they may be.
+fn too_many_terms() -> Vec<(Value, &'static str)> {
+    let terms = |term: fn(usize) -> Value| (0..257).map(term).collect::<Value>();
+    vec![
+        (
+            json!({ "priorityStrategy": { "orderPriority": terms(|at| json!({ "orderedKey": format!("k{at}") })) } }),
+            "priorityStrategy.orderPriority: Too many: 257: must have at most 256 items",
+        ),
+        (
+            json!({ "priorityStrategy": { "weightPriority": terms(|at| {
+                json!({ "weight": 1, "matchSelector": { "matchLabels": { "a": at.to_string() } } })
+            }) } }),
+            "priorityStrategy.weightPriority: Too many: 257: must have at most 256 items",
+        ),
+        (
+            json!({ "scatterStrategy": terms(|at| json!({ "key": "a", "value": at.to_string() })) }),
+            "scatterStrategy: Too many: 257: must have at most 256 items",
+        ),
+    ]
+}
+
 /// Mistakes in the limits of an update, which stand in different places.
 fn mistakes_in_limits() -> Vec<(Value, &'static str)> {
     vec![
@@ -167,6 +188,7 @@ async fn clonesets_with_mistakes_are_refused_in_words() {
         let limits = mistakes_in_limits()
             .into_iter()
             .chain(mistakes_in_order())
+            .chain(too_many_terms())
             .chain(more)
             .map(|(limits, message)| (update(version, limits), message));
         let policy = if version == BETA {

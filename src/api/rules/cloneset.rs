@@ -83,6 +83,12 @@ fn one_order() -> Value {
     )
 }
 
+/// Each term is held against each Pod, whenever these are put in order. And the API server accepts a rule for the
+/// terms of a list only where their number has a bound.
+fn few_terms() -> Value {
+    json!({ "maxItems": 256 })
+}
+
 fn some_labels() -> Value {
     says(
         "size(self.?matchLabels.orValue({})) + size(self.?matchExpressions.orValue([])) > 0",
@@ -259,10 +265,13 @@ pub(in crate::api) const LIMITS: &[Rule] = &[
         path: "priorityStrategy",
         add: one_order,
     },
-    // A bound makes the rule for each selector cheap enough for the API server to accept it.
     Rule {
         path: "priorityStrategy.weightPriority",
-        add: || json!({ "maxItems": 256 }),
+        add: few_terms,
+    },
+    Rule {
+        path: "priorityStrategy.orderPriority",
+        add: few_terms,
     },
     Rule {
         path: "priorityStrategy.orderPriority.[].orderedKey",
@@ -279,6 +288,10 @@ pub(in crate::api) const LIMITS: &[Rule] = &[
     Rule {
         path: "scatterStrategy",
         add: || json!({ "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["key", "value"] }),
+    },
+    Rule {
+        path: "scatterStrategy",
+        add: few_terms,
     },
     Rule {
         path: "scatterStrategy.[].key",
