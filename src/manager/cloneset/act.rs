@@ -342,7 +342,7 @@ async fn create_job(work: &Work<'_>, job: &ImagePullJob) -> Result<(), Error> {
 }
 
 /// Reads a job from the API server itself, and takes note of it.
-pub async fn look_up_job(work: &Work<'_>, name: &str) -> Result<Option<At<bool>>, Error> {
+pub async fn look_up_job(work: &Work<'_>, name: &str) -> Result<Option<At<()>>, Error> {
     let found = write::get(&work.api::<ImagePullJob>(), name).await?;
     let at = || found.as_ref().map(job_at);
     work.index().jobs.read(&work.key(name), at(), Instant::now());

@@ -118,12 +118,12 @@ impl<T> Known<T> {
         self.items.get(key).map(|known| known.at.uid.as_str())
     }
 
-    /// What belongs to `group`, by name, and whether we deleted it without its saying so yet.
+    /// What belongs to `group`, by name, and whether it goes: it is being deleted, or we deleted it.
     pub fn of<'a>(&'a self, group: &str) -> impl Iterator<Item = (&'a Key, &'a Arc<T>, bool)> {
         let keys = self.groups.get(group).into_iter().flatten();
         keys.filter_map(|key| {
             let known = self.items.get(key)?;
-            Some((key, &known.at.object, known.doomed && !known.at.deleting))
+            Some((key, &known.at.object, known.doomed || known.at.deleting))
         })
     }
 
@@ -201,10 +201,10 @@ mod tests {
     }
 
     fn told(known: &Known<String>, group: &str) -> Vec<String> {
-        let mark = |doomed| if doomed { " deleted" } else { "" };
+        let mark = |going| if going { " goes" } else { "" };
         known
             .of(group)
-            .map(|(_, object, doomed)| format!("{object}{}", mark(doomed)))
+            .map(|(_, object, going)| format!("{object}{}", mark(going)))
             .collect()
     }
 
@@ -232,10 +232,10 @@ mod tests {
         assert_eq!(told(&known, "g"), ["a@1"]);
         known.doom(&key, "a", now);
         known.watched(&key, at("a", "2", "g", false));
-        assert_eq!(told(&known, "g"), ["a@2 deleted"]);
+        assert_eq!(told(&known, "g"), ["a@2 goes"]);
         assert_eq!(known.unconfirmed("g", now), (vec![], Some(CONFIRM)));
         known.watched(&key, at("a", "3", "g", true));
-        assert_eq!(told(&known, "g"), ["a@3"]);
+        assert_eq!(told(&known, "g"), ["a@3 goes"]);
         assert_eq!(known.unconfirmed("g", now + CONFIRM), (vec![], None));
         known.wrote(&key, at("b", "5", "g", false), now);
         known.gone(&key, "a");

@@ -26,8 +26,8 @@ pub struct Index {
     pub revisions: Known<RevisionView>,
     /// Claims, by the UID of their owner.
     pub claims: Known<Claim>,
-    /// Jobs, by the UID of their controller: whether they are being deleted.
-    pub jobs: Known<bool>,
+    /// That there are jobs, by the UID of their controller.
+    pub jobs: Known<()>,
     /// Which CloneSet has a UID.
     names: std::collections::HashMap<String, Key>,
 }
@@ -40,7 +40,7 @@ pub struct Belongings {
     pub claims: Vec<Claim>,
     /// Its revisions, and those of nobody that it selects; in no order.
     pub revisions: Vec<Arc<RevisionView>>,
-    /// Names of its jobs.
+    /// Names of its jobs, without those that go.
     pub jobs: Vec<String>,
 }
 
@@ -101,7 +101,7 @@ pub fn set_at(set: Arc<CloneSet>) -> At<CloneSet> {
 }
 
 /// A job as it is kept.
-pub fn job_at(job: &ImagePullJob) -> At<bool> {
+pub fn job_at(job: &ImagePullJob) -> At<()> {
     let metadata = &job.metadata;
     let owners = metadata.owner_references.iter().flatten();
     let controller = owners.into_iter().find(|owner| owner.controller == Some(true));
@@ -110,7 +110,7 @@ pub fn job_at(job: &ImagePullJob) -> At<bool> {
         version: metadata.resource_version.clone().unwrap_or_default(),
         group: controller.map(|owner| owner.uid.clone()).unwrap_or_default(),
         deleting: metadata.deletion_timestamp.is_some(),
-        object: Arc::new(metadata.deletion_timestamp.is_some()),
+        object: Arc::new(()),
     }
 }
 
@@ -131,16 +131,16 @@ impl Index {
         let own = self.pods.of(uid);
         let strays = self.pods.of(&nobodys);
         let strays = strays.filter(|(_, pod, _)| matches(selector, &pod.labels));
-        let pod = |(_, pod, doomed): (&Key, &Arc<Pod>, bool)| {
-            if doomed {
+        let pod = |(_, pod, going): (&Key, &Arc<Pod>, bool)| {
+            if going && !pod.deleting {
                 let mut pod = Pod::clone(pod);
                 pod.deleting = true;
                 return Arc::new(pod);
             }
             Arc::clone(pod)
         };
-        let claim = |(_, claim, doomed): (&Key, &Arc<Claim>, bool)| Claim {
-            deleting: claim.deleting || doomed,
+        let claim = |(_, claim, going): (&Key, &Arc<Claim>, bool)| Claim {
+            deleting: going,
             ..Claim::clone(claim)
         };
         // A Pod that was let go keeps its claims, and its name, for as long as it is there.
@@ -160,13 +160,13 @@ impl Index {
             pods: own.chain(strays).map(pod).collect(),
             claims: self.claims.of(uid).map(claim).filter(|c| !taken(c)).collect(),
             revisions: revisions
-                .filter(|(_, view, doomed)| !doomed && !view.deleting)
+                .filter(|(.., going)| !going)
                 .map(|(_, view, _)| Arc::clone(view))
                 .collect(),
             jobs: self
                 .jobs
                 .of(uid)
-                .filter(|(_, deleting, doomed)| !doomed && !***deleting)
+                .filter(|(.., going)| !going)
                 .map(|(key, ..)| key.name.clone())
                 .collect(),
         }

@@ -60,19 +60,18 @@ pub use status::refused;
 pub use types::{Act, Claim, Event, Failure, Observed, Plan, Revision, Subject, Switches, Why};
 use view::{Draft, View};
 
-/// What to do about a CloneSet at `now`, given what is observed of it. The same observation gives the same plan.
+/// What to do at `now` about a CloneSet that is not being deleted, given what is observed of it. The same observation
+/// gives the same plan.
 #[must_use]
 pub fn plan(observed: &Observed, now: Timestamp) -> Plan {
     let mut draft = Draft::default();
     let mut view = View::new(observed, Vec::new(), now);
     let early = own::claim(&mut view, &mut draft);
     let mut status = status::counters(&view);
-    if observed.set.metadata.deletion_timestamp.is_none() {
-        work(&view, early, &mut draft);
-        predownload::pre_download(&view, status.updated_ready_replicas, &mut draft);
-        forget_deleted(&view, &mut draft);
-        status::conditions(&view, &mut status, &mut draft);
-    }
+    work(&view, early, &mut draft);
+    predownload::pre_download(&view, status.updated_ready_replicas, &mut draft);
+    forget_deleted(&view, &mut draft);
+    status::conditions(&view, &mut status, &mut draft);
     let changed = observed.set.status.as_ref() != Some(&status);
     let mut plan = draft.plan();
     plan.status = changed.then_some(status);

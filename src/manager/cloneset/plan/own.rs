@@ -16,7 +16,6 @@ use crate::manager::view::matches;
 pub(super) fn claim(view: &mut View<'_>, draft: &mut Draft) -> bool {
     let observed = view.observed;
     let uid = observed.set.metadata.uid.clone().unwrap_or_default();
-    let alive = observed.set.metadata.deletion_timestamp.is_none();
     let mut early = false;
     for pod in observed.pods.iter().map(AsRef::as_ref) {
         let matching = matches(&view.spec.selector, &pod.labels);
@@ -24,11 +23,11 @@ pub(super) fn claim(view: &mut View<'_>, draft: &mut Draft) -> bool {
             Some(controller) if *controller == uid => {
                 if matching {
                     view.pods.extend(Some(pod).filter(|p| p.active()));
-                } else if alive {
+                } else {
                     draft.patch(view, pod, Why::Release, vec![release(pod, &uid)]);
                 }
             }
-            None if matching && alive && pod.active() => {
+            None if matching && pod.active() => {
                 let reference = json!({ "metadata": { "ownerReferences": [owner(view)] } });
                 let write = Write::new(Target::Pod, pod, reference);
                 early |= draft.patch(view, pod, Why::Adopt, vec![write]);

@@ -13,7 +13,7 @@ use crate::in_place::{Pod, Write};
 /// All that is known about one CloneSet.
 #[derive(Clone, Debug)]
 pub struct Observed {
-    /// The CloneSet, with its status.
+    /// The CloneSet, with its status. It is not being deleted.
     pub set: Arc<CloneSet>,
     /// The Pods that it controls, whatever their state, and Pods of its namespace without a controller whose
     /// labels its selector matches.
