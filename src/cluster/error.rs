@@ -69,6 +69,16 @@ impl Error {
         }
     }
 
+    /// Whether the write may have been done all the same, or may be yet.
+    #[must_use]
+    pub fn in_doubt(&self) -> bool {
+        match self {
+            Self::Config(_) => false,
+            Self::Timeout { .. } | Self::Transport(_) => true,
+            Self::Api(status) => status.code >= 500,
+        }
+    }
+
     /// How long the API server asks us to wait before the next try.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {

@@ -9,10 +9,10 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Resource;
 use serde_json::{Value, json};
 
-use super::known::At;
+use super::known::{At, CONFIRM};
 use super::memory::Memory;
 use super::observe::{claim_at, job_at, pod_at, set_at};
-use super::plan::{Act, Why};
+use super::plan::{Act, Outcome, Why};
 use super::report::Tally;
 use super::{Work, history};
 use crate::api::cloneset::CloneSet;
@@ -32,6 +32,10 @@ pub struct Done {
     pub acted: bool,
     /// What to tell.
     pub tally: Tally,
+    /// Pods that were made.
+    made: usize,
+    /// Whether the making of a Pod failed.
+    refused: bool,
 }
 
 /// Does what is planned.
@@ -39,8 +43,9 @@ pub async fn carry_out(work: &Work<'_>, acts: Vec<Act>, memory: &mut Memory) -> 
     let mut done = Done {
         acted: false,
         tally: Tally::default(),
+        made: 0,
+        refused: false,
     };
-    let (mut made, mut refused) = (0, false);
     let acts = fit(work, acts, memory, &mut done.tally).await;
     done.acted = !acts.is_empty() || done.tally.failures();
     let mut waiting = acts.into_iter();
@@ -50,32 +55,41 @@ pub async fn carry_out(work: &Work<'_>, acts: Vec<Act>, memory: &mut Memory) -> 
         while running.len() < AT_ONCE && begin.elapsed() < SLICE {
             match waiting.next() {
                 // What stopped one Pod from being made stops the next.
-                Some(Act::CreatePod { .. }) if refused => {}
+                Some(Act::CreatePod { .. }) if done.refused => {}
                 Some(act) => running.push(one(work, act)),
                 None => break,
             }
         }
-        let Some((act, result)) = running.next().await else {
+        let Some(outcomes) = running.next().await else {
             break;
         };
-        let subject = act.subject();
-        let creation = matches!(act, Act::CreatePod { .. });
-        let Err(error) = result else {
-            made += usize::from(creation);
-            memory.succeeded(&subject);
-            done.tally.succeeded(&act);
-            continue;
-        };
-        let error = nameless(work, &act, error);
-        // What is under way at the same time is one try.
-        let again = creation && refused;
-        refused |= creation;
-        if !again {
-            failed(work, &act, &error, memory, &mut done.tally);
+        for (act, result) in outcomes {
+            done.note(work, &act, result, memory);
         }
     }
-    memory.made(made, refused, AT_ONCE);
+    memory.made(done.made, done.refused, AT_ONCE);
     done
+}
+
+impl Done {
+    /// Takes note of what an act came to.
+    fn note(&mut self, work: &Work<'_>, act: &Act, result: Result<(), Error>, memory: &mut Memory) {
+        memory.left.note(act, outcome(work, &result));
+        let creation = matches!(act, Act::CreatePod { .. });
+        let Err(error) = result else {
+            self.made += usize::from(creation);
+            memory.succeeded(&act.subject());
+            self.tally.succeeded(act);
+            return;
+        };
+        let error = nameless(work, act, error);
+        // What is under way at the same time is one try.
+        let again = creation && self.refused;
+        self.refused |= creation;
+        if !again {
+            failed(work, act, &error, memory, &mut self.tally);
+        }
+    }
 }
 
 /// The error without the name of a Pod that could not be made: each try has another, and would be other news.
@@ -127,17 +141,15 @@ pub async fn alive(work: &Work<'_>) -> Result<bool, Error> {
     }))
 }
 
-async fn one(work: &Work<'_>, act: Act) -> (Act, Result<(), Error>) {
+/// Does one act, and what belongs to it.
+async fn one(work: &Work<'_>, act: Act) -> Vec<(Act, Result<(), Error>)> {
     // The semaphore is never closed.
     let _permit = work.writes.acquire().await;
     let result = match &act {
         Act::CreatePod { name, pod, claims } => create_pod(work, name, pod, claims).await,
         Act::DeletePod {
-            uid,
-            name,
-            version,
-            claims,
-        } => delete_pod(work, uid, name, version.as_deref(), claims).await,
+            uid, name, version, ..
+        } => delete_pod(work, uid, name, version.as_deref()).await,
         Act::PatchPod {
             uid, name, writes, ..
         } => patch_pod(work, uid, name, writes).await,
@@ -148,7 +160,19 @@ async fn one(work: &Work<'_>, act: Act) -> (Act, Result<(), Error>) {
         Act::LabelRevision { name, label } => history::label(work, name, label).await,
         Act::PatchSet(patch) => patch_set(work, patch).await,
     };
-    (act, result)
+    let claims = match (&act, &result) {
+        (Act::DeletePod { claims, .. }, Ok(())) => claims.clone(),
+        _ => Vec::new(),
+    };
+    let mut outcomes = vec![(act, result)];
+    for name in claims {
+        let uid = work.index().claims.get(&work.key(&name)).map(|c| c.uid.clone());
+        let uid = uid.unwrap_or_default();
+        if let Err(error) = delete_claim(work, &name, &uid).await {
+            outcomes.push((Act::DeleteClaim { name, uid }, Err(error)));
+        }
+    }
+    outcomes
 }
 
 fn keep_pod(work: &Work<'_>, stored: &RawPod) {
@@ -168,9 +192,14 @@ pub async fn look_up_pod(work: &Work<'_>, name: &str) -> Result<Option<Arc<Pod>>
     Ok(pod)
 }
 
-/// Whether the write may have been done although it failed.
-fn in_doubt(error: &Error) -> bool {
-    error.already_exists() || matches!(error, Error::Timeout { .. } | Error::Transport(_))
+/// What an act came to, as far as it is known.
+fn outcome(work: &Work<'_>, result: &Result<(), Error>) -> Outcome {
+    let until = || work.ctx.cluster.clock.now().checked_add(CONFIRM);
+    match result {
+        Err(error) if error.in_doubt() => until().map_or(Outcome::Refused, Outcome::Unknown),
+        Err(error) if !error.already_exists() => Outcome::Refused,
+        _ => Outcome::Over,
+    }
 }
 
 async fn create_pod(work: &Work<'_>, name: &str, pod: &Value, claims: &[Value]) -> Result<(), Error> {
@@ -182,7 +211,7 @@ async fn create_pod(work: &Work<'_>, name: &str, pod: &Value, claims: &[Value]) 
             keep_pod(work, &stored);
             Ok(())
         }
-        Err(error) if in_doubt(&error) => match look_up_pod(work, name).await {
+        Err(error) if error.already_exists() || error.in_doubt() => match look_up_pod(work, name).await {
             Ok(Some(pod)) if pod.controller.as_ref() == Some(&work.uid) => Ok(()),
             _ => Err(error),
         },
@@ -203,7 +232,8 @@ async fn create_claim(work: &Work<'_>, claim: &Value) -> Result<(), Error> {
         Err(error) if error.already_exists() => {
             let name = claim["metadata"]["name"].as_str().unwrap_or_default();
             let found = look_up_claim(work, name).await?;
-            let ours = found.is_some_and(|found| found.owner.as_ref() == Some(&work.uid));
+            let ours =
+                found.is_some_and(|found| found.owner.as_ref() == Some(&work.uid) && !found.claim.deleting);
             if ours { Ok(()) } else { Err(error) }
         }
         Err(error) => Err(error),
@@ -225,24 +255,15 @@ pub async fn look_up_claim(work: &Work<'_>, name: &str) -> Result<Option<ClaimVi
     Ok(view)
 }
 
-async fn delete_pod(
-    work: &Work<'_>,
-    uid: &str,
-    name: &str,
-    version: Option<&str>,
-    claims: &[String],
-) -> Result<(), Error> {
+async fn delete_pod(work: &Work<'_>, uid: &str, name: &str, version: Option<&str>) -> Result<(), Error> {
     match write::delete_seen(&work.api::<RawPod>(), name, Some(uid), version).await {
         Ok(()) => work.index().pods.doom(&work.key(name), uid, Instant::now()),
-        Err(error) if error.conflict() => {
-            look_up_pod(work, name).await?;
+        Err(error) => {
+            if error.conflict() {
+                look_up_pod(work, name).await?;
+            }
             return Err(error);
         }
-        Err(error) => return Err(error),
-    }
-    for claim in claims {
-        let uid = work.index().claims.get(&work.key(claim)).map(|c| c.uid.clone());
-        delete_claim(work, claim, &uid.unwrap_or_default()).await?;
     }
     Ok(())
 }

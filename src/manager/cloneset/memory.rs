@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
 
-use super::plan::{Failure, Subject};
+use super::plan::{Failure, LeftOver, Subject};
 use super::revision::Wanted;
 use crate::cluster::Error;
 
@@ -51,6 +52,10 @@ pub struct Memory {
     tries: BTreeMap<Subject, (u32, Timestamp)>,
     /// What is not to be tried again before a time.
     pub failures: BTreeMap<Subject, Failure>,
+    /// What failed acts left to be done.
+    pub left: LeftOver,
+    /// The claim templates that this is about.
+    templates: Vec<Value>,
     /// How many Pods may be made in a pass; `None` while none fails.
     width: Option<usize>,
     /// When it may be planned again.
@@ -123,10 +128,14 @@ impl Memory {
     }
 
     /// Forgets failures whose time has long passed: what they were about is done, or not wanted any more. Another
-    /// generation is tried at once: it may be what mends them.
-    pub fn forget(&mut self, generation: i64, now: Timestamp) {
+    /// generation is tried at once: it may be what mends them. Claims made of other templates are not to be used.
+    pub fn forget(&mut self, generation: i64, templates: &[Value], now: Timestamp) {
         if self.generation != generation {
             self.generation = generation;
+            if self.templates != templates {
+                self.templates = templates.to_vec();
+                self.left.pods.clear();
+            }
             self.failures.clear();
             self.tries.clear();
         }
@@ -206,12 +215,12 @@ mod tests {
             );
         }
         assert_eq!(pauses, [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000]);
-        memory.forget(0, now);
+        memory.forget(0, &[], now);
         assert_eq!(memory.failures.len(), 1);
-        memory.forget(0, now + SignedDuration::from_secs(300));
+        memory.forget(0, &[], now + SignedDuration::from_secs(300));
         assert!(memory.failures.is_empty());
         assert!(memory.failed(Subject::Creation, true, &refused(403, "Forbidden"), now));
-        memory.forget(1, now);
+        memory.forget(1, &[], now);
         assert!(memory.failures.is_empty(), "another spec is tried at once");
     }
 

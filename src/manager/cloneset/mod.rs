@@ -185,9 +185,11 @@ async fn measured(work: &Work<'_>, memory: &mut Memory) -> Result<Again, Error> 
 async fn pass(work: &Work<'_>, memory: &mut Memory, acted: &mut bool) -> Result<Again, Error> {
     look_up(work).await?;
     let now = work.ctx.cluster.clock.now();
-    memory.forget(work.set.metadata.generation.unwrap_or_default(), now);
+    let generation = work.set.metadata.generation.unwrap_or_default();
+    memory.forget(generation, &work.set.spec.volume_claim_templates, now);
     let begin = Instant::now();
     let seen = work.index().belongings(work.set, &work.uid);
+    memory.left.settle(&seen.pods, &seen.claims);
     let gathered = begin.elapsed();
     let history = match history::settle(work, &seen.revisions, memory).await {
         Ok(history) => history,
@@ -276,6 +278,7 @@ fn observed(work: &Work<'_>, seen: Belongings, history: &History, memory: &Memor
         jobs: seen.jobs,
         nodes,
         failures: memory.failures.clone(),
+        left: memory.left.clone(),
         switches: work.shared.switches,
         seed: work.shared.chance.hash_one(Instant::now()),
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::types::{Act, Revision};
+use super::types::{Act, Claim, Revision};
 use super::view::View;
 use super::{lifecycle, volumes};
 use crate::api::cloneset::texts;
@@ -25,7 +25,7 @@ const GATES: [&str; 2] = [keys::IN_PLACE_UPDATE_READY, keys::KRUISE_POD_READY];
 pub(super) fn create(view: &View<'_>, claims: &BTreeSet<&str>, count: usize, old: usize) -> Vec<Act> {
     let observed = view.observed;
     let count = count.saturating_sub(leaving(view, claims).len());
-    let ids = instance_ids(view, claims, count);
+    let ids = instance_ids(view, claims, &tried(view), count);
     let make = |(at, id): (usize, String)| {
         let name = if at < old {
             &observed.current
@@ -68,8 +68,31 @@ fn pod_name(view: &View<'_>, id: &str) -> String {
     )
 }
 
-/// Ids that no Pod has, sorted: first those of the claims that stay without a Pod, then new ones.
-fn instance_ids(view: &View<'_>, claims: &BTreeSet<&str>, count: usize) -> BTreeSet<String> {
+/// Ids of Pods that were to be made before, as far as they are missing or may turn up yet, these first. They are tried
+/// again under the same name, so that there is one Pod at most.
+pub(super) fn tried<'a>(view: &View<'a>) -> Vec<&'a str> {
+    let names = &view.observed.left.pods;
+    if names.is_empty() {
+        return Vec::new();
+    }
+    let prefix = pod_name(view, "");
+    let id = |(name, _): (&'a String, _)| name.strip_prefix(&prefix);
+    let (doubt, refused): (Vec<_>, Vec<_>) = names
+        .iter()
+        .partition(|(_, until)| until.is_some_and(|until| until > view.now));
+    let missing = view.numbers(|pod| view.scaled_as_updated(pod)).scale_up;
+    let count = doubt.len().max(usize::try_from(missing).unwrap_or_default());
+    doubt
+        .into_iter()
+        .chain(refused)
+        .filter_map(id)
+        .take(count)
+        .collect()
+}
+
+/// Ids that no Pod has, sorted: first those that were tried already, then those of the claims that stay without a Pod,
+/// then new ones.
+fn instance_ids(view: &View<'_>, claims: &BTreeSet<&str>, tried: &[&str], count: usize) -> BTreeSet<String> {
     let observed = view.observed;
     let of_pod = |pod: &std::sync::Arc<crate::in_place::Pod>| {
         let last = pod.name.rsplit_once('-').map(|(_, id)| id.to_owned());
@@ -79,15 +102,19 @@ fn instance_ids(view: &View<'_>, claims: &BTreeSet<&str>, count: usize) -> BTree
             .collect::<Vec<_>>()
     };
     let mut taken: BTreeSet<String> = observed.pods.iter().flat_map(of_pod).collect();
-    let stay = observed
-        .claims
-        .iter()
-        .filter(|c| claims.contains(c.name.as_str()));
-    let left = stay.filter(|c| !c.instance.is_empty() && !taken.contains(&c.instance));
-    let mut ids: BTreeSet<String> = left.map(|c| c.instance.clone()).collect();
-    ids = ids.into_iter().take(count).collect();
     // A claim that is being deleted keeps its name for a while.
-    taken.extend(observed.claims.iter().map(|c| c.instance.clone()));
+    let stays = |claim: &&Claim| claims.contains(claim.name.as_str());
+    let going = observed.claims.iter().filter(|claim| !stays(claim));
+    taken.extend(going.map(|claim| claim.instance.clone()));
+    let spare = observed.claims.iter().filter(stays).map(|claim| &claim.instance);
+    let spare: BTreeSet<String> = spare.filter(|id| !id.is_empty()).cloned().collect();
+    let mut ids = BTreeSet::new();
+    for id in tried.iter().copied().chain(spare.iter().map(String::as_str)) {
+        if ids.len() < count && !taken.contains(id) {
+            ids.insert(id.to_owned());
+        }
+    }
+    taken.extend(spare);
     let mut seed = observed.seed;
     while ids.len() < count {
         let id = random_id(&mut seed);

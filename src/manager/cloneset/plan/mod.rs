@@ -23,7 +23,8 @@
 //! rollout; fractions of percents count; Pods that cannot be made do not stop deletions that are due; Pods
 //! that are both unavailable and marked for deletion count as unavailable when others are deleted; a Pod that is
 //! unavailable anyway is updated also while Pods are missing; claims
-//! without an id are nobody's; volumes keep the order of their templates; keys that are removed, or the first of
+//! without an id are nobody's; claims of a Pod that is refused stay for the next try, which has the same name; a claim
+//! that could not be deleted with its Pod is nobody else's, and is deleted later; volumes keep the order of their templates; keys that are removed, or the first of
 //! their map, are seen as environment; a last batch of resources is done; a Pod prepared for an update that it is
 //! not to have any more goes back, also when it was prepared for a roll-back; a Pod in use is held by none of our
 //! keys; a Pod whose deletion is cancelled in mid-update goes on with the update; a registry's port is no tag; resizing
@@ -57,7 +58,9 @@ use serde_json::json;
 
 use refresh::Pending;
 pub use status::refused;
-pub use types::{Act, Claim, Event, Failure, Observed, Plan, Revision, Subject, Switches, Why};
+pub use types::{
+    Act, Claim, Event, Failure, LeftOver, Observed, Outcome, Plan, Revision, Subject, Switches, Why,
+};
 use view::{Draft, View};
 
 /// What to do at `now` about a CloneSet that is not being deleted, given what is observed of it. The same observation

@@ -1,6 +1,6 @@
 //! What the plan is given, and what it says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -34,6 +34,8 @@ pub struct Observed {
     pub nodes: BTreeMap<String, BTreeMap<String, String>>,
     /// What failed lately, and is not to be tried again before a time.
     pub failures: BTreeMap<Subject, Failure>,
+    /// What acts that failed left to be done.
+    pub left: LeftOver,
     /// Features.
     pub switches: Switches,
     /// Chance, for names of new Pods.
@@ -94,6 +96,58 @@ pub struct Failure {
     pub until: Timestamp,
     /// What the API server said.
     pub message: String,
+}
+
+/// What an act came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is done, or nothing like it ever will be: its name is somebody else's.
+    Over,
+    /// It was not done.
+    Refused,
+    /// There was no answer, so that it may turn out to be done until then.
+    Unknown(Timestamp),
+}
+
+/// What acts that failed left to be done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeftOver {
+    /// Names of Pods that were to be made, and until when they may turn up where it is not known that they were refused.
+    /// Their claims may be there, and hold nothing yet.
+    pub pods: BTreeMap<String, Option<Timestamp>>,
+    /// UIDs of claims that were to be deleted.
+    pub claims: BTreeSet<String>,
+}
+
+impl LeftOver {
+    /// Takes note of what an act came to.
+    pub fn note(&mut self, act: &Act, outcome: Outcome) {
+        match act {
+            Act::CreatePod { name, .. } => {
+                self.pods.remove(name);
+                match outcome {
+                    Outcome::Over => {}
+                    Outcome::Refused => self.pods.extend([(name.clone(), None)]),
+                    Outcome::Unknown(until) => self.pods.extend([(name.clone(), Some(until))]),
+                }
+            }
+            Act::DeleteClaim { uid, .. } => {
+                self.claims.remove(uid);
+                self.claims
+                    .extend((outcome != Outcome::Over).then(|| uid.clone()));
+            }
+            _ => {}
+        }
+    }
+
+    /// Forgets what is done, or not to be done any more, by what is there now.
+    pub fn settle(&mut self, pods: &[Arc<Pod>], claims: &[Claim]) {
+        for pod in pods {
+            self.pods.remove(&pod.name);
+        }
+        self.claims
+            .retain(|uid| claims.iter().any(|claim| claim.uid == *uid && !claim.deleting));
+    }
 }
 
 /// Upstream's feature gates and flags, as far as the plan heeds them.
@@ -158,7 +212,7 @@ pub enum Act {
         /// The claims that are missing.
         claims: Vec<Value>,
     },
-    /// Delete a Pod, and then its claims.
+    /// Delete a Pod, and then its claims. A claim that cannot be deleted is a [`Self::DeleteClaim`] that failed.
     DeletePod {
         /// Which.
         uid: String,

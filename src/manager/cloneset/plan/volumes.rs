@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use super::create::owner;
+use super::create::{self, owner};
 use super::types::Act;
 use super::view::{Draft, View};
 use crate::api::cloneset::texts;
@@ -12,17 +12,14 @@ use crate::api::keys;
 use crate::in_place::Pod;
 
 /// Names of the claims that stay. Where claims are not reused, those of Pods that are gone are deleted, and those
-/// of Pods that go are given to them, to go with them.
+/// of Pods that go are given to them, to go with them; those of Pods that are yet to be made wait for them.
 pub(super) fn clean_up<'a>(view: &View<'a>, draft: &mut Draft) -> BTreeSet<&'a str> {
-    let claims = view.observed.claims.iter().filter(|claim| !claim.deleting);
-    if view
-        .spec
-        .scale_strategy
-        .as_ref()
-        .is_some_and(|s| s.enable_pvc_reuse)
-    {
-        return claims.map(|claim| claim.name.as_str()).collect();
-    }
+    let strategy = view.spec.scale_strategy.as_ref();
+    let reuse = strategy.is_some_and(|s| s.enable_pvc_reuse);
+    let tried = create::tried(view);
+    let unknown = view.observed.left.pods.values().flatten();
+    let next = unknown.filter(|until| **until > view.now).min();
+    next.into_iter().for_each(|until| draft.wake_at(*until));
     let instance = |pod: &Pod| {
         pod.labels
             .get(keys::CLONESET_INSTANCE_ID)
@@ -36,21 +33,22 @@ pub(super) fn clean_up<'a>(view: &View<'a>, draft: &mut Draft) -> BTreeSet<&'a s
         .map(|p| (instance(p), p.as_ref()))
         .collect();
     let mut kept = BTreeSet::new();
-    for claim in claims {
-        match pods.get(&claim.instance) {
-            _ if claim.instance.is_empty() => {
-                kept.insert(claim.name.as_str());
+    for claim in view.observed.claims.iter().filter(|claim| !claim.deleting) {
+        let (name, uid, id) = (claim.name.clone(), claim.uid.clone(), claim.instance.as_str());
+        let stays = reuse || id.is_empty() || tried.contains(&id);
+        match pods.get(id) {
+            _ if view.observed.left.claims.contains(&uid) => {
+                draft.act(view, Act::DeleteClaim { name, uid });
             }
-            Some(pod) if pod.active() => {
-                kept.insert(claim.name.as_str());
-            }
-            Some(pod) => {
-                let (name, patch) = (claim.name.clone(), hand_over(pod));
+            Some(pod) if !stays && !pod.active() => {
+                let patch = hand_over(pod);
                 draft.act(view, Act::PatchClaim { name, patch });
             }
-            None => {
-                let (name, uid) = (claim.name.clone(), claim.uid.clone());
+            None if !stays => {
                 draft.act(view, Act::DeleteClaim { name, uid });
+            }
+            _ => {
+                kept.insert(claim.name.as_str());
             }
         }
     }

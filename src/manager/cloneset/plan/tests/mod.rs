@@ -1,8 +1,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod cases;
+mod faults;
 mod histories;
 mod hooks;
 mod limits;
+mod node;
 mod numbers;
+mod retries;
 mod waits;
 mod world;

@@ -1,17 +1,18 @@
 //! A model of a cluster: an API server that applies patches, kubelets, and users with hooks. No clock, no chance.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use jiff::{Timestamp, ToSpan};
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use super::faults::Fault;
 use crate::api::cloneset::CloneSet;
 use crate::api::keys;
 use crate::in_place::tests::apply;
 use crate::in_place::{Pod, Target, Write};
 use crate::manager::cloneset::plan::{
-    Act, Claim, Failure, Observed, Plan, Revision, Subject, Switches, plan,
+    Claim, Failure, LeftOver, Observed, Plan, Revision, Subject, Switches, plan,
 };
 
 /// The hook that users put on Pods.
@@ -28,6 +29,15 @@ pub struct World {
     pub now: Timestamp,
     /// How many of the next acts fail.
     pub failing: usize,
+    /// How they do.
+    pub fault: Fault,
+    pub left: LeftOver,
+    /// New Pods that the watch has not shown yet.
+    pub unseen: BTreeSet<String>,
+    /// Whether what is deleted takes its time.
+    pub slow: bool,
+    /// Names of jobs that are being deleted.
+    pub going: BTreeSet<String>,
     made: u64,
 }
 
@@ -46,6 +56,11 @@ impl World {
             jobs: Vec::new(),
             now: Timestamp::from_second(1_700_000_000).unwrap(),
             failing: 0,
+            fault: Fault::Refused,
+            left: LeftOver::default(),
+            unseen: BTreeSet::new(),
+            slow: false,
+            going: BTreeSet::new(),
             made: 0,
         };
         world.settle_revision();
@@ -77,7 +92,7 @@ impl World {
         self.revisions.push(revision);
     }
 
-    fn fresh(&mut self) -> u64 {
+    pub fn fresh(&mut self) -> u64 {
         self.made += 1;
         self.made
     }
@@ -98,14 +113,28 @@ impl World {
                 .as_str()
                 .unwrap()
                 .to_owned(),
-            deleting: false,
+            deleting: claim["metadata"]["deletionTimestamp"].is_string(),
             unbound: claim["status"]["phase"].as_str().map(str::to_owned),
         };
         let ours = |claim: &(&String, &Value)| claim.1["metadata"]["ownerReferences"][0]["uid"] == "set";
+        let ours_or_nobodys = |pod: &Pod| pod.controller.as_ref().is_none_or(|uid| uid == "set");
+        // What is another's by now keeps its claims.
+        let taken = |claim: &Claim| {
+            let pod = self.pods.get(&format!("s-{}", claim.instance));
+            pod.is_some_and(|pod| pod["metadata"]["ownerReferences"][0]["uid"] != "set")
+        };
+        let seen = self.pods.iter().filter(|(name, _)| !self.unseen.contains(*name));
+        let pods = seen.map(|(_, pod)| Pod::of(pod)).filter(ours_or_nobodys);
         Observed {
             set: Arc::new(set),
-            pods: self.pods.values().map(|pod| Arc::new(Pod::of(pod))).collect(),
-            claims: self.claims.iter().filter(ours).map(claim).collect(),
+            pods: pods.map(Arc::new).collect(),
+            claims: self
+                .claims
+                .iter()
+                .filter(ours)
+                .map(claim)
+                .filter(|c| !taken(c))
+                .collect(),
             revisions: self.revisions.iter().cloned().map(Arc::new).collect(),
             current: if known { current } else { update.clone() },
             update,
@@ -113,6 +142,7 @@ impl World {
             jobs: self.jobs.clone(),
             nodes: BTreeMap::new(),
             failures: self.failures.clone(),
+            left: self.left.clone(),
             switches: Switches::default(),
             seed: self.made,
         }
@@ -122,65 +152,23 @@ impl World {
     pub fn reconcile(&mut self) -> (Observed, Plan) {
         let now = self.now;
         self.failures.retain(|_, failure| failure.until > now);
+        self.settle_left();
         let observed = self.observe();
         let plan = plan(&observed, self.now);
-        for act in &plan.acts {
-            if self.failing > 0 {
-                self.failing -= 1;
-                let failure = Failure {
-                    scale: act.scales(),
-                    until: self.now.checked_add(5.seconds()).unwrap(),
-                    message: "refused".to_owned(),
-                };
-                self.failures.insert(act.subject(), failure);
-                continue;
-            }
-            self.act(act);
-        }
+        plan.acts.iter().for_each(|act| self.attempt(act));
         if let Some(status) = &plan.status {
             self.set["status"] = json!(status);
         }
         (observed, plan)
     }
 
-    fn act(&mut self, act: &Act) {
-        match act {
-            Act::CreatePod { name, pod, claims } => {
-                for claim in claims {
-                    let name = claim["metadata"]["name"].as_str().unwrap().to_owned();
-                    assert!(
-                        self.claims.insert(name, claim.clone()).is_none(),
-                        "a claim is made twice"
-                    );
-                }
-                self.create(name, pod.clone());
-            }
-            Act::DeletePod { name, claims, .. } => {
-                self.delete(name);
-                self.claims.retain(|claim, _| !claims.contains(claim));
-            }
-            Act::PatchPod {
-                uid, name, writes, ..
-            } => {
-                let pod = self.pods.get_mut(name).unwrap();
-                assert_eq!(pod["metadata"]["uid"], json!(uid));
-                for write in writes {
-                    patch(pod, write);
-                }
-            }
-            Act::PatchClaim { name, patch } => json_patch::merge(self.claims.get_mut(name).unwrap(), patch),
-            Act::DeleteClaim { name, .. } => assert!(self.claims.remove(name).is_some()),
-            Act::CreateJob(job) => self.jobs.push(job.metadata.name.clone().unwrap()),
-            Act::DeleteJob(name) => self.jobs.retain(|job| job != name),
-            Act::LabelRevision { name, .. } => {
-                let revision = self.revisions.iter_mut().find(|r| r.name == *name).unwrap();
-                revision.downloaded = true;
-            }
-            Act::PatchSet(patch) => self.edit(&patch["spec"]),
+    /// Makes a Pod of ours, unless somebody else's has that name.
+    pub fn create(&mut self, name: &str, mut pod: Value) -> bool {
+        if let Some(there) = self.pods.get(name) {
+            let ours = there["metadata"]["ownerReferences"][0]["uid"] == "set";
+            assert!(!ours || self.unseen.remove(name), "a Pod is made twice");
+            return ours;
         }
-    }
-
-    fn create(&mut self, name: &str, mut pod: Value) {
         let uid = format!("u{}", self.fresh());
         pod["metadata"]["uid"] = json!(uid);
         pod["metadata"]["resourceVersion"] = json!("1");
@@ -188,10 +176,16 @@ impl World {
         // What a later Kubernetes adds, and nobody here knows.
         pod["spec"]["ofOthers"] = json!(uid);
         pod["status"] = json!({ "phase": "Pending" });
-        assert!(
-            self.pods.insert(name.to_owned(), pod).is_none(),
-            "a Pod is made twice"
-        );
+        self.pods.insert(name.to_owned(), pod);
+        true
+    }
+
+    /// Deletes a claim: it stays while a Pod has it, as its protection wants, or while all takes its time.
+    pub fn delete_claim(&mut self, name: &str) {
+        if let Some(claim) = self.claims.get_mut(name) {
+            claim["metadata"]["deletionTimestamp"] = json!(self.now.to_string());
+        }
+        self.collect();
     }
 
     /// Deletes a Pod, whoever does it; at once, unless finalizers hold it.
@@ -204,7 +198,7 @@ impl World {
     }
 
     /// Removes what nothing holds any more.
-    fn collect(&mut self) {
+    pub fn collect(&mut self) {
         self.pods.retain(|_, pod| {
             let held = pod["metadata"]["finalizers"]
                 .as_array()
@@ -212,9 +206,17 @@ impl World {
             pod["metadata"]["deletionTimestamp"].is_null() || held
         });
         let pods: Vec<&Value> = self.pods.values().map(|pod| &pod["metadata"]["uid"]).collect();
+        let ids = self
+            .pods
+            .values()
+            .map(|pod| &pod["metadata"]["labels"][keys::CLONESET_INSTANCE_ID]);
+        let ids: Vec<&Value> = ids.collect();
+        let slow = self.slow;
         self.claims.retain(|_, claim| {
             let owner = &claim["metadata"]["ownerReferences"][0]["uid"];
-            owner == "set" || pods.contains(&owner)
+            let used = ids.contains(&&claim["metadata"]["labels"][keys::CLONESET_INSTANCE_ID]);
+            let deleted = claim["metadata"]["deletionTimestamp"].is_string();
+            (owner == "set" || pods.contains(&owner)) && (!deleted || used || slow)
         });
     }
 
@@ -235,69 +237,10 @@ impl World {
         pod["metadata"]["finalizers"] = finalizers;
         self.collect();
     }
-
-    /// A container ends by itself and is started again as it was.
-    pub fn crash(&mut self, name: &str) {
-        let id = self.fresh();
-        let Some(pod) = self.pods.get_mut(name) else {
-            return;
-        };
-        if pod["status"]["containerStatuses"]
-            .get(0)
-            .is_some_and(|s| s["started"].is_string())
-        {
-            pod["status"]["containerStatuses"][0]["containerID"] = json!(format!("containerd://{id}"));
-        }
-    }
-
-    /// The kubelet of a Pod does what there is to do.
-    pub fn kubelet(&mut self, name: &str) {
-        let id = self.fresh();
-        let now = self.now.to_string();
-        let Some(pod) = self.pods.get_mut(name) else {
-            return;
-        };
-        pod["spec"]["nodeName"] = json!("node");
-        pod["status"]["phase"] = json!("Running");
-        let container = pod["spec"]["containers"][0].clone();
-        if pod["status"]["containerStatuses"].is_null() {
-            pod["status"]["containerStatuses"] =
-                json!([{ "name": "app", "ready": false, "restartCount": 0 }]);
-        }
-        let status = &mut pod["status"]["containerStatuses"][0];
-        status["resources"] = container["resources"].clone();
-        if status["started"] != container["image"] {
-            let image = container["image"].as_str().unwrap();
-            if image.ends_with("bad") {
-                // The old container is ended before the new image is pulled.
-                status["started"] = Value::Null;
-                status["ready"] = json!(false);
-                status["state"] = json!({ "waiting": { "reason": "ImagePullBackOff" } });
-            } else {
-                status["started"] = json!(image);
-                status["containerID"] = json!(format!("containerd://{id}"));
-                status["image"] = json!(image);
-                status["imageID"] = json!(format!("sha256:{image}"));
-                status["state"] = json!({ "running": {} });
-                status["ready"] = json!(true);
-            }
-        } else {
-            status["ready"] = json!(true);
-            status["state"] = json!({ "running": {} });
-        }
-        let ready = status["ready"] == true;
-        condition(pod, "ContainersReady", ready, &now);
-        let seen = Pod::of(pod);
-        let gates = seen
-            .gates
-            .iter()
-            .all(|gate| seen.condition(gate).is_some_and(|c| c.holds));
-        condition(pod, "Ready", ready && gates, &now);
-    }
 }
 
 /// Patches as the API server does: only what belongs to the resource, and only the version that a patch names.
-fn patch(pod: &mut Value, write: &Write) {
+pub fn patch(pod: &mut Value, write: &Write) {
     let version = &pod["metadata"]["resourceVersion"];
     let asked = &write.patch["metadata"]["resourceVersion"];
     assert!(asked.is_null() || asked == version, "an act is in its own way");
@@ -311,14 +254,4 @@ fn patch(pod: &mut Value, write: &Write) {
     let next: u64 = version.as_str().unwrap().parse().unwrap();
     apply(pod, &write.patch);
     pod["metadata"]["resourceVersion"] = json!((next + 1).to_string());
-}
-
-fn condition(pod: &mut Value, type_: &str, holds: bool, now: &str) {
-    if Pod::of(pod).condition(type_).is_some_and(|c| c.holds == holds) {
-        return;
-    }
-    let status = if holds { "True" } else { "False" };
-    let new =
-        json!({ "type": type_, "status": status, "lastTransitionTime": now, "reason": "", "message": "" });
-    apply(pod, &json!({ "status": { "conditions": [new] } }));
 }

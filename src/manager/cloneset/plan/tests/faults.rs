@@ -1,0 +1,143 @@
+//! What becomes of acts: done, refused, done by half, or done without an answer.
+
+use jiff::ToSpan;
+use serde_json::{Value, json};
+
+use super::world::{World, patch};
+use crate::manager::cloneset::plan::types::LeftOver;
+use crate::manager::cloneset::plan::{Act, Failure, Outcome};
+
+/// How an act fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It is refused. The claims of a Pod are made before that.
+    Refused,
+    /// Its first write is done, the next one refused.
+    HalfDone,
+    /// It is done, but the answer is lost, and the watch is late to show a new Pod.
+    Lost,
+}
+
+impl World {
+    /// Tries an act, and takes note of what it came to.
+    pub fn attempt(&mut self, act: &Act) {
+        let fault = (self.failing > 0).then_some(self.fault);
+        self.failing = self.failing.saturating_sub(1);
+        let sure = self.now.checked_add(30.seconds()).unwrap();
+        let (failed, outcome) = match (fault, act) {
+            (None, _) => match self.act(act) {
+                true => (None, Outcome::Over),
+                // Somebody else has the name.
+                false => (Some(act.clone()), Outcome::Over),
+            },
+            (Some(Fault::Lost), _) => {
+                if let Act::CreatePod { name, .. } = act
+                    && self.act(act)
+                {
+                    self.unseen.insert(name.clone());
+                }
+                if !matches!(act, Act::CreatePod { .. }) {
+                    self.act(act);
+                }
+                (Some(act.clone()), Outcome::Unknown(sure))
+            }
+            (Some(Fault::HalfDone), Act::DeletePod { name, claims, .. }) => {
+                self.delete(name);
+                for name in claims {
+                    let act = Act::DeleteClaim {
+                        name: name.clone(),
+                        uid: name.clone(),
+                    };
+                    self.fail(&act, Outcome::Refused);
+                }
+                (None, Outcome::Over)
+            }
+            (Some(Fault::HalfDone), Act::PatchPod { name, writes, .. }) => {
+                let pod = self.pods.get_mut(name).unwrap();
+                writes.iter().take(1).for_each(|write| patch(pod, write));
+                (Some(act.clone()), Outcome::Refused)
+            }
+            (Some(_), Act::CreatePod { claims, .. }) => {
+                self.make_claims(claims);
+                (Some(act.clone()), Outcome::Refused)
+            }
+            (Some(_), _) => (Some(act.clone()), Outcome::Refused),
+        };
+        match failed {
+            Some(act) => self.fail(&act, outcome),
+            None => self.left.note(act, outcome),
+        }
+    }
+
+    fn fail(&mut self, act: &Act, outcome: Outcome) {
+        self.left.note(act, outcome);
+        let failure = Failure {
+            scale: act.scales(),
+            until: self.now.checked_add(5.seconds()).unwrap(),
+            message: "refused".to_owned(),
+        };
+        self.failures.insert(act.subject(), failure);
+    }
+
+    /// Makes those that are missing; whether the Pod can have them all.
+    fn make_claims(&mut self, claims: &[Value]) -> bool {
+        for claim in claims {
+            let name = claim["metadata"]["name"].as_str().unwrap().to_owned();
+            let there = self.claims.entry(name).or_insert_with(|| claim.clone());
+            if there["metadata"]["deletionTimestamp"].is_string() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Does an act; whether it could be done.
+    fn act(&mut self, act: &Act) -> bool {
+        match act {
+            Act::CreatePod { name, pod, claims } => {
+                return self.make_claims(claims) && self.create(name, pod.clone());
+            }
+            Act::DeletePod { name, claims, .. } => {
+                self.delete(name);
+                claims.iter().for_each(|claim| self.delete_claim(claim));
+            }
+            Act::PatchPod {
+                uid, name, writes, ..
+            } => {
+                let pod = self.pods.get_mut(name).unwrap();
+                assert_eq!(pod["metadata"]["uid"], json!(uid));
+                for write in writes {
+                    patch(pod, write);
+                }
+            }
+            Act::PatchClaim { name, patch } => json_patch::merge(self.claims.get_mut(name).unwrap(), patch),
+            Act::DeleteClaim { name, .. } => self.delete_claim(name),
+            Act::CreateJob(job) => {
+                let name = job.metadata.name.clone().unwrap();
+                if self.going.contains(&name) {
+                    return false;
+                }
+                self.jobs.push(name);
+            }
+            Act::DeleteJob(name) => {
+                self.jobs.retain(|job| job != name);
+                self.going.extend(self.slow.then(|| name.clone()));
+            }
+            Act::LabelRevision { name, .. } => {
+                let revision = self.revisions.iter_mut().find(|r| r.name == *name).unwrap();
+                revision.downloaded = true;
+            }
+            Act::PatchSet(patch) => self.edit(&patch["spec"]),
+        }
+        true
+    }
+
+    /// Forgets what is done, as each pass begins.
+    pub fn settle_left(&mut self) {
+        let observed = self.observe();
+        let LeftOver { pods, claims } = &self.left;
+        if !pods.is_empty() || !claims.is_empty() {
+            self.left.settle(&observed.pods, &observed.claims);
+        }
+    }
+}

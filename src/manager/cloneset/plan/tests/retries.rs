@@ -1,0 +1,139 @@
+//! What failed by half is taken up again, and nothing is left of it.
+
+use jiff::ToSpan;
+use serde_json::{Value, json};
+
+use super::cases::settle;
+use super::faults::Fault;
+use super::histories::spec;
+use super::world::World;
+use crate::manager::cloneset::plan::{Act, Plan};
+
+/// A CloneSet of two with claims that are not reused; the next act fails in this way.
+fn two(fault: Fault) -> World {
+    let mut world = World::new(spec(false, true));
+    world.edit(&json!({ "replicas": 2, "scaleStrategy": { "enablePVCReuse": false } }));
+    (world.failing, world.fault) = (1, fault);
+    world
+}
+
+fn later(world: &mut World) -> Plan {
+    world.now = world.now.checked_add(6.seconds()).unwrap();
+    world.reconcile().1
+}
+
+/// All comes to rest once what failed may be tried again.
+fn at_last(world: &mut World) {
+    later(world);
+    settle(world);
+}
+
+/// Names of the Pods that a plan makes, and how many claims for them.
+fn made(plan: &Plan) -> Vec<(String, usize)> {
+    let pods = plan.acts.iter().filter_map(|act| match act {
+        Act::CreatePod { name, claims, .. } => Some((name.clone(), claims.len())),
+        _ => None,
+    });
+    pods.collect()
+}
+
+#[test]
+fn claims_of_a_pod_that_is_refused_are_kept_for_the_next_try() {
+    let mut world = two(Fault::Refused);
+    world.failing = 2;
+    let (_, plan) = world.reconcile();
+    let names = made(&plan);
+    assert_eq!(names.len(), 2);
+    let claims: Vec<String> = world.claims.keys().cloned().collect();
+    for _ in 0..5 {
+        world.failing = 2;
+        let plan = later(&mut world);
+        let again: Vec<_> = names.iter().map(|(name, _)| (name.clone(), 0)).collect();
+        assert_eq!(made(&plan), again);
+        assert_eq!(plan.acts.len(), 2, "nothing is written but the Pods: {plan:?}");
+    }
+    // One is needed still, so the claim of the other goes.
+    world.edit(&json!({ "replicas": 1 }));
+    at_last(&mut world);
+    let kept: Vec<&String> = world.claims.keys().collect();
+    assert_eq!(kept, [&claims[0]]);
+    assert_eq!(world.pods.keys().collect::<Vec<_>>(), [&names[0].0]);
+}
+
+#[test]
+fn claims_of_pods_that_are_not_wanted_any_more_go() {
+    let mut world = two(Fault::Refused);
+    world.failing = 2;
+    world.reconcile();
+    assert_eq!(world.claims.len(), 2);
+    world.edit(&json!({ "replicas": 0 }));
+    settle(&mut world);
+    assert_eq!(world.claims.len(), 0);
+}
+
+#[test]
+fn a_pod_that_may_have_been_made_is_not_made_twice() {
+    let mut world = two(Fault::Lost);
+    let (_, plan) = world.reconcile();
+    let names = made(&plan);
+    assert_eq!(world.pods.len(), 2);
+    assert_eq!(world.observe().pods.len(), 1, "the watch has not shown it");
+    let plan = later(&mut world);
+    let unknown = names.iter().filter(|(name, _)| made(&plan)[0].0 == *name);
+    assert_eq!((unknown.count(), made(&plan).len()), (1, 1), "{plan:?}");
+    settle(&mut world);
+    assert_eq!(world.pods.len(), 2);
+    assert!(world.left.pods.is_empty());
+}
+
+#[test]
+fn claims_of_a_pod_that_may_turn_up_stay_for_a_while() {
+    let mut world = two(Fault::Lost);
+    world.edit(&json!({ "replicas": 1 }));
+    world.reconcile();
+    world.edit(&json!({ "replicas": 0 }));
+    let plan = later(&mut world);
+    assert_eq!(plan.acts, []);
+    assert!(plan.wake.is_some(), "somebody has to look when that is over");
+    world.pods.clear();
+    for _ in 0..5 {
+        later(&mut world);
+    }
+    assert_eq!(world.claims.len(), 0);
+}
+
+#[test]
+fn a_claim_that_outlives_its_pod_is_nobody_s_and_is_deleted_later() {
+    for reuse in [false, true] {
+        let mut world = two(Fault::HalfDone);
+        world.failing = 0;
+        world.edit(&json!({ "scaleStrategy": { "enablePVCReuse": reuse } }));
+        settle(&mut world);
+        let before: Vec<String> = world.claims.keys().cloned().collect();
+        world.edit(&json!({ "replicas": 1 }));
+        world.failing = 1;
+        world.reconcile();
+        assert_eq!((world.pods.len(), world.claims.len()), (1, 2));
+        world.edit(&json!({ "replicas": 2 }));
+        at_last(&mut world);
+        assert_eq!((world.pods.len(), world.claims.len()), (2, 2), "reuse {reuse}");
+        let kept = before.iter().filter(|claim| world.claims.contains_key(*claim));
+        assert_eq!(kept.count(), 1, "the other has another one's data");
+        assert!(world.left.claims.is_empty());
+    }
+}
+
+#[test]
+fn somebody_else_s_name_is_not_tried_again() {
+    let mut world = two(Fault::Refused);
+    let (_, plan) = world.reconcile();
+    let refused = made(&plan)[0].0.clone();
+    let foreign: Value = json!({ "metadata": { "name": refused, "uid": "f", "labels": { "app": "x" },
+        "ownerReferences": [{ "uid": "another", "controller": true }] }, "spec": {}, "status": {} });
+    world.pods.insert(refused.clone(), foreign);
+    later(&mut world);
+    at_last(&mut world);
+    let ours = world.observe().pods;
+    assert_eq!(ours.len(), 2);
+    assert!(ours.iter().all(|pod| pod.name != refused));
+}
