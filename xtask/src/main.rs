@@ -1,5 +1,7 @@
 //! Entry point of `cargo xtask`.
 
+use std::process::ExitCode;
+
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use xtask::cluster::{self, Cache, Node};
@@ -31,7 +33,18 @@ enum Command {
     Down,
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            // Without a backtrace, even where one is asked for: it would hide what was printed before.
+            eprintln!("Error: {why:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
     match Arguments::parse().command {
         Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),

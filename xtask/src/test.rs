@@ -1,5 +1,7 @@
 //! `cargo xtask test`: every test of the project, with what they need.
 
+mod failures;
+
 use std::collections::VecDeque;
 use std::io::{Read, pipe};
 use std::path::{Path, PathBuf};
@@ -10,6 +12,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use failures::Failure;
 
 use crate::cluster::prepare::{self, NODE, Part};
 use crate::cluster::{CONTAINERDS, Cache, finish};
@@ -74,6 +77,7 @@ struct Row {
     count: Count,
     seconds: f64,
     ok: bool,
+    failures: Vec<Failure>,
 }
 
 /// Gets what all tests need: compilers' tools, the parts of the bed, three series of containerd.
@@ -191,13 +195,14 @@ impl Job {
         let mut text = Vec::new();
         said.read_to_end(&mut text)?;
         let text = String::from_utf8_lossy(&text);
+        let ok = child.wait()?.success();
         let mut row = Row {
             name: self.name.clone(),
             count: Count::default(),
-            seconds: 0.0,
-            ok: child.wait()?.success(),
+            seconds: start.elapsed().as_secs_f64(),
+            ok,
+            failures: failures::parse(&self.name, &text, ok),
         };
-        row.seconds = start.elapsed().as_secs_f64();
         text.lines()
             .filter_map(parse_result)
             .for_each(|more| row.count.add(more));
@@ -215,6 +220,8 @@ impl Cargo {
             command.env("KRUISE_PEER", dir);
         }
         command.args(args);
+        // A panic says where it was; the frames above it would only hide what others say.
+        command.env("RUST_BACKTRACE", "0");
         command
     }
 }
@@ -240,6 +247,7 @@ fn build(cargo: &Cargo, targets: &[Target], all: bool) -> Result<Row> {
         count: Count::default(),
         seconds: start.elapsed().as_secs_f64(),
         ok: true,
+        failures: Vec::new(),
     })
 }
 
@@ -317,6 +325,9 @@ fn summary(rows: &[Row], seconds: f64) -> Result<()> {
         if ok { "ok" } else { "FAILED" }
     );
     if !ok {
+        // Last of all: where a run is only seen from afar, its end is what is seen.
+        let failures: Vec<&Failure> = rows.iter().flat_map(|r| &r.failures).collect();
+        println!("\n{}", failures::report(&failures));
         bail!("tests failed");
     }
     Ok(())
