@@ -6,6 +6,8 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
@@ -16,6 +18,10 @@ use crate::parts::Cache;
 use crate::parts::prepare::{self, Part};
 use crate::process::{ends_with_us, finish};
 use crate::sandbox::{Network, Sandbox};
+use crate::wait;
+
+/// Begins the field manager of writes that change nothing, by which the end of the audit log is told.
+const MARK: &str = "audit-mark-";
 
 /// What a control plane consists of beyond etcd and the API server.
 #[derive(Clone, Copy, Debug, Default)]
@@ -147,13 +153,26 @@ impl ControlPlane {
         self.certs.ca()
     }
 
-    /// Every write but those of Leases, as lines of JSON (`audit.k8s.io/v1` events at level Metadata).
+    /// Every write but those of Leases that anybody has seen, as lines of JSON (`audit.k8s.io/v1` events at level
+    /// Metadata).
     pub fn writes(&self) -> Result<Vec<serde_json::Value>> {
-        let text = fs::read_to_string(self.dir().join(apiserver::AUDIT_LOG))?;
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let log = || fs::read_to_string(self.dir().join(apiserver::AUDIT_LOG));
+        // Watches tell of a write a moment before it is logged; one that is begun now is logged after it.
+        let mark = format!("{MARK}{}-", NUMBER.fetch_add(1, Ordering::Relaxed));
+        let manager = format!("--field-manager={mark}");
+        let asked = self.kubectl(&["create", "namespace", "mark", "--dry-run=server", &manager]);
+        // Without an API server there is nothing to come.
+        if asked.is_ok() {
+            wait::until("the end of the audit log", Duration::from_secs(30), || {
+                Ok(log()?.contains(&mark).then_some(()))
+            })?;
+        }
         // The last line may still be on its way.
-        Ok(text
+        Ok(log()?
             .lines()
-            .filter_map(|l| serde_json::from_str(l).ok())
+            .filter(|line| !line.contains(MARK))
+            .filter_map(|line| serde_json::from_str(line).ok())
             .collect())
     }
 
