@@ -1,8 +1,5 @@
 //! A namespace with CloneSets, and what tests do and see there.
 
-use std::collections::BTreeMap;
-
-use futures::StreamExt;
 use kruise::api::cloneset::CloneSet;
 use kruise::cluster::Cluster;
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
@@ -14,7 +11,8 @@ use crate::kubelet;
 use crate::pods::{self, text};
 use crate::settled::settled;
 use crate::untyped::untyped;
-use crate::world::{PATIENCE, World, create, until};
+use crate::waits::{self, tails};
+use crate::world::{World, create, until};
 
 /// A namespace of its own, whose Pods run.
 pub struct Field {
@@ -137,37 +135,11 @@ impl Field {
         wanted: impl Fn(&[&Value]) -> bool,
     ) -> impl Future<Output = Vec<Value>> {
         let caller = std::panic::Location::caller();
-        let (pods, selector) = (self.pods(), format!("app={set}"));
+        let config = watcher::Config::default().labels(&format!("app={set}"));
+        let pods = self.pods();
         async move {
-            let mut known: BTreeMap<String, Value> = BTreeMap::new();
-            let watch = async {
-                let mut listed = false;
-                let config = watcher::Config::default().labels(&selector);
-                let mut events = std::pin::pin!(watcher(pods, config));
-                while let Some(event) = events.next().await {
-                    match event {
-                        Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) => {
-                            known.insert(pod.metadata.name.clone().unwrap(), json!(pod));
-                        }
-                        Ok(watcher::Event::Delete(pod)) => {
-                            known.remove(&pod.metadata.name.unwrap());
-                        }
-                        Ok(watcher::Event::InitDone) => listed = true,
-                        _ => {}
-                    }
-                    if listed && wanted(&known.values().collect::<Vec<_>>()) {
-                        return;
-                    }
-                }
-            };
-            let done = tokio::time::timeout(PATIENCE, watch).await;
-            let list: Vec<Value> = known.into_values().collect();
-            assert!(
-                done.is_ok(),
-                "{caller}: Pods never became {what}: {}",
-                json!(list)
-            );
-            list
+            let (what, read) = (format!("{caller}: Pods of {set}: {what}"), |pod| json!(pod));
+            waits::follow(&what, &|| self.tail(), pods, config, read, wanted).await
         }
     }
 
@@ -175,17 +147,18 @@ impl Field {
     pub async fn event(&self, reason: &str, about: &str) -> DynamicObject {
         let fields = format!("reason={reason},involvedObject.name={about}");
         let config = watcher::Config::default().fields(&fields);
-        let mut events = std::pin::pin!(watcher(self.api("", "v1", "Event"), config));
-        let seen = async {
-            while let Some(event) = events.next().await {
-                if let Ok(watcher::Event::Apply(event) | watcher::Event::InitApply(event)) = event {
-                    return event;
-                }
-            }
-            std::future::pending().await
-        };
-        let seen = tokio::time::timeout(PATIENCE, seen).await;
-        seen.unwrap_or_else(|_| panic!("no event {reason} about {about}"))
+        let (what, events) = (
+            format!("event {reason} about {about}"),
+            self.api("", "v1", "Event"),
+        );
+        let some = |events: &[&DynamicObject]| !events.is_empty();
+        let mut found = waits::follow(&what, &|| self.tail(), events, config, |event| event, some).await;
+        found.remove(0)
+    }
+
+    /// The end of the manager's log.
+    fn tail(&self) -> String {
+        tails([self.world.plane.dir().join("kruise-manager.log")])
     }
 
     /// Accepted writes of the manager in this namespace: verb, resource with subresource, name.

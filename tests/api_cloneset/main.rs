@@ -24,6 +24,9 @@ mod story;
 #[path = "../support/untyped.rs"]
 mod untyped;
 mod update;
+#[path = "../support/waits.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod waits;
 #[path = "../api_manager/world.rs"]
 #[allow(dead_code, reason = "the controllers' other tests use the rest of it")]
 mod world;

@@ -48,6 +48,8 @@ impl Daemon {
             .kill_on_drop(true)
             .spawn()
             .unwrap();
+        // Those of a test log in one folder.
+        let _ = node.logs.set(dir.to_owned());
         Self { child, address, log }
     }
 

@@ -15,7 +15,7 @@ use tokio::process::{Child, Command};
 use xtask::cluster::{Bound, ControlPlane, Runtime};
 
 use crate::daemon::Daemon;
-use crate::world::{Node, PATIENCE, install, until};
+use crate::world::{Node, install};
 
 fn manager(plane: &ControlPlane, dir: &Path) -> Child {
     let held: Vec<_> = (0..3)
@@ -49,7 +49,7 @@ struct Bed {
     plane: ControlPlane,
     node: Node,
     runtime: Runtime,
-    dir: tempfile::TempDir,
+    _dir: tempfile::TempDir,
     _manager: Child,
     daemon: Daemon,
 }
@@ -78,7 +78,7 @@ impl Bed {
             plane,
             node,
             runtime,
-            dir,
+            _dir: dir,
             _manager: manager,
             daemon,
         }
@@ -97,15 +97,7 @@ impl Bed {
         self.plane.apply(&job.to_string()).unwrap();
         let jobs: Api<ImagePullJob> = Api::namespaced(self.node.client.clone(), "default");
         let complete = |job: &ImagePullJob| job.status.as_ref().is_some_and(|s| s.completion_time.is_some());
-        match until(&jobs, name, complete).await {
-            Some(job) => job,
-            None => panic!(
-                "{name} is not complete after {PATIENCE:?}: {:#?}\nmanager: {}\ndaemon: {}",
-                jobs.get(name).await.unwrap().status,
-                std::fs::read_to_string(self.dir.path().join("manager.log")).unwrap(),
-                self.daemon.log(),
-            ),
-        }
+        self.node.until_object(&jobs, name, "complete", complete).await
     }
 }
 

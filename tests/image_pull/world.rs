@@ -1,21 +1,20 @@
 //! One API server for all tests, and a node of its own for each.
 
+use std::fmt::Debug;
 use std::path::PathBuf;
-use std::sync::LazyLock;
-use std::time::Duration;
+use std::sync::{LazyLock, OnceLock};
 
 use kruise::api::node_image::{ImageTagStatus, NodeImage};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use kube::runtime::wait::await_condition;
 use kube::{Client, ResourceExt};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use xtask::cluster::{Bound, ControlPlane};
 
 use crate::support::connect::connect;
-
-/// How long anything may take to happen before a test gives up; machines can be busy.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub use crate::support::waits::PATIENCE;
+use crate::support::waits::{self, named, tails};
 
 static PLANE: LazyLock<ControlPlane> = LazyLock::new(install);
 
@@ -34,6 +33,8 @@ pub struct Node {
     pub kubeconfig: PathBuf,
     pub client: Client,
     pub images: Api<NodeImage>,
+    /// The folder in which its programs log.
+    pub logs: OnceLock<PathBuf>,
 }
 
 impl Node {
@@ -56,6 +57,7 @@ impl Node {
                 .unwrap(),
             client,
             images,
+            logs: OnceLock::new(),
         }
     }
 
@@ -96,7 +98,7 @@ impl Node {
         image: &str,
         tag: &str,
         what: &str,
-        wanted: impl Fn(&ImageTagStatus) -> bool + Send + Sync,
+        wanted: impl Fn(&ImageTagStatus) -> bool,
     ) -> ImageTagStatus {
         let seen = self
             .until_node(&format!("{image} {tag} {what}"), |n| {
@@ -113,21 +115,31 @@ impl Node {
     }
 
     /// Waits until the NodeImage is as wanted.
-    pub async fn until_node(
+    pub async fn until_node(&self, what: &str, wanted: impl Fn(&NodeImage) -> bool) -> NodeImage {
+        self.until_object(&self.images, &self.name, what, wanted).await
+    }
+
+    /// Waits until an object is as wanted.
+    pub async fn until_object<K>(
         &self,
+        api: &Api<K>,
+        name: &str,
         what: &str,
-        wanted: impl Fn(&NodeImage) -> bool + Send + Sync,
-    ) -> NodeImage {
-        match until(&self.images, &self.name, wanted).await {
-            Some(found) => found,
-            None => {
-                let now = self.images.get(&self.name).await.unwrap();
-                panic!(
-                    "{}: after {PATIENCE:?} still not: {what}; status: {:#?}",
-                    self.name, now.status
-                );
-            }
-        }
+        wanted: impl Fn(&K) -> bool,
+    ) -> K
+    where
+        K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize + Send + 'static,
+    {
+        let (what, logs) = (format!("{name}: {what}"), || self.tail());
+        let wanted = |found: &[&K]| found.first().is_some_and(|object| wanted(object));
+        let mut last = waits::follow(&what, &logs, api.clone(), named(name), |one| one, wanted).await;
+        last.remove(0)
+    }
+
+    /// The ends of the logs of the programs of this node.
+    fn tail(&self) -> String {
+        let logs = self.logs.get().into_iter();
+        tails(logs.flat_map(|dir| ["manager.log", "daemon.log"].map(|name| dir.join(name))))
     }
 
     /// Waits for an event on an object of that UID, and returns its text.
@@ -135,45 +147,18 @@ impl Node {
         use k8s_openapi::api::core::v1::Event;
         let events: Api<Event> = Api::all(self.client.clone());
         let fields = format!("involvedObject.uid={uid},reason={reason}");
-        let start = std::time::Instant::now();
-        loop {
-            let found = events.list(&ListParams::default().fields(&fields)).await.unwrap();
-            if let Some(event) = found.items.into_iter().next() {
-                assert_eq!(
-                    event.source.unwrap_or_default().host.as_deref(),
-                    Some(self.name.as_str())
-                );
-                return event.message.unwrap_or_default();
-            }
-            assert!(
-                start.elapsed() < PATIENCE,
-                "no event {reason} on {uid} within {PATIENCE:?}"
-            );
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        let what = format!("event {reason} on {uid}");
+        let params = ListParams::default().fields(&fields);
+        let ask = || async { events.list(&params).await.unwrap().items.pop() };
+        let event = waits::until(&what, &|| self.tail(), ask).await;
+        let host = event.source.unwrap_or_default().host;
+        assert_eq!(host.as_deref(), Some(self.name.as_str()));
+        event.message.unwrap_or_default()
     }
 
     pub async fn uid(&self) -> String {
         self.images.get(&self.name).await.unwrap().uid().unwrap()
     }
-}
-
-/// Waits until the object of that name is as wanted; nothing when it never is.
-pub async fn until<K>(api: &Api<K>, name: &str, wanted: impl Fn(&K) -> bool + Send + Sync) -> Option<K>
-where
-    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + 'static,
-{
-    let reached = async {
-        loop {
-            let condition = |object: Option<&K>| object.is_some_and(&wanted);
-            // A watch can end with an error, as it does when its CRD is written, and begins anew then.
-            if let Ok(found) = await_condition(api.clone(), name, condition).await {
-                return found;
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, reached).await.ok().flatten()
 }
 
 pub fn find<'a>(node: &'a NodeImage, image: &str, tag: &str) -> Option<&'a ImageTagStatus> {

@@ -10,6 +10,7 @@ use tonic::Code;
 
 use crate::node::Node;
 use crate::support::fault_cri::{FakeContainer, Fault};
+use crate::support::waits::{self, named};
 
 const META: &str = "apps.kruise.io/runtime-containers-meta";
 
@@ -77,11 +78,14 @@ async fn told(
                 .containers,
         )
     };
-    let is_so = |pod: Option<&Pod>| pod.and_then(entries).is_some_and(|entries| wanted(&entries));
-    let seen = kube::runtime::wait::await_condition(node.pods(), pod, is_so);
-    let seen = tokio::time::timeout(crate::node::LONG, seen).await;
-    let seen = seen.unwrap_or_else(|_| panic!("{pod} is not told of as wanted\n{}", node.log()));
-    entries(&seen.unwrap().unwrap()).unwrap()
+    let is_so = |pods: &[&Pod]| {
+        pods.iter()
+            .any(|pod| entries(pod).is_some_and(|found| wanted(&found)))
+    };
+    let what = format!("{pod}: told of as wanted");
+    let logs = || node.tail();
+    let seen = waits::follow(&what, &logs, node.pods(), named(pod), |pod| pod, is_so).await;
+    entries(&seen[0]).unwrap()
 }
 
 fn env(entries: &[RuntimeContainerMeta]) -> u64 {

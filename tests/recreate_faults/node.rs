@@ -2,7 +2,6 @@
 
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
-use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 use kruise::api::container_recreate_request::{
@@ -14,16 +13,14 @@ use xtask::cluster::{ControlPlane, wait};
 
 use crate::support::connect::connect;
 use crate::support::fault_cri::{FakeContainer, FaultCri};
-
-/// Longer than anything here takes on a slow machine.
-pub const LONG: Duration = Duration::from_secs(60);
+use crate::support::waits::{self, PATIENCE, named, tails};
 
 static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| {
     let plane = ControlPlane::start().unwrap();
     let crds = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/crds");
     plane.kubectl(&["apply", "-k", crds]).unwrap();
     plane.kubectl(&["create", "serviceaccount", "default"]).unwrap();
-    wait::until("the CRD is served", LONG, || {
+    wait::until("the CRD is served", PATIENCE, || {
         Ok(plane
             .kubectl(&["get", "containerrecreaterequests.v1beta1.apps.kruise.io"])
             .ok())
@@ -86,8 +83,9 @@ impl Node {
         Api::namespaced(self.client.clone(), "default")
     }
 
-    pub fn log(&self) -> String {
-        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    /// The end of the daemon's log.
+    pub fn tail(&self) -> String {
+        tails([self.dir.path().join("log")])
     }
 
     /// What kubelet says of the Pod's one container; the runtime has it too.
@@ -148,25 +146,11 @@ impl Node {
         what: &str,
         wanted: impl Fn(&ContainerRecreateRequestStatus) -> bool,
     ) -> ContainerRecreateRequestStatus {
-        let start = Instant::now();
-        loop {
-            let status = self
-                .requests()
-                .get(name)
-                .await
-                .unwrap()
-                .status
-                .unwrap_or_default();
-            if wanted(&status) {
-                return status;
-            }
-            assert!(
-                start.elapsed() < LONG,
-                "{name}: {what} not after {LONG:?}: {status:#?}\n{}",
-                self.log()
-            );
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        let read = |request: ContainerRecreateRequest| request.status.unwrap_or_default();
+        let wanted = |found: &[&ContainerRecreateRequestStatus]| found.iter().any(|status| wanted(status));
+        let (what, logs) = (format!("{name}: {what}"), || self.tail());
+        let mut last = waits::follow(&what, &logs, self.requests(), named(name), read, wanted).await;
+        last.remove(0)
     }
 
     pub async fn completed(&self, name: &str) -> ContainerRecreateRequestStatus {

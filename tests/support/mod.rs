@@ -1,4 +1,4 @@
-//! What several test targets share: a container runtime and a registry that misbehave on demand.
+//! What several test targets share: a container runtime and a registry that misbehave on demand, and waits.
 //!
 //! Each target compiles it anew and uses a part of it, hence `dead_code`.
 #![allow(
@@ -12,3 +12,4 @@
 pub mod connect;
 pub mod fake_registry;
 pub mod fault_cri;
+pub mod waits;
