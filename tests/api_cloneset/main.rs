@@ -17,6 +17,9 @@ mod pods;
 #[path = "../support/readiness.rs"]
 mod readiness;
 mod scale;
+#[path = "../support/sets.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod sets;
 #[path = "../support/settled.rs"]
 mod settled;
 mod steady;

@@ -149,9 +149,7 @@ async fn before_and_after_its_update_a_pod_waits_for_its_hook() {
         progress_says(&space, "inPlaceUpdate").await;
         mark(&space, &who, Value::Null).await;
         let updated = |pod: &Value| state(pod) == "Updated" && serves(pod) && runs(pod, "kruise-test/term:2");
-        space
-            .until_pod("web", &who, "updated, and ready again", updated)
-            .await;
+        space.until_pod(&who, "updated, and ready again", updated).await;
         // It is not in use before its hook has come back, so that the other one waits.
         let counts = |s: &kruise::api::cloneset::CloneSetStatus| {
             (
@@ -166,7 +164,7 @@ async fn before_and_after_its_update_a_pod_waits_for_its_hook() {
         assert_eq!(counts(&status), (round, Some(round - 1), 1));
         mark(&space, &who, json!("yes")).await;
         space
-            .until_pod("web", &who, "in use", |pod| state(pod) == "Normal")
+            .until_pod(&who, "in use", |pod| state(pod) == "Normal")
             .await;
     }
     space.settled("web").await;
@@ -236,7 +234,7 @@ async fn a_new_pod_is_in_use_when_its_hook_has_come() {
         let new = name(pods.iter().find(|pod| is_new(pod)).unwrap());
         mark(&space, &new, json!("yes")).await;
         space
-            .until_pod("web", &new, "in use", |pod| state(pod) == "Normal")
+            .until_pod(&new, "in use", |pod| state(pod) == "Normal")
             .await;
     }
     space.settled("web").await;

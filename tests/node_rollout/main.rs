@@ -17,6 +17,11 @@ mod pods;
 #[path = "../support/programs.rs"]
 #[allow(dead_code, reason = "targets share it")]
 mod programs;
+#[path = "../support/sets.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod sets;
+#[path = "../support/settled.rs"]
+mod settled;
 #[path = "../support/untyped.rs"]
 mod untyped;
 mod volumes;

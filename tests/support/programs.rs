@@ -75,10 +75,16 @@ pub fn daemon_as(node: &Node, account: &Path) -> Component {
         .ready(move || ready(&health))
 }
 
-/// The ends of the logs of our programs.
-pub fn tail(node: &Node) -> String {
+/// Where our programs log.
+pub fn logs(node: &Node) -> Vec<PathBuf> {
     let names = ["kruise-manager", "kruise-manager-2", "kruise-daemon"];
-    tails(names.map(|name| node.plane.dir().join(name).with_extension("log")))
+    let file = |name| node.plane.dir().join(name).with_extension("log");
+    names.map(file).to_vec()
+}
+
+/// The ends of these logs.
+pub fn tail(node: &Node) -> String {
+    tails(logs(node))
 }
 
 /// Where the host reaches what listens on the node.

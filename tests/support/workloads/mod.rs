@@ -1,7 +1,7 @@
 //! A node with what users install, our daemon and our manager as processes of it, and CloneSets on it.
 //!
 //! * here: the bed that the tests of a target share, and who may use it when.
-//! * `space`: a namespace of one test, with CloneSets, and what tests do and see there.
+//! * `space`: a namespace of one test, with CloneSets, and what tests do there.
 //! * `witness`: one who watches Pods through a whole test, for what must never be.
 
 mod space;
@@ -34,11 +34,6 @@ impl Bed {
             daemon,
             manager,
         }
-    }
-
-    /// The ends of the logs of our programs.
-    pub fn tail(&self) -> String {
-        programs::tail(&self.node)
     }
 }
 
