@@ -12,12 +12,21 @@ mod conversion;
 #[path = "../support/etcd.rs"]
 mod etcd;
 mod fence;
+#[path = "../support/manager.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod manager;
 mod mounts;
 mod programs;
 mod rbac;
+#[path = "../support/readiness.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod readiness;
 mod replicas;
 mod rules;
 #[path = "../support/untyped.rs"]
 mod untyped;
 mod upgrade;
+#[path = "../support/waits.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod waits;
 mod world;

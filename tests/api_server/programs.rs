@@ -1,9 +1,6 @@
 //! `kruise-manager` itself, as the service account that users run it as: its roles are enough for
 //! everything it does, the fence lets the daemon's part through, and nothing is refused on the way.
 
-use std::net::TcpListener;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
 use std::time::Duration;
 
 use kruise::cluster::Cluster;
@@ -11,59 +8,14 @@ use kube::api::{Api, DynamicObject};
 use serde_json::{Value, json};
 use xtask::cluster::{Bound, ControlPlane};
 
+use crate::manager::Manager;
 use crate::world::{PATIENCE, connect, create, install, merge_status, running, typed, webhooks_answer};
 
 const BETA: &str = "apps.kruise.io/v1beta1";
 
-struct Manager {
-    process: Child,
-    log: PathBuf,
-}
-
-impl Manager {
-    fn start(plane: &ControlPlane) -> Self {
-        let account = plane
-            .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
-            .unwrap();
-        let held: Vec<_> = (0..3)
-            .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
-            .collect();
-        let port = |at: usize| held[at].local_addr().unwrap().port().to_string();
-        let (webhook, metrics, health) = (port(0), port(1), port(2));
-        drop(held);
-        let log = plane.dir().join("kruise-manager.log");
-        let process = Command::new(env!("CARGO_BIN_EXE_kruise-manager"))
-            .args([
-                "--nodeimage-creation-delay=0s",
-                &format!("--metrics-addr=127.0.0.1:{metrics}"),
-            ])
-            .arg(format!("--health-probe-addr=127.0.0.1:{health}"))
-            .arg("--kubeconfig")
-            .arg(account)
-            .env("WEBHOOK_HOST", "127.0.0.1")
-            .env("WEBHOOK_PORT", webhook)
-            .env("POD_NAMESPACE", "kruise-system")
-            .env("RUST_LOG", "info")
-            .stdout(std::fs::File::create(&log).unwrap())
-            .stderr(std::fs::File::create(plane.dir().join("kruise-manager.err")).unwrap())
-            .spawn()
-            .unwrap();
-        Self { process, log }
-    }
-
-    /// What it said on both streams.
-    fn said(&self) -> String {
-        let read = |path: &Path| std::fs::read_to_string(path).unwrap();
-        read(&self.log) + &read(&self.log.with_extension("err"))
-    }
-}
-
-impl Drop for Manager {
-    fn drop(&mut self) {
-        // It may have ended by itself; then there is nothing to end.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+/// What it said.
+fn said(manager: &Manager) -> String {
+    std::fs::read_to_string(manager.log()).unwrap()
 }
 
 /// The object as soon as `is` it.
@@ -110,7 +62,8 @@ async fn cluster() -> (ControlPlane, Manager, Cluster) {
     plane
         .kubectl(&["create", "serviceaccount", "default", "--namespace=default"])
         .unwrap();
-    let manager = Manager::start(&plane);
+    let mut manager = Manager::somewhere(&plane, "kruise-manager");
+    manager.start().unwrap();
     webhooks_answer(&plane);
     let admin = connect(plane.kubeconfig()).await;
     ready_node(&admin).await;
@@ -128,7 +81,7 @@ async fn daemon(plane: &ControlPlane) -> Cluster {
 }
 
 fn nothing_was_refused(manager: &Manager) {
-    let said = manager.said();
+    let said = said(manager);
     assert!(!said.contains("orbidden"), "something was refused: {said}");
 }
 
@@ -159,7 +112,7 @@ async fn a_job_with_a_secret_runs_with_the_real_accounts() {
         reference["namespace"],
         "kruise-daemon-config",
         "{}",
-        manager.said()
+        said(&manager)
     );
 
     let daemon = daemon(&plane).await;

@@ -8,11 +8,17 @@
 mod bed;
 #[path = "../support/connect.rs"]
 mod connect;
+#[path = "../support/manager.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod manager;
 mod outage;
 mod pod;
 #[path = "../support/programs.rs"]
 #[allow(dead_code, reason = "targets share it")]
 mod programs;
+#[path = "../support/readiness.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod readiness;
 #[path = "../support/waits.rs"]
 #[allow(dead_code, reason = "targets share it")]
 mod waits;

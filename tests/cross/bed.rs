@@ -14,7 +14,8 @@ use tokio::sync::{Mutex, MutexGuard};
 use xtask::cluster::{Component, NODE_NAME, Node, finish};
 use xtask::peer::Peer;
 
-use crate::programs::{self, Manager};
+use crate::manager::Manager;
+use crate::programs;
 pub use crate::waits::PATIENCE;
 use crate::waits::{self, named};
 
@@ -77,7 +78,7 @@ impl Bed {
 
     /// Our manager, started and ready.
     pub fn manager(&self) -> Manager {
-        let mut manager = Manager::new(&self.node, "kruise-manager", 0);
+        let mut manager = programs::manager(&self.node, "kruise-manager", 0);
         manager.start().unwrap();
         manager
     }

@@ -3,9 +3,15 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod bed;
+#[path = "../support/manager.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod manager;
 #[path = "../support/programs.rs"]
 #[allow(dead_code, reason = "targets share it")]
 mod programs;
+#[path = "../support/readiness.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod readiness;
 mod rollout;
 mod take_over;
 mod together;

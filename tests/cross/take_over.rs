@@ -14,7 +14,7 @@ use serde_json::json;
 use xtask::cluster::{Component, NODE_NAME, wait};
 
 use crate::bed::{Bed, PATIENCE, create};
-use crate::programs::Manager;
+use crate::manager::Manager;
 use crate::{rollout, work};
 
 async fn holder(bed: &Bed) -> String {

@@ -48,8 +48,7 @@ impl Daemon {
             .kill_on_drop(true)
             .spawn()
             .unwrap();
-        // Those of a test log in one folder.
-        let _ = node.logs.set(dir.to_owned());
+        node.logs.lock().unwrap().push(log.clone());
         Self { child, address, log }
     }
 

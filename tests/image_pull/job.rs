@@ -1,7 +1,5 @@
 //! The whole way: a user's job with a pull secret, our manager, our daemon, containerd and a private registry.
 
-use std::net::TcpListener;
-use std::path::Path;
 use std::time::Duration;
 
 use base64::Engine;
@@ -11,46 +9,18 @@ use kruise::cri::Runtime as _;
 use kruise::cri::client::Client as Cri;
 use kube::api::Api;
 use serde_json::{Value, json};
-use tokio::process::{Child, Command};
-use xtask::cluster::{Bound, ControlPlane, Runtime};
+use xtask::cluster::{ControlPlane, Runtime};
 
 use crate::daemon::Daemon;
+use crate::support::manager::Manager;
 use crate::world::{Node, install};
-
-fn manager(plane: &ControlPlane, dir: &Path) -> Child {
-    let held: Vec<_> = (0..3)
-        .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
-        .collect();
-    let port = |n: usize| held[n].local_addr().unwrap().port();
-    let (webhook, metrics, health) = (port(0), port(1), port(2));
-    drop(held);
-    let log = std::fs::File::create(dir.join("manager.log")).unwrap();
-    Command::new(env!("CARGO_BIN_EXE_kruise-manager"))
-        .arg("--nodeimage-creation-delay=0s")
-        .arg(format!("--metrics-addr=127.0.0.1:{metrics}"))
-        .arg(format!("--health-probe-addr=127.0.0.1:{health}"))
-        .arg("--kubeconfig")
-        .arg(
-            plane
-                .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
-                .unwrap(),
-        )
-        .env("WEBHOOK_HOST", "127.0.0.1")
-        .env("WEBHOOK_PORT", webhook.to_string())
-        .env("POD_NAMESPACE", "kruise-system")
-        .stdout(log.try_clone().unwrap())
-        .stderr(log)
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap()
-}
 
 struct Bed {
     plane: ControlPlane,
     node: Node,
     runtime: Runtime,
     _dir: tempfile::TempDir,
-    _manager: Child,
+    _manager: Manager,
     daemon: Daemon,
 }
 
@@ -72,7 +42,9 @@ impl Bed {
                 &ready.to_string(),
             ])
             .unwrap();
-        let manager = manager(&plane, dir.path());
+        let mut manager = Manager::somewhere(&plane, "kruise-manager");
+        manager.start().unwrap();
+        node.logs.lock().unwrap().push(manager.log().to_owned());
         let daemon = Daemon::start(&node, &runtime.socket(), dir.path(), &[]);
         Self {
             plane,

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 use std::path::PathBuf;
-use std::sync::{LazyLock, OnceLock};
+use std::sync::{LazyLock, Mutex};
 
 use kruise::api::node_image::{ImageTagStatus, NodeImage};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -33,8 +33,8 @@ pub struct Node {
     pub kubeconfig: PathBuf,
     pub client: Client,
     pub images: Api<NodeImage>,
-    /// The folder in which its programs log.
-    pub logs: OnceLock<PathBuf>,
+    /// Where its programs log.
+    pub logs: Mutex<Vec<PathBuf>>,
 }
 
 impl Node {
@@ -57,7 +57,7 @@ impl Node {
                 .unwrap(),
             client,
             images,
-            logs: OnceLock::new(),
+            logs: Mutex::default(),
         }
     }
 
@@ -138,8 +138,10 @@ impl Node {
 
     /// The ends of the logs of the programs of this node.
     fn tail(&self) -> String {
-        let logs = self.logs.get().into_iter();
-        tails(logs.flat_map(|dir| ["manager.log", "daemon.log"].map(|name| dir.join(name))))
+        let mut logs = self.logs.lock().unwrap().clone();
+        // A daemon that was started again goes on in its file.
+        logs.dedup();
+        tails(logs)
     }
 
     /// Waits for an event on an object of that UID, and returns its text.

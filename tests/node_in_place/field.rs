@@ -11,8 +11,9 @@ use tokio::sync::{OnceCell, RwLockReadGuard, RwLockWriteGuard};
 use xtask::cluster::Node;
 
 use crate::bed::{self, Bed, Test};
+use crate::manager::Manager;
 use crate::pod;
-use crate::programs::{Manager, manage};
+use crate::programs::manage;
 use crate::settled::settled;
 
 static MANAGER: OnceCell<Manager> = OnceCell::const_new();

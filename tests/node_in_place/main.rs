@@ -12,6 +12,9 @@ mod connect;
 mod environment;
 mod field;
 mod image;
+#[path = "../support/manager.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod manager;
 #[path = "../container_meta/pod.rs"]
 #[allow(dead_code)]
 mod pod;
@@ -19,6 +22,9 @@ mod policy;
 #[path = "../support/programs.rs"]
 #[allow(dead_code, reason = "targets share it")]
 mod programs;
+#[path = "../support/readiness.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod readiness;
 mod resources;
 #[path = "../support/settled.rs"]
 mod settled;

@@ -8,9 +8,15 @@ mod bed;
 mod connect;
 mod faults;
 mod hooks;
+#[path = "../support/manager.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod manager;
 #[path = "../support/programs.rs"]
 #[allow(dead_code, reason = "targets share it")]
 mod programs;
+#[path = "../support/readiness.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod readiness;
 mod together;
 #[path = "../support/waits.rs"]
 #[allow(dead_code, reason = "targets share it")]

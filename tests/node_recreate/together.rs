@@ -16,13 +16,13 @@ use super::waits::PATIENCE;
 /// The manager as a process of the node; ends with its webhooks on drop.
 struct Manager<'a> {
     node: &'a Node,
-    _program: programs::Manager,
+    _program: super::manager::Manager,
 }
 
 impl<'a> Manager<'a> {
     fn start(node: &'a Node) -> Self {
         install(node, "webhooks");
-        let mut program = programs::Manager::new(node, "kruise-manager", 0);
+        let mut program = programs::manager(node, "kruise-manager", 0);
         program.start().unwrap();
         let probe = object("probe", "nobody", json!({}));
         wait::until("admission answers", PATIENCE, || {

@@ -8,6 +8,9 @@ mod autoscaling;
 mod connect;
 mod drain;
 mod hooks;
+#[path = "../support/manager.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod manager;
 mod metrics;
 mod migration;
 mod partition;
@@ -17,6 +20,9 @@ mod pods;
 #[path = "../support/programs.rs"]
 #[allow(dead_code, reason = "targets share it")]
 mod programs;
+#[path = "../support/readiness.rs"]
+#[allow(dead_code, reason = "targets share it")]
+mod readiness;
 #[path = "../support/sets.rs"]
 #[allow(dead_code, reason = "targets share it")]
 mod sets;

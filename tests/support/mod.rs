@@ -12,4 +12,6 @@
 pub mod connect;
 pub mod fake_registry;
 pub mod fault_cri;
+pub mod manager;
+pub mod readiness;
 pub mod waits;

@@ -1,15 +1,12 @@
 //! Our programs as processes of a node, as their own accounts, and what they stand on.
 
-#[path = "readiness.rs"]
-mod readiness;
-
-use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 
-use readiness::{readiness, ready};
-use xtask::cluster::{Bound, Component, NODE_NAME, Node, wait};
+use xtask::cluster::{Bound, Component, NODE_NAME, Node};
 
-use crate::waits::{PATIENCE, tails};
+use crate::manager::Manager;
+use crate::readiness::ready;
+use crate::waits::tails;
 
 /// What claims that name no class get: kube-controller-manager makes the volumes.
 const STORAGE: &str = r#"{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
@@ -32,7 +29,7 @@ pub fn node() -> (Node, Component) {
 pub fn manage(node: &Node) -> Manager {
     install(node, "webhooks");
     node.plane.apply(STORAGE).expect("a storage class");
-    let mut manager = Manager::new(node, "kruise-manager", 0);
+    let mut manager = manager(node, "kruise-manager", 0);
     manager.start().expect("the manager starts");
     manager.until_it_says("leading");
     manager
@@ -93,76 +90,12 @@ fn address(node: &Node) -> &str {
     server.rsplit_once(':').unwrap().0
 }
 
-/// A manager of the bed, with a token of its own; ends on drop.
-pub struct Manager {
-    program: Component,
-    health: String,
-    /// Its kubeconfig file.
-    pub kubeconfig: PathBuf,
-}
-
-impl Manager {
-    /// Describes it; `place` tells its ports from those of others.
-    pub fn new(node: &Node, name: &'static str, place: u16) -> Self {
-        let plane = &node.plane;
-        let account = plane
-            .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
-            .unwrap();
-        // The next one made for this account would be of the same name.
-        let kubeconfig = plane.dir().join(format!("{name}.kubeconfig"));
-        std::fs::rename(account, &kubeconfig).unwrap();
-        let health = format!("{}:{}", address(node), 8000 + place);
-        let probe = health.clone();
-        let program = plane
-            .component(name, env!("CARGO_BIN_EXE_kruise-manager"))
-            .args([
-                format!("--kubeconfig={}", kubeconfig.display()),
-                format!("--health-probe-addr={health}"),
-                format!("--metrics-addr={health}"),
-                "--nodeimage-creation-delay=0s".into(),
-            ])
-            .env("WEBHOOK_HOST", "127.0.0.1")
-            .env("WEBHOOK_PORT", (9443 + place).to_string())
-            .env("POD_NAMESPACE", "kruise-system")
-            .env("RUST_LOG", "info,kruise=debug")
-            .ready(move || ready(&probe));
-        Self {
-            program,
-            health,
-            kubeconfig,
-        }
-    }
-
-    /// Waits until its readiness answer has these words, whatever its code.
-    pub fn until_it_says(&self, words: &str) {
-        let says = || Ok(readiness(&self.health).contains(words).then_some(()));
-        if let Err(why) = wait::until(words, PATIENCE, says) {
-            panic!(
-                "{why}; it says {:?}\n{}",
-                readiness(&self.health),
-                self.program.tail()
-            );
-        }
-    }
-}
-
-impl Deref for Manager {
-    type Target = Component;
-    fn deref(&self) -> &Component {
-        &self.program
-    }
-}
-
-impl DerefMut for Manager {
-    fn deref_mut(&mut self) -> &mut Component {
-        &mut self.program
-    }
-}
-
-impl Drop for Manager {
-    /// One that a failed test made must not lead for the next test.
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.program.kill();
-    }
+/// A manager as a process of the node, to be started; `place` tells its ports from those of others.
+pub fn manager(node: &Node, name: &'static str, place: u16) -> Manager {
+    Manager::new(
+        &node.plane,
+        name,
+        &format!("{}:{}", address(node), 8000 + place),
+        9443 + place,
+    )
 }

@@ -7,8 +7,9 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use crate::manager::Manager;
 use crate::pods::{container, identities, runs, state, text};
-use crate::programs::Manager;
+use crate::programs::manager;
 use crate::workloads::{Bed, Space, alone};
 
 /// Waits until a Pod of `web` is being updated.
@@ -87,7 +88,7 @@ async fn flood<G: std::ops::Deref<Target = Bed>>(space: &Space<G>, name: &str, p
 #[tokio::test]
 async fn a_leader_that_was_stopped_and_lost_the_lease_writes_nothing_more() {
     let space = alone().await;
-    let mut other = Manager::new(&space.bed.node, "kruise-manager-2", 1);
+    let mut other = manager(&space.bed.node, "kruise-manager-2", 1);
     other.start().unwrap();
     other.until_it_says("standing by");
     let (first, second) = (credential(&space.bed.manager), credential(&other));

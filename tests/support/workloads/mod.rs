@@ -10,7 +10,8 @@ mod witness;
 use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use xtask::cluster::{Component, Node};
 
-use crate::programs::{self, Manager};
+use crate::manager::Manager;
+use crate::programs;
 
 pub use space::{Space, template};
 pub use witness::{Seen, Witness};

@@ -1,0 +1,90 @@
+//! Our manager as a process of a bed, as its own account.
+
+use std::net::TcpListener;
+use std::ops::{Deref, DerefMut};
+use std::path::PathBuf;
+
+use xtask::cluster::{Bound, Component, ControlPlane, wait};
+
+use super::readiness::{readiness, ready};
+use super::waits::PATIENCE;
+
+/// A manager of the bed, with a token of its own; ends on drop.
+pub struct Manager {
+    program: Component,
+    health: String,
+    /// Its kubeconfig file.
+    pub kubeconfig: PathBuf,
+}
+
+impl Manager {
+    /// Describes it; it tells its health at `health`.
+    pub fn new(plane: &ControlPlane, name: &'static str, health: &str, webhooks: u16) -> Self {
+        let account = plane
+            .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
+            .unwrap();
+        // The next one made for this account would be of the same name.
+        let kubeconfig = plane.dir().join(format!("{name}.kubeconfig"));
+        std::fs::rename(account, &kubeconfig).unwrap();
+        let health = health.to_owned();
+        let probe = health.clone();
+        let program = plane
+            .component(name, env!("CARGO_BIN_EXE_kruise-manager"))
+            .args([
+                format!("--kubeconfig={}", kubeconfig.display()),
+                format!("--health-probe-addr={health}"),
+                format!("--metrics-addr={health}"),
+                "--nodeimage-creation-delay=0s".into(),
+            ])
+            .env("WEBHOOK_HOST", "127.0.0.1")
+            .env("WEBHOOK_PORT", webhooks.to_string())
+            .env("POD_NAMESPACE", "kruise-system")
+            .env("RUST_LOG", "info,kruise=debug")
+            .ready(move || ready(&probe));
+        Self {
+            program,
+            health,
+            kubeconfig,
+        }
+    }
+
+    /// One that listens where nobody does.
+    pub fn somewhere(plane: &ControlPlane, name: &'static str) -> Self {
+        let held = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let [health, webhooks] = held.map(|held| held.local_addr().unwrap());
+        Self::new(plane, name, &health.to_string(), webhooks.port())
+    }
+
+    /// Waits until its readiness answer has these words, whatever its code.
+    pub fn until_it_says(&self, words: &str) {
+        let says = || Ok(readiness(&self.health).contains(words).then_some(()));
+        if let Err(why) = wait::until(words, PATIENCE, says) {
+            panic!(
+                "{why}; it says {:?}\n{}",
+                readiness(&self.health),
+                self.program.tail()
+            );
+        }
+    }
+}
+
+impl Deref for Manager {
+    type Target = Component;
+    fn deref(&self) -> &Component {
+        &self.program
+    }
+}
+
+impl DerefMut for Manager {
+    fn deref_mut(&mut self) -> &mut Component {
+        &mut self.program
+    }
+}
+
+impl Drop for Manager {
+    /// One that a failed test made must not lead for the next test.
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.program.kill();
+    }
+}
