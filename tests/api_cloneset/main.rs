@@ -2,8 +2,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod apart;
-#[path = "../support/connect.rs"]
-mod connect;
 mod costs;
 mod document;
 mod errors;
@@ -11,25 +9,14 @@ mod field;
 mod kubelet;
 mod life;
 mod manuals;
-#[path = "../support/pods.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod pods;
-#[path = "../support/readiness.rs"]
-mod readiness;
 mod scale;
-#[path = "../support/sets.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod sets;
-#[path = "../support/settled.rs"]
-mod settled;
 mod steady;
 mod story;
-#[path = "../support/untyped.rs"]
-mod untyped;
+#[path = "../support/mod.rs"]
+mod support;
 mod update;
-#[path = "../support/waits.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod waits;
 #[path = "../api_manager/world.rs"]
 #[allow(dead_code, reason = "the controllers' other tests use the rest of it")]
 mod world;
+
+use support::{connect, pods, readiness, sets};

@@ -6,27 +6,16 @@ mod admission;
 mod cloneset;
 mod cloneset_many;
 mod cloneset_templates;
-#[path = "../support/connect.rs"]
-mod connect;
 mod conversion;
-#[path = "../support/etcd.rs"]
-mod etcd;
 mod fence;
-#[path = "../support/manager.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod manager;
 mod mounts;
 mod programs;
 mod rbac;
-#[path = "../support/readiness.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod readiness;
 mod replicas;
 mod rules;
-#[path = "../support/untyped.rs"]
-mod untyped;
+#[path = "../support/mod.rs"]
+mod support;
 mod upgrade;
-#[path = "../support/waits.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod waits;
 mod world;
+
+use support::{connect, etcd, manager, untyped};

@@ -6,22 +6,10 @@
 #[path = "../node_recreate/bed/mod.rs"]
 #[allow(dead_code, unused_imports)]
 mod bed;
-#[path = "../support/connect.rs"]
-mod connect;
-#[path = "../support/manager.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod manager;
 mod outage;
 mod pod;
-#[path = "../support/programs.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod programs;
-#[path = "../support/readiness.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod readiness;
-#[path = "../support/waits.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod waits;
+#[path = "../support/mod.rs"]
+mod support;
 
 use bed::{shared, statuses};
 use k8s_openapi::api::core::v1::Pod;
@@ -31,6 +19,7 @@ use kube::ResourceExt;
 use kube::api::PostParams;
 use pod::{META, Told, container, from_annotation, from_label};
 use serde_json::json;
+use support::{connect, programs, waits};
 
 #[tokio::test]
 async fn containers_are_told_of_in_one_write_and_only_those_of_our_workloads() {

@@ -3,20 +3,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod bed;
-#[path = "../support/manager.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod manager;
-#[path = "../support/programs.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod programs;
-#[path = "../support/readiness.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod readiness;
 mod rollout;
+#[path = "../support/mod.rs"]
+mod support;
 mod take_over;
 mod together;
 mod told;
-#[path = "../support/waits.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod waits;
 mod work;
+
+use support::{manager, programs, waits};

@@ -7,28 +7,16 @@ mod batches;
 #[path = "../node_recreate/bed/mod.rs"]
 #[allow(dead_code, unused_imports)]
 mod bed;
-#[path = "../support/connect.rs"]
-mod connect;
 mod environment;
 mod field;
 mod image;
-#[path = "../support/manager.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod manager;
 #[path = "../container_meta/pod.rs"]
 #[allow(dead_code)]
 mod pod;
 mod policy;
-#[path = "../support/programs.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod programs;
-#[path = "../support/readiness.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod readiness;
 mod resources;
-#[path = "../support/settled.rs"]
-mod settled;
+#[path = "../support/mod.rs"]
+mod support;
 mod unproven;
-#[path = "../support/waits.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod waits;
+
+use support::{connect, manager, programs, settled, waits};

@@ -4,25 +4,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod bed;
-#[path = "../support/connect.rs"]
-mod connect;
 mod faults;
 mod hooks;
-#[path = "../support/manager.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod manager;
-#[path = "../support/programs.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod programs;
-#[path = "../support/readiness.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod readiness;
+#[path = "../support/mod.rs"]
+mod support;
 mod together;
-#[path = "../support/waits.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod waits;
 
 use std::time::Duration;
+use support::{connect, manager, programs, waits};
 
 use bed::{assert_succeeded, shared, statuses};
 use kruise::api::container_recreate_request::{

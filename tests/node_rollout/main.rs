@@ -4,36 +4,13 @@
 
 mod alone;
 mod autoscaling;
-#[path = "../support/connect.rs"]
-mod connect;
 mod drain;
 mod hooks;
-#[path = "../support/manager.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod manager;
 mod metrics;
 mod migration;
 mod partition;
-#[path = "../support/pods.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod pods;
-#[path = "../support/programs.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod programs;
-#[path = "../support/readiness.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod readiness;
-#[path = "../support/sets.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod sets;
-#[path = "../support/settled.rs"]
-mod settled;
-#[path = "../support/untyped.rs"]
-mod untyped;
+#[path = "../support/mod.rs"]
+mod support;
 mod volumes;
-#[path = "../support/waits.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod waits;
-#[path = "../support/workloads/mod.rs"]
-#[allow(dead_code, reason = "targets share it")]
-mod workloads;
+
+use support::{manager, pods, programs, untyped, workloads};

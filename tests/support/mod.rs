@@ -1,4 +1,5 @@
-//! What several test targets share: a container runtime and a registry that misbehave on demand, and waits.
+//! What several test targets share: a container runtime and a registry that misbehave on demand, our programs as
+//! processes of a bed, CloneSets and their Pods, and waits.
 //!
 //! Each target compiles it anew and uses a part of it, hence `dead_code`.
 #![allow(
@@ -10,8 +11,15 @@
 )]
 
 pub mod connect;
+pub mod etcd;
 pub mod fake_registry;
 pub mod fault_cri;
 pub mod manager;
+pub mod pods;
+pub mod programs;
 pub mod readiness;
+pub mod sets;
+pub mod settled;
+pub mod untyped;
 pub mod waits;
+pub mod workloads;

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use xtask::cluster::{Bound, Component, NODE_NAME, Node};
 
-use crate::manager::Manager;
-use crate::readiness::ready;
-use crate::waits::tails;
+use super::manager::Manager;
+use super::readiness::ready;
+use super::waits::tails;
 
 /// What claims that name no class get: kube-controller-manager makes the volumes.
 const STORAGE: &str = r#"{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",

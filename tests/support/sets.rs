@@ -9,9 +9,9 @@ use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use serde_json::{Value, json};
 
-use crate::settled::settled;
-use crate::untyped::untyped;
-use crate::waits::{self, named, tails};
+use super::settled::settled;
+use super::untyped::untyped;
+use super::waits::{self, named, tails};
 
 /// A namespace, as its administrator.
 pub struct Sets {

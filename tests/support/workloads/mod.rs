@@ -10,8 +10,8 @@ mod witness;
 use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use xtask::cluster::{Component, Node};
 
-use crate::manager::Manager;
-use crate::programs;
+use super::manager::Manager;
+use super::programs;
 
 pub use space::{Space, template};
 pub use witness::{Seen, Witness};

@@ -8,12 +8,12 @@ use kruise::api::cloneset::{CloneSet, CloneSetStatus};
 use kube::api::{Api, DynamicObject};
 use serde_json::{Value, json};
 
+use super::super::connect::connect;
+use super::super::pods::{identities, name as name_of};
+use super::super::programs::logs;
+use super::super::sets::Sets;
+use super::super::settled::settled;
 use super::{Bed, Witness};
-use crate::connect::connect;
-use crate::pods::{identities, name as name_of};
-use crate::programs::logs;
-use crate::sets::Sets;
-use crate::settled::settled;
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 

@@ -10,7 +10,7 @@ use kube::runtime::watcher;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use crate::pods::{deleting, name, serves, state, uid};
+use super::super::pods::{deleting, name, serves, state, uid};
 
 /// Every version of the Pods passes by, in the order in which they were written.
 pub struct Witness {
