@@ -36,6 +36,7 @@ const DAEMON_MAY_NOT: &[Access] = &[
     ("create", "pods/exec", "default"),
     ("delete", "pods", "default"),
     ("list", "nodes", ""),
+    ("get", "nodeimages.apps.kruise.io/status", ""),
 ];
 
 const MANAGER_MAY: &[Access] = &[
@@ -79,10 +80,33 @@ const MANAGER_MAY: &[Access] = &[
     ("create", "persistentvolumeclaims", "default"),
     ("create", "controllerrevisions.apps", "default"),
     ("create", "imagepulljobs.apps.kruise.io", "default"),
+    ("get", "imagepulljobs.apps.kruise.io", "default"),
+    ("watch", "containerrecreaterequests.apps.kruise.io", ""),
+    (
+        "get",
+        "customresourcedefinitions.apiextensions.k8s.io/imagepulljobs.apps.kruise.io",
+        "",
+    ),
+    (
+        "patch",
+        "mutatingwebhookconfigurations.admissionregistration.k8s.io/kruise-mutating-webhook-configuration",
+        "",
+    ),
 ];
 
 const MANAGER_MAY_NOT: &[Access] = &[
     ("get", "namespaces", ""),
+    ("get", "containerrecreaterequests.apps.kruise.io", "default"),
+    (
+        "patch",
+        "customresourcedefinitions.apiextensions.k8s.io/imagepulljobs.apps.kruise.io",
+        "",
+    ),
+    (
+        "get",
+        "mutatingwebhookconfigurations.admissionregistration.k8s.io/kruise-mutating-webhook-configuration",
+        "",
+    ),
     ("update", "imagepulljobs.apps.kruise.io", "default"),
     ("update", "pods/status", "default"),
     ("create", "containerrecreaterequests.apps.kruise.io", "default"),
