@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use kruise::node;
 
-/// Pulls images ahead of time and recreates containers in place on this node
+/// Pulls images ahead of time, and recreates and updates containers in place on this node
 ///
-/// Without a subcommand it runs as the node's daemon: it watches this node's NodeImage and the
-/// ContainerRecreateRequests for its Pods, and talks CRI to the container runtime.
+/// Without a subcommand it runs as the node's daemon: it watches this node's NodeImage, its Pods and the
+/// ContainerRecreateRequests for them, and talks CRI to the container runtime.
 #[derive(Parser)]
 #[command(name = "kruise-daemon", version, args_conflicts_with_subcommands = true)]
 struct Cli {

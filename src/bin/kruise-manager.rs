@@ -5,9 +5,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use kruise::manager;
 
-/// Fans ImagePullJobs out to nodes and looks after NodeImages, ContainerRecreateRequests and Pod readiness
+/// Keeps the Pods of CloneSets, fans ImagePullJobs out to nodes, and looks after ContainerRecreateRequests
 ///
-/// Several replicas may run: controllers work in the one that holds the Lease 'kruise-manager'.
+/// Several replicas may run: all of them serve webhooks, and controllers work in the one that holds the Lease
+/// 'kruise-manager'.
 #[derive(Parser)]
 #[command(name = "kruise-manager", version)]
 struct Cli {

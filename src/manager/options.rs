@@ -15,7 +15,7 @@ use crate::ops::upstream_flags::UpstreamFlags;
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// Kubeconfig file; the Pod's service account when absent
-    #[arg(long)]
+    #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
     /// Namespace of this installation: of the webhook's Service and certificate
@@ -54,7 +54,8 @@ pub struct Options {
         action = clap::ArgAction::Set,
         num_args = 0..=1,
         default_missing_value = "true",
-        require_equals = true
+        require_equals = true,
+        value_name = "BOOL"
     )]
     pub enable_leader_election: bool,
 
@@ -89,7 +90,8 @@ pub struct Options {
         action = clap::ArgAction::Set,
         num_args = 0..=1,
         default_missing_value = "true",
-        require_equals = true
+        require_equals = true,
+        value_name = "BOOL"
     )]
     pub cloneset_scaling_exclude_preparing_delete: bool,
 
@@ -107,11 +109,18 @@ pub struct Options {
     pub default_ttlseconds_for_always_nodeimage: i32,
 
     /// Feature gates, as NAME=true|false separated by commas
-    #[arg(long, default_value = "", value_parser = Gates::read, value_name = "GATES")]
+    #[arg(
+        long,
+        default_value = "",
+        hide_default_value = true,
+        value_parser = Gates::read,
+        value_name = "GATES",
+        long_help = Gates::help()
+    )]
     pub feature_gates: Gates,
 
     /// How log lines look; RUST_LOG chooses which there are
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
     pub log_format: Format,
 
     /// Flags of upstream's that change nothing here.

@@ -13,11 +13,11 @@ use crate::ops::upstream_flags::UpstreamFlags;
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// The node's name in the cluster
-    #[arg(long, env = "NODE_NAME")]
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
     pub node_name: Option<String>,
 
     /// Kubeconfig file; the Pod's service account when absent
-    #[arg(long)]
+    #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
     /// CRI socket, relative to /hostvarrun (or /run where that is not mounted) or absolute; turns detection off
@@ -37,11 +37,11 @@ pub struct Options {
     pub control_socket: PathBuf,
 
     /// How log lines look; RUST_LOG chooses which there are
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
     pub log_format: Format,
 
-    /// Features to switch off: NAME=false,…
-    #[arg(long, default_value = "", value_parser = Gates::read, value_name = "GATES")]
+    /// Features to switch off, as NAME=false separated by commas: DaemonWatchingPod, InPlaceUpdateEnvFromMetadata
+    #[arg(long, default_value = "", hide_default_value = true, value_parser = Gates::read, value_name = "GATES")]
     pub feature_gates: Gates,
 
     /// Flags of the Go daemon that change nothing here

@@ -88,6 +88,16 @@ impl Gate {
 }
 
 impl Gates {
+    /// Help for the flag that takes them: all that mean anything, with what holds when nothing is said.
+    #[must_use]
+    pub fn help() -> String {
+        let gates = Gate::ALL.map(|gate| format!("\n- {}={}", gate.name(), gate.default()));
+        format!(
+            "Feature gates, as NAME=true|false separated by commas. When nothing is said:\n{}",
+            gates.concat()
+        )
+    }
+
     /// Reads `NAME=true,NAME=false,…`.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
@@ -18,14 +18,14 @@ pub struct Options {
     /// Folder of the Go implementation (its `run.sh` and binaries)
     #[arg(long, value_name = "DIR")]
     peer: Option<PathBuf>,
-    /// Where the table goes; its section "Notes" is kept
+    /// The page whose section with the table is written anew; its other sections are kept
     #[arg(long, value_name = "FILE", default_value = "docs/benchmarks.md")]
     out: PathBuf,
-    /// Only this group of rows; nothing is written then
-    #[arg(long, value_parser = PossibleValuesParser::new([&BESIDE[..], &AT_SIZE[..]].concat()))]
+    /// Only this group of rows, may be repeated; the table is printed and not written
+    #[arg(long, value_name = "GROUP", value_parser = PossibleValuesParser::new([&BESIDE[..], &AT_SIZE[..]].concat()))]
     only: Vec<String>,
-    /// The groups that take ours alone to sizes that need minutes, instead of the others
-    #[arg(long, conflicts_with = "only")]
+    /// Only the groups many-…: ours alone, at sizes that need minutes
+    #[arg(long, conflicts_with_all = ["only", "peer"])]
     at_size: bool,
 }
 
@@ -43,6 +43,19 @@ const BESIDE: [&str; 7] = [
 const AT_SIZE: [&str; 3] = ["many-nodes", "many-pods", "many-sets"];
 
 impl Options {
+    /// # Errors
+    /// When groups are asked for that have no table in common.
+    fn check(&self) -> Result<()> {
+        let beside = |group: &String| BESIDE.contains(&group.as_str());
+        ensure!(
+            self.only.iter().all(beside) || !(self.peer.is_some() || self.only.iter().any(beside)),
+            "--only: {} are of ours alone, on clusters of their own; measure the other groups apart, and leave \
+             --peer out",
+            AT_SIZE.join(", ")
+        );
+        Ok(())
+    }
+
     fn groups(&self) -> Vec<&str> {
         match (&self.only[..], self.at_size) {
             ([], false) => BESIDE.to_vec(),
@@ -54,6 +67,7 @@ impl Options {
 
 /// Builds the programs and runs the measurements.
 pub fn run(options: &Options) -> Result<()> {
+    options.check()?;
     let cache = Cache::open()?;
     prepare::ensure(&cache, &NODE)?;
     prepare::ensure(&cache, &[Part::Kwok])?;
@@ -81,7 +95,44 @@ pub fn run(options: &Options) -> Result<()> {
         cargo.env("KRUISE_BENCH_PEER", dir);
     }
     if !cargo.status().context("cannot start cargo")?.success() {
-        bail!("the measurements failed");
+        bail!("not everything was measured; what was not is named above");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn options(args: &[&str]) -> Options {
+        Cli::try_parse_from([&["bench"], args].concat()).unwrap().options
+    }
+
+    #[test]
+    fn groups_with_tables_of_two_kinds_are_not_measured_together() {
+        for (args, groups) in [
+            (&[][..], &BESIDE[..]),
+            (&["--at-size"], &AT_SIZE),
+            (&["--only", "pull", "--only", "ahead"], &["pull", "ahead"]),
+            (&["--only", "many-pods"], &["many-pods"]),
+        ] {
+            let options = options(args);
+            options.check().unwrap();
+            assert_eq!(options.groups(), groups);
+        }
+        for wrong in [["--only", "pull"], ["--peer", "."]] {
+            let wrong = options(&[&wrong[..], &["--only", "many-pods"]].concat());
+            assert!(wrong.check().unwrap_err().to_string().contains("many-pods"));
+        }
+    }
 }

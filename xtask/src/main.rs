@@ -7,9 +7,14 @@ use clap::{Parser, Subcommand};
 use xtask::cluster::{self, Cache, Node};
 use xtask::{bench, codegen, demo, test};
 
-/// The commands people type while working on kruise-rs.
+/// The commands people type while working on kruise-rs
 #[derive(Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    version,
+    after_help = "All but codegen need Debian, root, Go, gcc and git; they get the rest by themselves."
+)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -17,11 +22,11 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Show it: a node, an image pulled ahead of time, a container restarted in place
+    /// Show it on a real node: an image pulled ahead, a container restarted in place, running Pods given a new image
     Demo(demo::Options),
     /// Run every test, those on real components included
     Test(test::Options),
-    /// Measure, side by side with the Go implementation where its folder is given
+    /// Measure with release builds, side by side with the Go implementation where its folder is given
     Bench(bench::Options),
     /// Write what is generated: deploy/crds and deploy/webhooks
     Codegen,

@@ -1,5 +1,6 @@
 //! `kruise-daemon status`: what a node is doing, as a table or as JSON, once or live.
 
+use std::error::Error as _;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,10 +22,10 @@ pub struct StatusArgs {
     #[arg(long, short)]
     pub watch: bool,
     /// Table for people, or JSON for scripts (one object a line with --watch)
-    #[arg(long, short, value_enum, default_value_t)]
+    #[arg(long, short, value_enum, default_value_t, value_name = "FORMAT")]
     pub output: Output,
-    /// The control socket of the daemon
-    #[arg(long, default_value = DEFAULT_SOCKET)]
+    /// The control socket of the daemon, which only root may open
+    #[arg(long, default_value = DEFAULT_SOCKET, value_name = "PATH")]
     pub control_socket: PathBuf,
 }
 
@@ -107,7 +108,8 @@ async fn connect(args: &StatusArgs) -> Result<Client, Error> {
         .await
         .map_err(|error| Error::Unreachable {
             socket: args.control_socket.clone(),
-            why: crate::cluster::chain(&error),
+            // Its own words say no more than that there was an error.
+            why: crate::cluster::chain(error.source().unwrap_or(&error)),
         })?;
     Ok(Client::new(channel))
 }
@@ -157,4 +159,23 @@ fn print(output: Output, status: &render::Status, in_place: bool) -> Result<(), 
         }
     }
     Ok(out.flush()?)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[tokio::test]
+    async fn where_nobody_answers_the_reason_and_what_to_look_at_are_told() {
+        let args = StatusArgs {
+            watch: false,
+            output: Output::Table,
+            control_socket: "/nowhere/control.sock".into(),
+        };
+        let told = run(&args).await.unwrap_err().to_string();
+        let begin = "no kruise-daemon answers at /nowhere/control.sock: No such file or directory";
+        assert!(told.starts_with(begin), "{told}");
+    }
 }

@@ -60,7 +60,7 @@ pub struct Args {
     pub always: bool,
 
     /// What is printed on standard output
-    #[arg(long, short, value_enum, default_value_t)]
+    #[arg(long, short, value_enum, default_value_t, value_name = "FORMAT")]
     pub output: Output,
 }
 
