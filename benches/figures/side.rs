@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use kube::Client;
@@ -42,6 +42,42 @@ impl Which {
             Self::Peer(_) => "Go",
         }
     }
+
+    /// Installs it and starts its manager; gives the process ID.
+    fn manager(&self, node: &Node) -> Result<u32> {
+        match self {
+            Self::Ours(dir) => our_manager(node, dir),
+            Self::Peer(dir) => {
+                let peer = Peer::new(node, dir);
+                peer.install()?;
+                peer.manager()
+            }
+        }
+    }
+
+    /// Starts its daemon; gives the process ID, and how long it took to say that it is healthy.
+    fn daemon(&self, node: &Node) -> Result<(u32, Duration)> {
+        match self {
+            Self::Ours(dir) => our_daemon(node, dir),
+            Self::Peer(dir) => {
+                let peer = Peer::new(node, dir);
+                let account = peer.daemon_account()?;
+                let start = Instant::now();
+                let daemon = peer.daemon(&account)?;
+                healthy(node, 10221, "/healthz")?;
+                Ok((daemon, start.elapsed()))
+            }
+        }
+    }
+
+    /// Sizes of the binaries in bytes: daemon, manager.
+    fn sizes(&self, node: &Node) -> Result<(u64, u64)> {
+        let dir = match self {
+            Self::Ours(dir) => dir.clone(),
+            Self::Peer(dir) => Peer::new(node, dir).scratch(),
+        };
+        Ok((size(&dir.join("kruise-daemon"))?, size(&dir.join("kruise-manager"))?))
+    }
 }
 
 impl Side {
@@ -52,19 +88,14 @@ impl Side {
         let role = ["--clusterrole=cluster-admin", "--serviceaccount=kube-public:user"];
         plane.kubectl(&[&["create", "clusterrolebinding", "user"], &role[..]].concat())?;
         let client = cluster::client(&plane.kubeconfig_for("kube-public", "user", Bound::Nothing)?).await?;
-        let programs = match which {
-            Which::Ours(dir) => Ours { node: &node, dir }.start()?,
-            Which::Peer(dir) => start_peer(&node, dir)?,
-        };
+        let manager = which.manager(&node)?;
+        // The manager writes its address into the CRDs, and for a second after that the API server tells whoever
+        // lists NodeImages to come back: that is no part of a daemon's start.
         cluster::until(&client, NODE_IMAGE, None, NODE_NAME, |_| true)
             .await
             .context("no NodeImage")?;
-        let Programs {
-            daemon,
-            manager,
-            daemon_start,
-            sizes,
-        } = programs;
+        let (daemon, daemon_start) = which.daemon(&node)?;
+        let sizes = which.sizes(&node)?;
         Ok(Self {
             node,
             client,
@@ -77,86 +108,49 @@ impl Side {
     }
 }
 
-struct Programs {
-    daemon: u32,
-    manager: u32,
-    daemon_start: Duration,
-    sizes: (u64, u64),
+/// Installs ours and starts the manager; gives its process ID.
+fn our_manager(node: &Node, dir: &Path) -> Result<u32> {
+    let plane = &node.plane;
+    let deploy = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/default");
+    let all = plane.kubectl(&["kustomize", deploy])?;
+    // The programs run as processes here, as the Go ones do.
+    let pods = [
+        "kind: DaemonSet\n",
+        "kind: Deployment\n",
+        "kind: PodDisruptionBudget\n",
+    ];
+    let objects: Vec<&str> = all
+        .split("---\n")
+        .filter(|d| !pods.iter().any(|k| d.contains(k)))
+        .collect();
+    plane.apply(&objects.join("---\n"))?;
+    let account = plane.kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)?;
+    let env = "WEBHOOK_HOST=127.0.0.1 WEBHOOK_PORT=9876 POD_NAMESPACE=kruise-system RUST_LOG=info";
+    let line = format!(
+        "{env} {}/kruise-manager --kubeconfig={}",
+        dir.display(),
+        account.display()
+    );
+    let manager = background(node, &line, "manager")?;
+    healthy(node, 8000, "/readyz")?;
+    Ok(manager)
 }
 
-struct Ours<'a> {
-    node: &'a Node,
-    dir: &'a Path,
-}
-
-impl Ours<'_> {
-    fn start(&self) -> Result<Programs> {
-        let plane = &self.node.plane;
-        let deploy = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/default");
-        let all = plane.kubectl(&["kustomize", deploy])?;
-        // The programs run as processes here, as the Go ones do.
-        let pods = [
-            "kind: DaemonSet\n",
-            "kind: Deployment\n",
-            "kind: PodDisruptionBudget\n",
-        ];
-        let objects: Vec<&str> = all
-            .split("---\n")
-            .filter(|d| !pods.iter().any(|k| d.contains(k)))
-            .collect();
-        plane.apply(&objects.join("---\n"))?;
-        let manager = plane.kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)?;
-        let env = "WEBHOOK_HOST=127.0.0.1 WEBHOOK_PORT=9876 POD_NAMESPACE=kruise-system RUST_LOG=info";
-        let line = format!(
-            "{env} {}/kruise-manager --kubeconfig={}",
-            self.dir.display(),
-            manager.display()
-        );
-        let manager = background(self.node, &line, "manager")?;
-        healthy(self.node, 8000, "/readyz")?;
-        let daemon = plane.kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(NODE_NAME))?;
-        let control = plane.dir().join("control.sock");
-        let line = format!(
-            "NODE_NAME={NODE_NAME} RUST_LOG=info {}/kruise-daemon --kubeconfig={} --control-socket={} \
-             --socket-file=/run/containerd/containerd.sock",
-            self.dir.display(),
-            daemon.display(),
-            control.display()
-        );
-        let start = std::time::Instant::now();
-        let daemon = background(self.node, &line, "daemon")?;
-        healthy(self.node, 10221, "/readyz")?;
-        let sizes = (
-            size(&self.dir.join("kruise-daemon"))?,
-            size(&self.dir.join("kruise-manager"))?,
-        );
-        Ok(Programs {
-            daemon,
-            manager,
-            daemon_start: start.elapsed(),
-            sizes,
-        })
-    }
-}
-
-/// Starts the Go one from the folder with its `run.sh`.
-fn start_peer(node: &Node, dir: &Path) -> Result<Programs> {
-    let peer = Peer::new(node, dir);
-    peer.install()?;
-    let manager = peer.manager()?;
-    let account = peer.daemon_account()?;
-    let start = std::time::Instant::now();
-    let daemon = peer.daemon(&account)?;
-    healthy(node, 10221, "/healthz")?;
-    Ok(Programs {
-        daemon,
-        manager,
-        daemon_start: start.elapsed(),
-        sizes: (
-            size(&peer.scratch().join("kruise-daemon"))?,
-            size(&peer.scratch().join("kruise-manager"))?,
-        ),
-    })
+/// Starts our daemon; gives its process ID and how long it took to be ready.
+fn our_daemon(node: &Node, dir: &Path) -> Result<(u32, Duration)> {
+    let plane = &node.plane;
+    let account = plane.kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(NODE_NAME))?;
+    let line = format!(
+        "NODE_NAME={NODE_NAME} RUST_LOG=info {}/kruise-daemon --kubeconfig={} --control-socket={} \
+         --socket-file=/run/containerd/containerd.sock",
+        dir.display(),
+        account.display(),
+        plane.dir().join("control.sock").display()
+    );
+    let start = Instant::now();
+    let daemon = background(node, &line, "daemon")?;
+    healthy(node, 10221, "/readyz")?;
+    Ok((daemon, start.elapsed()))
 }
 
 fn size(path: &Path) -> Result<u64> {
