@@ -76,7 +76,10 @@ impl Which {
             Self::Ours(dir) => dir.clone(),
             Self::Peer(dir) => Peer::new(node, dir).scratch(),
         };
-        Ok((size(&dir.join("kruise-daemon"))?, size(&dir.join("kruise-manager"))?))
+        Ok((
+            size(&dir.join("kruise-daemon"))?,
+            size(&dir.join("kruise-manager"))?,
+        ))
     }
 }
 
