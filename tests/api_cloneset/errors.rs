@@ -22,7 +22,7 @@ fn said(set: &CloneSet, type_: &str) -> String {
 }
 
 /// Waits until a condition has these words.
-async fn says(field: &Field, type_: &'static str, words: &'static str) -> CloneSet {
+pub async fn says(field: &Field, type_: &'static str, words: &'static str) -> CloneSet {
     until(&field.sets(), "web", words, move |set: &CloneSet| {
         said(set, type_).contains(words)
     })
@@ -30,7 +30,7 @@ async fn says(field: &Field, type_: &'static str, words: &'static str) -> CloneS
 }
 
 /// A quota, with what is in use as its own controller would have it.
-async fn quota(field: &Field, resource: &str, hard: u32) {
+pub async fn quota(field: &Field, resource: &str, hard: u32) {
     let quotas = field.api("", "v1", "ResourceQuota");
     let spec = json!({ "hard": { resource: hard.to_string() } });
     let object = json!({ "metadata": { "name": "few" }, "spec": spec });
@@ -51,7 +51,7 @@ async fn quota(field: &Field, resource: &str, hard: u32) {
 }
 
 /// When the manager asked for another Pod of this namespace and was refused.
-fn refusals(field: &Field) -> Vec<Timestamp> {
+pub fn refusals(field: &Field) -> Vec<Timestamp> {
     let all = field.world.plane.writes().unwrap();
     let refused = all.iter().filter(|w| {
         w["verb"] == "create"

@@ -9,7 +9,9 @@ mod field;
 mod kubelet;
 mod life;
 mod manuals;
+mod order;
 mod scale;
+mod standing;
 mod steady;
 mod story;
 #[path = "../support/mod.rs"]

@@ -1,0 +1,101 @@
+//! What we cannot mend costs little for as long as it stands.
+
+use serde_json::{Value, json};
+use xtask::cluster::wait;
+
+use crate::errors::{quota, refusals, says};
+use crate::field::Field;
+use crate::kubelet::{NO_IMAGE, NO_NODE};
+use crate::world::{PATIENCE, world};
+
+/// Writes that the manager asked for in this namespace, whatever became of them: verb and resource.
+fn asked(field: &Field) -> Vec<(String, String)> {
+    let all = field.world.plane.writes().unwrap();
+    let ours = all.iter().filter(|w| {
+        w["user"]["username"] == "system:serviceaccount:kruise-system:kruise-manager"
+            && w["objectRef"]["namespace"] == field.namespace.as_str()
+    });
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    ours.map(|w| {
+        let (object, sub) = (&w["objectRef"], &w["objectRef"]["subresource"]);
+        let slash = if sub.is_string() { "/" } else { "" };
+        let resource = format!("{}{slash}{}", text(&object["resource"]), text(sub));
+        (text(&w["verb"]), resource)
+    })
+    .collect()
+}
+
+fn count(field: &Field, verb: &str, resource: &str) -> usize {
+    let all = asked(field).into_iter();
+    all.filter(|(v, r)| v == verb && r == resource).count()
+}
+
+/// Waits until the quota's tries are so many seconds apart: the clock of this test.
+fn until_apart(field: &Field, seconds: f64) -> usize {
+    let tries = wait::until("the pauses between tries grow", PATIENCE, || {
+        let all = refusals(field);
+        let mut gaps = all
+            .windows(2)
+            .map(|two| two[1].duration_since(two[0]).as_secs_f64());
+        Ok(gaps.any(|gap| gap > seconds).then_some(all.len()))
+    });
+    tries.unwrap()
+}
+
+fn claim() -> Value {
+    json!([{ "metadata": { "name": "data" }, "spec": { "storageClassName": "no-such-class",
+        "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } } }])
+}
+
+/// Two that wait for somebody else: for a storage class, and for an image.
+async fn waiting() -> [Field; 2] {
+    let class = Field::new(world(), "standing-class").await;
+    let template = json!({ "spec": { "nodeSelector": { (NO_NODE): "true" } } });
+    let spec = json!({ "replicas": 2, "template": template, "volumeClaimTemplates": claim() });
+    class.set("web", spec).await;
+    let image = Field::new(world(), "standing-image").await;
+    let template = json!({ "spec": { "containers": [{ "name": "app", "image": NO_IMAGE }] } });
+    image
+        .set("web", json!({ "replicas": 2, "template": template }))
+        .await;
+    says(&class, "Progressing", "no-such-class is not bound").await;
+    says(&image, "Progressing", "ImagePullBackOff").await;
+    [class, image]
+}
+
+#[tokio::test]
+async fn failures_that_stand_cost_few_writes_and_ever_fewer() {
+    let full = Field::new(world(), "standing-quota").await;
+    quota(&full, "pods", 1).await;
+    let others = waiting().await;
+    let spec = json!({ "replicas": 3, "volumeClaimTemplates": claim() });
+    full.set("web", spec).await;
+    says(&full, "FailedScale", "exceeded quota: few").await;
+    until_apart(&full, 1.9);
+    let before = others.each_ref().map(asked);
+    let tries = until_apart(&full, 7.9);
+    assert_eq!(
+        others.each_ref().map(asked),
+        before,
+        "nothing has changed for them"
+    );
+
+    assert!(tries <= 12, "{tries} tries in sixteen seconds");
+    let status = count(&full, "patch", "clonesets/status");
+    assert!(
+        status <= 2 * tries + 4,
+        "{status} writes of the status, {tries} tries"
+    );
+    let events = asked(&full).iter().filter(|(_, r)| r == "events").count();
+    assert!(events <= tries + 6, "{events} events, {tries} tries");
+    let claims = "persistentvolumeclaims";
+    assert_eq!(count(&full, "create", claims), 3, "one for each Pod");
+    assert_eq!(count(&full, "delete", claims), 0, "they wait for their Pods");
+
+    full.edit("web", json!({ "spec": { "replicas": 1 } })).await;
+    full.settled("web").await;
+    let gone = wait::until("claims of Pods that are not wanted any more go", PATIENCE, || {
+        Ok((count(&full, "delete", claims) == 2).then_some(()))
+    });
+    gone.unwrap();
+}
