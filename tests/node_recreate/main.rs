@@ -33,18 +33,12 @@ async fn one_container_is_restarted_in_place_with_two_writes() {
     let test = shared().await;
     let pod = test.pod("web", json!([container("main", 0)]), json!({})).await;
     let old = statuses(&pod)["main"].clone();
-    let watched = test.follow::<ContainerRecreateRequest>("one", "completed", |request| {
-        request
-            .status
-            .as_ref()
-            .is_some_and(|status| status.completion_time.is_some())
-    });
-    let made = async {
-        // The watch must be there first, to count every version.
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        test.request("one", &pod, &["main"], json!({})).await
+    let completed = |request: &ContainerRecreateRequest| {
+        let status = request.status.as_ref();
+        status.is_some_and(|status| status.completion_time.is_some())
     };
-    let ((request, versions), _) = tokio::join!(watched, made);
+    let made = test.request("one", &pod, &["main"], json!({}));
+    let ((request, versions), _) = test.follow_from("one", "completed", completed, made).await;
     let status = request.status.unwrap();
     assert_succeeded(&status);
     let state = &status.container_recreate_states[0];

@@ -1,7 +1,5 @@
 //! With the manager: admission, the not-ready key, the end of the active label, TTL.
 
-use std::time::Duration;
-
 use k8s_openapi::api::core::v1::Pod;
 use kruise::api::container_recreate_request::ContainerRecreateRequest;
 use kube::api::PostParams;
@@ -74,16 +72,14 @@ async fn a_user_s_request_goes_through_with_four_writes_and_is_cleared_up() {
             .is_some_and(|status| status.completion_time.is_some())
             && !active
     };
-    let watched = test.follow::<ContainerRecreateRequest>("plain", "closed by the manager", closed);
     let made = async {
-        // The watch must be there first, to count every version.
-        tokio::time::sleep(Duration::from_millis(300)).await;
         let request = object("plain", "web", json!({"ttlSecondsAfterFinished": 3}));
         let mut request: ContainerRecreateRequest = serde_json::from_value(request).unwrap();
         request.metadata.namespace = Some(test.namespace.clone());
         test.api().create(&PostParams::default(), &request).await.unwrap()
     };
-    let ((request, versions), made) = tokio::join!(watched, made);
+    let watched = test.follow_from("plain", "closed by the manager", closed, made);
+    let ((request, versions), made) = watched.await;
     assert_eq!(
         made.metadata.labels.as_ref().unwrap()["crr.apps.kruise.io/pod-uid"],
         pod.metadata.uid.clone().unwrap()

@@ -17,6 +17,7 @@ use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 use xtask::cluster::NODE_NAME;
 
 use super::Bed;
@@ -81,15 +82,43 @@ impl<G: std::ops::Deref<Target = Bed>> Test<G> {
             + Send
             + 'static,
     {
+        self.follow_from(name, what, wanted, async {}).await.0
+    }
+
+    /// The same for an object that is made only when the watch is there, so that no version is missed; and what
+    /// `make` came to.
+    pub async fn follow_from<K, T>(
+        &self,
+        name: &str,
+        what: &str,
+        wanted: impl Fn(&K) -> bool,
+        make: impl Future<Output = T>,
+    ) -> ((K, Vec<K>), T)
+    where
+        K: kube::Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Serialize
+            + Send
+            + 'static,
+    {
+        let watching = Notify::new();
         let mut seen = Vec::new();
         let wanted = |found: &[&K]| {
+            watching.notify_one();
             seen.extend(found.iter().map(|object| (*object).clone()));
             found.first().is_some_and(|object| wanted(object))
         };
         let what = format!("{name}: {what}");
         let logs = || self.bed.tail();
-        let mut last = waits::follow(&what, &logs, self.api(), named(name), |one| one, wanted).await;
-        (last.remove(0), seen)
+        let last = waits::follow(&what, &logs, self.api(), named(name), |one| one, wanted);
+        let made = async {
+            watching.notified().await;
+            make.await
+        };
+        let (mut last, made) = tokio::join!(last, made);
+        ((last.remove(0), seen), made)
     }
 
     /// Creates a Pod whose containers have these specs, with the log folder at `/log`, and waits until it is ready.
