@@ -33,8 +33,9 @@ pub(super) fn update(
             draft.wait("somebody to delete them, as type OnDelete wants", pod);
         }
     }
-    let chosen = choose(view, &numbers, forward);
-    restore(view, &chosen, pending);
+    let (candidates, mut wanted) = choose(view, &numbers, forward);
+    let first = wanted.min(candidates.len());
+    restore(view, &candidates[..first], pending);
     if view.spec.rolling_update().is_some_and(|r| r.paused) {
         return;
     }
@@ -46,13 +47,18 @@ pub(super) fn update(
     };
     let mut budget = Budget::new(view, &numbers, target);
     let mut specs = Specs::new();
-    for pod in chosen.into_iter().map(|at| view.pods[at]) {
+    for (place, pod) in candidates.into_iter().map(|at| view.pods[at]).enumerate() {
         let available = view.available(pod);
+        // Where the limit keeps those whose turn it is, others may take their places that are unavailable anyway.
+        if wanted == 0 || place >= first && (available || !budget.allows(false)) {
+            continue;
+        }
         // One that is unavailable anyway costs nothing, so it need not wait for those before it in the order.
         if !budget.allows(available) {
             draft.wait(format!("to be updated: {}", waits::budget(view)), pod);
             continue;
         }
+        wanted -= 1;
         if pending.get(&pod.uid).is_some_and(|p| p.first) || delayed(view, pod, draft) {
             continue;
         }
@@ -67,11 +73,11 @@ pub(super) fn update(
     }
 }
 
-/// The places of the Pods to update, or to take back, in order.
+/// The places of the Pods that may be updated, or taken back, in order, and how many of them are to be.
 ///
 /// Where as many Pods are updated as there are to be, one of the old that is unavailable may fill the place in which
 /// another is to be made for a Pod that is to be deleted; neither would ever go, so that one is updated, too.
-fn choose(view: &View<'_>, numbers: &Numbers, forward: bool) -> Vec<usize> {
+fn choose(view: &View<'_>, numbers: &Numbers, forward: bool) -> (Vec<usize>, usize) {
     let enough = numbers.update == 0;
     let beyond = beyond(view, forward);
     let wanted = if enough {
@@ -82,15 +88,14 @@ fn choose(view: &View<'_>, numbers: &Numbers, forward: bool) -> Vec<usize> {
     let wanted = wanted.max(0);
     let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
     if wanted == 0 || on_delete(view.spec) {
-        return Vec::new();
+        return (Vec::new(), 0);
     }
     let candidates = (0..view.pods.len()).filter(|at| {
         let pod = view.pods[*at];
         candidate(view, pod, forward) && !(enough && view.available(pod))
     });
-    let mut chosen = order::update(&view.pods, candidates.collect(), view.spec.rolling_update());
-    chosen.truncate(wanted);
-    chosen
+    let candidates = order::update(&view.pods, candidates.collect(), view.spec.rolling_update());
+    (candidates, wanted)
 }
 
 /// How many more Pods may be updated.

@@ -189,3 +189,28 @@ fn a_broken_old_pod_is_updated_though_others_come_first() {
     let new = |pod: &serde_json::Value| pod["spec"]["containers"][0]["image"] == "app:2";
     assert_eq!(world.pods.values().filter(|pod| new(pod)).count(), 3);
 }
+
+/// The places of those whose turn it is, but which the limit keeps, may be taken by one that costs nothing.
+#[test]
+fn a_broken_old_pod_is_updated_though_a_partition_has_no_place_for_it() {
+    let mut world = World::new(spec(false, false));
+    world.edit(&json!({ "replicas": 4 }));
+    let first = json!({ "weight": 50, "matchSelector": { "matchLabels": { "first": "yes" } } });
+    rolling(
+        &mut world,
+        json!({ "maxUnavailable": 1, "priorityStrategy": { "weightPriority": [first] } }),
+    );
+    settle(&mut world);
+    let names: Vec<String> = world.pods.keys().cloned().collect();
+    for name in &names[1..] {
+        world.pods.get_mut(name).unwrap()["metadata"]["labels"]["first"] = json!("yes");
+    }
+    world.pods.get_mut(&names[0]).unwrap()["spec"]["containers"][0]["image"] = json!("app:bad");
+    kubelets(&mut world);
+    container(&mut world, "image", json!("app:2"));
+    rolling(&mut world, json!({ "partition": 2 }));
+    settle(&mut world);
+    let new = |pod: &serde_json::Value| pod["spec"]["containers"][0]["image"] == "app:2";
+    assert_eq!(world.pods.values().filter(|pod| new(pod)).count(), 2);
+    assert_eq!(world.set["status"]["availableReplicas"], 4);
+}
