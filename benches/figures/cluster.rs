@@ -7,8 +7,10 @@ use anyhow::{Context, Result, bail};
 use futures::{StreamExt, TryStreamExt};
 use kruise::cluster::{Cluster, Options};
 use kube::Client;
-use kube::api::{Api, DynamicObject, PostParams, WatchEvent, WatchParams};
+use kube::api::{Api, DynamicObject, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
 use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -67,19 +69,21 @@ pub async fn create(
 /// Objects with the time at which they were seen.
 pub type Seen = UnboundedReceiver<(Instant, DynamicObject)>;
 
-/// Watches from now on; the watch is established when this returns.
+/// Watches from now on; the watch is established when this returns. It is taken up again where it ends, for the API
+/// server ends that of a client that is busy with other things; all that there is then is seen once more.
 pub async fn watch(client: &Client, kind: Kind, namespace: Option<&str>) -> Result<Seen> {
-    let api = api(client, kind, namespace);
-    let list = api
-        .list_metadata(&kube::api::ListParams::default().limit(1))
-        .await?;
-    let version = list.metadata.resource_version.context("a list without version")?;
-    let params = WatchParams::default().timeout(280);
-    let mut stream = api.watch(&params, &version).await?.boxed();
+    let config = watcher::Config::default().streaming_lists();
+    let mut events = watcher(api(client, kind, namespace), config)
+        .default_backoff()
+        .boxed();
+    while !matches!(
+        events.try_next().await?.context("the watch ended")?,
+        Event::InitDone
+    ) {}
     let (seen_tx, seen_rx) = unbounded_channel();
     tokio::spawn(async move {
-        while let Ok(Some(event)) = stream.try_next().await {
-            if let WatchEvent::Added(object) | WatchEvent::Modified(object) = event
+        while let Some(event) = events.next().await {
+            if let Ok(Event::Apply(object) | Event::InitApply(object)) = event
                 && seen_tx.send((Instant::now(), object)).is_err()
             {
                 break;
