@@ -62,14 +62,13 @@ pub(crate) fn apply(object: &mut Value, patch: &Value) {
         }
         (Value::Array(into), Value::Array(from)) => {
             for item in from {
-                let same = |other: &Value| {
-                    let key = if item.get("type").is_some() {
-                        "type"
-                    } else {
-                        "name"
-                    };
-                    item.is_object() && item[key] == other[key] || item == other
-                };
+                let mut keys = ["type", "uid"].into_iter();
+                let key = keys.find(|key| item.get(key).is_some()).unwrap_or("name");
+                let same = |other: &Value| item.is_object() && item[key] == other[key] || item == other;
+                if item["$patch"] == "delete" {
+                    into.retain(|other| !same(other));
+                    continue;
+                }
                 match into.iter_mut().find(|other| same(other)) {
                     Some(other) => apply(other, item),
                     None => into.push(item.clone()),

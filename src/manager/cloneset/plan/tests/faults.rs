@@ -132,6 +132,14 @@ impl World {
         true
     }
 
+    /// The watch shows everything, and what was to go is gone.
+    pub fn catch_up(&mut self) {
+        (self.slow, self.failing) = (false, 0);
+        self.unseen.clear();
+        self.going.clear();
+        self.collect();
+    }
+
     /// Forgets what is done, as each pass begins.
     pub fn settle_left(&mut self) {
         let observed = self.observe();

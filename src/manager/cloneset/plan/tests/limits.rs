@@ -1,5 +1,7 @@
 //! What must hold of every pass, whatever happened before.
 
+use std::collections::BTreeSet;
+
 use jiff::ToSpan;
 use serde_json::json;
 
@@ -27,10 +29,13 @@ struct Pass<'a> {
     observed: &'a Observed,
     limits: Limits,
     active: Vec<&'a Pod>,
+    /// Names of Pods that were made, and that the watch has not shown yet.
+    unseen: &'a BTreeSet<String>,
     now: jiff::Timestamp,
 }
 
-pub(super) fn check(world: &World, observed: &Observed, planned: &Plan) {
+pub(super) fn check(world: &World, observed: &Observed, planned: &Plan, unseen: &BTreeSet<String>) {
+    let ours = |pod: &Pod| pod.controller.as_deref() == Some("set") && pod.labels["app"] == "x";
     let pass = Pass {
         observed,
         limits: Limits::of(&observed.set.spec, &observed.switches),
@@ -38,8 +43,9 @@ pub(super) fn check(world: &World, observed: &Observed, planned: &Plan) {
             .pods
             .iter()
             .map(AsRef::as_ref)
-            .filter(|p| p.active())
+            .filter(|p| p.active() && ours(p))
             .collect(),
+        unseen,
         now: world.now,
     };
     let mut taken = Taken::default();
@@ -85,14 +91,14 @@ impl Pass<'_> {
     /// Counts what an act does, which must be nothing that a hook forbids.
     fn take(&self, act: &Act, taken: &mut Taken) {
         match act {
-            Act::CreatePod { .. } => taken.made += 1,
+            Act::CreatePod { name, .. } => taken.made += i64::from(!self.unseen.contains(name)),
             Act::DeletePod { uid, .. } => {
                 let pod = self.pod(uid);
                 let held = pods::hooked(self.hook(|l| l.pre_delete.as_ref()), pod);
                 assert!(!held, "a Pod is deleted that a hook holds");
                 taken.lost += i64::from(self.available(pod));
             }
-            Act::PatchPod { uid, why, .. } => {
+            Act::PatchPod { uid, why, .. } if !matches!(why, Why::Adopt | Why::Release) => {
                 let pod = self.pod(uid);
                 let out = matches!(why, Why::UpdateInPlace | Why::PrepareUpdate | Why::PrepareDelete);
                 taken.lost += i64::from(out && self.available(pod));
@@ -122,7 +128,7 @@ impl Pass<'_> {
             .iter()
             .filter(|p| pods::state(p) == State::PreparingDelete)
             .count();
-        let counted = self.active.len()
+        let counted = self.active.len() + self.unseen.len()
             - if limits.exclude_preparing_delete {
                 waiting
             } else {

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod cases;
 mod faults;
+mod happenings;
 mod histories;
 mod hooks;
 mod limits;

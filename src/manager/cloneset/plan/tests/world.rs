@@ -170,12 +170,14 @@ impl World {
             return ours;
         }
         let uid = format!("u{}", self.fresh());
+        pod["metadata"]["name"] = json!(name);
         pod["metadata"]["uid"] = json!(uid);
         pod["metadata"]["resourceVersion"] = json!("1");
         pod["metadata"]["creationTimestamp"] = json!(self.now.to_string());
         // What a later Kubernetes adds, and nobody here knows.
         pod["spec"]["ofOthers"] = json!(uid);
         pod["status"] = json!({ "phase": "Pending" });
+        self.unseen.remove(name);
         self.pods.insert(name.to_owned(), pod);
         true
     }
@@ -214,9 +216,9 @@ impl World {
         let slow = self.slow;
         self.claims.retain(|_, claim| {
             let owner = &claim["metadata"]["ownerReferences"][0]["uid"];
-            let used = ids.contains(&&claim["metadata"]["labels"][keys::CLONESET_INSTANCE_ID]);
+            let used = || ids.contains(&&claim["metadata"]["labels"][keys::CLONESET_INSTANCE_ID]);
             let deleted = claim["metadata"]["deletionTimestamp"].is_string();
-            (owner == "set" || pods.contains(&owner)) && (!deleted || used || slow)
+            (owner == "set" || pods.contains(&owner)) && (!deleted || slow || used())
         });
     }
 

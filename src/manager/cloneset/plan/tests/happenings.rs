@@ -1,0 +1,280 @@
+//! What may happen to a CloneSet and its Pods, and who does it.
+
+use jiff::ToSpan;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::faults::Fault;
+use super::histories::{container, pass, rolling};
+use super::world::World;
+use crate::api::keys;
+
+/// What may happen between two passes. Numbers choose among what there is.
+#[derive(Clone, Debug)]
+pub(super) enum Happening {
+    /// Passes of the controller.
+    Reconcile(u8),
+    Seconds(u8),
+    Kubelets(u8),
+    Hooks(u8),
+    Crash(u8),
+    Deleted(u8),
+    Specified(u8),
+    ToDelete(u8),
+    Failing(u8),
+    /// What is deleted takes its time from now on, or no more.
+    Slow(bool),
+    /// Somebody makes a Pod that the selector picks.
+    Stray,
+    /// Somebody else's Pod takes a name that one of ours was to have.
+    Foreign(u8),
+    /// A Pod is taken out of the CloneSet to be looked at, or given back.
+    Apart(u8),
+    /// A label that priority and scatter go by.
+    Rank(u8),
+    Priority(u8),
+    Scatter(bool),
+    /// The image of the second container.
+    Side(u8),
+    Replicas(u8),
+    Image(u8),
+    Cpu(u8),
+    Command(u8),
+    Label(u8),
+    Partition(u8),
+    Unavailable(u8),
+    Surge(u8),
+    Paused(bool),
+    Policy(u8),
+    Grace(u8),
+    MinReady(u8),
+    ScaleUnavailable(u8),
+    MarkNotReady(bool),
+    PvcReuse(bool),
+    Exclude(bool),
+    OnDelete(bool),
+}
+
+pub(super) fn happening() -> impl Strategy<Value = Happening> {
+    use Happening::*;
+    let n = any::<u8>;
+    prop_oneof![
+        12 => (1_u8..4).prop_map(Reconcile),
+        4 => n().prop_map(Seconds),
+        8 => n().prop_map(Kubelets),
+        6 => n().prop_map(Hooks),
+        1 => n().prop_map(Crash),
+        1 => n().prop_map(Deleted),
+        1 => n().prop_map(Specified),
+        1 => n().prop_map(ToDelete),
+        2 => n().prop_map(Failing),
+        1 => any::<bool>().prop_map(Slow),
+        1 => Just(Stray),
+        1 => n().prop_map(Foreign),
+        1 => n().prop_map(Apart),
+        1 => n().prop_map(Rank),
+        1 => n().prop_map(Priority),
+        1 => any::<bool>().prop_map(Scatter),
+        1 => n().prop_map(Side),
+        1 => n().prop_map(Replicas),
+        3 => n().prop_map(Image),
+        1 => n().prop_map(Cpu),
+        1 => n().prop_map(Command),
+        1 => n().prop_map(Label),
+        2 => n().prop_map(Partition),
+        1 => n().prop_map(Unavailable),
+        1 => n().prop_map(Surge),
+        1 => any::<bool>().prop_map(Paused),
+        1 => n().prop_map(Policy),
+        1 => n().prop_map(Grace),
+        1 => n().prop_map(MinReady),
+        1 => n().prop_map(ScaleUnavailable),
+        1 => any::<bool>().prop_map(MarkNotReady),
+        1 => any::<bool>().prop_map(PvcReuse),
+        1 => any::<bool>().prop_map(Exclude),
+        1 => any::<bool>().prop_map(OnDelete),
+    ]
+}
+
+fn pick(world: &World, n: u8) -> Option<String> {
+    let names: Vec<&String> = world.pods.keys().collect();
+    names
+        .get(usize::from(n) % names.len().max(1))
+        .map(|name| (*name).clone())
+}
+
+/// Some of the Pods, by the bits of `n`.
+fn some(world: &World, n: u8) -> Vec<String> {
+    let named = world.pods.keys().enumerate();
+    named
+        .filter(|(at, _)| n & (1 << (at % 8)) != 0)
+        .map(|(_, name)| name.clone())
+        .collect()
+}
+
+fn share(n: u8, replicas: u8) -> Value {
+    let percent = ["0%", "25%", "50%", "99%", "100%"];
+    match n % 3 {
+        0 => json!(percent[usize::from(n / 3) % percent.len()]),
+        _ => json!(n / 3 % (replicas + 1)),
+    }
+}
+
+pub(super) fn happen(world: &mut World, happening: &Happening) {
+    match happening {
+        Happening::Reconcile(times) => (0..*times).for_each(|_| pass(world)),
+        Happening::Seconds(n) => {
+            world.now = world.now.checked_add(i64::from(*n % 40).seconds()).unwrap();
+            world.unseen.clear();
+        }
+        Happening::Kubelets(n) => some(world, *n).iter().for_each(|name| world.kubelet(name)),
+        Happening::Hooks(n) => some(world, *n).iter().for_each(|name| world.hook(name)),
+        Happening::Crash(n) => pick(world, *n).iter().for_each(|name| world.crash(name)),
+        Happening::Deleted(n) => pick(world, *n).iter().for_each(|name| world.delete(name)),
+        Happening::Specified(n) => {
+            let name = pick(world, *n);
+            let pod = name.and_then(|name| world.pods.get_mut(&name));
+            pod.into_iter()
+                .for_each(|pod| pod["metadata"]["labels"][keys::SPECIFIED_DELETE] = json!("true"));
+        }
+        Happening::ToDelete(n) => {
+            let name = pick(world, *n);
+            world.edit(&json!({ "scaleStrategy": { "podsToDelete": name.into_iter().collect::<Vec<_>>() } }));
+        }
+        Happening::Failing(n) => {
+            let faults = [Fault::Refused, Fault::HalfDone, Fault::Lost];
+            (world.failing, world.fault) = (usize::from(*n % 4), faults[usize::from(n / 4 % 3)]);
+        }
+        other => others(world, other),
+    }
+}
+
+/// What others do to Pods.
+fn others(world: &mut World, happening: &Happening) {
+    match happening {
+        Happening::Slow(slow) => {
+            world.slow = *slow;
+            world.going.clear();
+            world.collect();
+        }
+        Happening::Stray => {
+            let name = format!("stray-{}", world.fresh());
+            world.create(&name, stranger(json!([])));
+        }
+        Happening::Foreign(n) => {
+            let ids = world.claims.values();
+            let ids = ids.filter_map(|c| c["metadata"]["labels"][keys::CLONESET_INSTANCE_ID].as_str());
+            let names = ids
+                .map(|id| format!("s-{id}"))
+                .chain(world.left.pods.keys().cloned());
+            let free: Vec<String> = names.filter(|name| !world.pods.contains_key(name)).collect();
+            if let Some(name) = free.get(usize::from(*n) % free.len().max(1)) {
+                world.create(name, stranger(json!([{ "uid": "another", "controller": true }])));
+            }
+        }
+        Happening::Apart(n) => label(world, *n, "app", |app| if app == "x" { "apart" } else { "x" }),
+        Happening::Rank(n) => label(world, *n, "rank", |rank| if rank == "1" { "2" } else { "1" }),
+        other => edit(world, other),
+    }
+}
+
+/// A Pod that is not made by us.
+fn stranger(owners: Value) -> Value {
+    let container = json!({ "name": "app", "image": "app:1" });
+    json!({
+        "metadata": { "name": "", "labels": { "app": "x" }, "ownerReferences": owners },
+        "spec": { "containers": [container] },
+    })
+}
+
+/// Changes a label of a Pod.
+fn label(world: &mut World, n: u8, key: &str, to: fn(&str) -> &'static str) {
+    let name = pick(world, n);
+    if let Some(pod) = name.and_then(|name| world.pods.get_mut(&name)) {
+        let label = &mut pod["metadata"]["labels"][key];
+        *label = json!(to(label.as_str().unwrap_or_default()));
+    }
+}
+
+fn edit(world: &mut World, happening: &Happening) {
+    match happening {
+        Happening::Replicas(n) => world.edit(&json!({ "replicas": n % 9 })),
+        Happening::Image(n) => {
+            let tag = ["1", "2", "3", "bad"][usize::from(n % 4)];
+            container(world, "image", json!(format!("app:{tag}")));
+        }
+        Happening::Cpu(n) => container(world, "resources", json!({ "requests": { "cpu": n % 2 + 1 } })),
+        Happening::Command(n) => container(world, "command", json!([format!("run{}", n % 2)])),
+        Happening::Label(n) => {
+            world.edit(&json!({ "template": { "metadata": { "labels": { "l": (n % 2).to_string() } } } }))
+        }
+        Happening::Side(n) => {
+            let mut containers = world.set["spec"]["template"]["spec"]["containers"].clone();
+            if let Some(side) = containers.get_mut(1) {
+                side["image"] = json!(format!("side:{}", n % 2));
+                world.edit(&json!({ "template": { "spec": { "containers": containers } } }));
+            }
+        }
+        Happening::MinReady(n) => world.edit(&json!({ "minReadySeconds": n % 2 * 7 })),
+        Happening::ScaleUnavailable(n) => {
+            let most = if n % 3 == 0 { json!(null) } else { json!(n % 3) };
+            world.edit(&json!({ "scaleStrategy": { "maxUnavailable": most } }));
+        }
+        Happening::MarkNotReady(mark) if world.set["spec"]["lifecycle"]["preDelete"].is_object() => {
+            let hook = json!({ "markPodNotReady": mark });
+            world.edit(&json!({ "lifecycle": { "preDelete": hook.clone(), "inPlaceUpdate": hook } }));
+        }
+        Happening::PvcReuse(reuse) => world.edit(&json!({ "scaleStrategy": { "enablePVCReuse": reuse } })),
+        Happening::Exclude(exclude) => {
+            world.edit(&json!({ "scaleStrategy": { "excludePreparingDelete": exclude } }));
+        }
+        Happening::OnDelete(on) => {
+            let type_ = if *on { "OnDelete" } else { "RollingUpdate" };
+            world.edit(&json!({ "updateStrategy": { "type": type_ } }));
+        }
+        other => strategy(world, other),
+    }
+}
+
+/// Changes how Pods are updated.
+fn strategy(world: &mut World, happening: &Happening) {
+    match happening {
+        Happening::Partition(n) => rolling(world, json!({ "partition": share(*n, 8) })),
+        Happening::Unavailable(n) => rolling(world, json!({ "maxUnavailable": n % 3 })),
+        Happening::Surge(n) => rolling(world, json!({ "maxSurge": n % 3 })),
+        Happening::Paused(paused) => rolling(world, json!({ "paused": paused })),
+        Happening::Policy(n) => {
+            let policy = [
+                "ReCreate",
+                "InPlaceIfPossible",
+                "InPlaceIfPossible",
+                "InPlaceOnly",
+            ][usize::from(n % 4)];
+            rolling(world, json!({ "podUpdatePolicy": policy }));
+        }
+        Happening::Grace(n) => {
+            rolling(
+                world,
+                json!({ "inPlaceUpdateStrategy": { "gracePeriodSeconds": n % 2 * 10 } }),
+            );
+        }
+        Happening::Priority(n) => {
+            let terms = json!([{ "weight": 5, "matchSelector": { "matchLabels": { "rank": "1" } } }]);
+            let strategies = [
+                json!({ "weightPriority": terms, "orderPriority": null }),
+                json!({ "orderPriority": [{ "orderedKey": "rank" }], "weightPriority": null }),
+                json!(null),
+            ];
+            rolling(
+                world,
+                json!({ "priorityStrategy": strategies[usize::from(n % 3)] }),
+            );
+        }
+        Happening::Scatter(on) => {
+            let terms = [json!({ "key": "rank", "value": "1" })];
+            let terms = terms.iter().filter(|_| *on).collect::<Vec<_>>();
+            rolling(world, json!({ "scatterStrategy": terms }));
+        }
+        _ => {}
+    }
+}
