@@ -30,16 +30,22 @@ async fn claims_of(field: &Field) -> Vec<(String, String)> {
     identities(&stays.collect::<Vec<_>>())
 }
 
+/// A CloneSet `db` of two Pods with a claim each, and the Pods.
+async fn two_with_claims(namespace: &str, reuse: bool) -> (Field, Vec<Value>) {
+    let field = Field::new(world(), namespace).await;
+    let mut spec = claims();
+    spec["replicas"] = json!(2);
+    spec["scaleStrategy"] = json!({ "enablePVCReuse": reuse });
+    field.set("db", spec).await;
+    field.settled("db").await;
+    let pods = field.pods_of("db").await;
+    (field, pods)
+}
+
 #[tokio::test]
 async fn claims_stay_for_the_next_pod_where_that_is_asked() {
     for (namespace, reuse) in [("claims-reused", true), ("claims-not-reused", false)] {
-        let field = Field::new(world(), namespace).await;
-        let mut spec = claims();
-        spec["replicas"] = json!(2);
-        spec["scaleStrategy"] = json!({ "enablePVCReuse": reuse });
-        field.set("db", spec).await;
-        field.settled("db").await;
-        let pods = field.pods_of("db").await;
+        let (field, pods) = two_with_claims(namespace, reuse).await;
         let before = claims_of(&field).await;
         assert_eq!(before.len(), 2);
         let victim = name(&pods[0]);
@@ -198,13 +204,7 @@ async fn pods_are_made_as_fast_as_they_become_available() {
 #[tokio::test]
 async fn a_pod_that_is_let_go_keeps_its_claim() {
     for (namespace, reuse) in [("let-go-reused", true), ("let-go", false)] {
-        let field = Field::new(world(), namespace).await;
-        let mut spec = claims();
-        spec["replicas"] = json!(2);
-        spec["scaleStrategy"] = json!({ "enablePVCReuse": reuse });
-        field.set("db", spec).await;
-        field.settled("db").await;
-        let pods = field.pods_of("db").await;
+        let (field, pods) = two_with_claims(namespace, reuse).await;
         let (apart, uid) = identities(&pods)[0].clone();
         let label = Patch::Merge(json!({ "metadata": { "labels": { "app": "apart" } } }));
         field

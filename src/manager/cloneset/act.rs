@@ -92,7 +92,7 @@ impl Done {
     }
 }
 
-/// The error without the name of a Pod that could not be made: each try has another, and would be other news.
+/// The error without the name of a Pod that could not be made: it is chance which fails first, and no other news.
 fn nameless(work: &Work<'_>, act: &Act, mut error: Error) -> Error {
     if let (Act::CreatePod { name, .. }, Error::Api(status)) = (act, &mut error) {
         status.message = status.message.replace(name, &format!("{}-*", work.name.name));

@@ -173,11 +173,11 @@ fn a_pass_patches_as_many_pods_as_it_can_send_and_the_next_ones_go_on() {
     assert_eq!(world.set["status"]["updatedAvailableReplicas"], PATCHES + 20);
 }
 
-/// Its update costs nothing, and may be what mends it.
-#[test]
-fn a_broken_old_pod_is_updated_though_others_come_first() {
+/// A rollout of `app:2` that has just been asked for, where one Pod may be unavailable: an old one that is broken, and
+/// comes after all others in the order.
+fn one_broken_behind_others(replicas: usize) -> World {
     let mut world = World::new(spec(false, false));
-    world.edit(&json!({ "replicas": 3 }));
+    world.edit(&json!({ "replicas": replicas }));
     let first = json!({ "weight": 50, "matchSelector": { "matchLabels": { "first": "yes" } } });
     rolling(
         &mut world,
@@ -191,32 +191,29 @@ fn a_broken_old_pod_is_updated_though_others_come_first() {
     world.pods.get_mut(&names[0]).unwrap()["spec"]["containers"][0]["image"] = json!("app:bad");
     kubelets(&mut world);
     container(&mut world, "image", json!("app:2"));
+    world
+}
+
+/// How many Pods are to run `app:2`.
+fn updated(world: &World) -> usize {
+    let new = |pod: &&serde_json::Value| pod["spec"]["containers"][0]["image"] == "app:2";
+    world.pods.values().filter(new).count()
+}
+
+/// Its update costs nothing, and may be what mends it.
+#[test]
+fn a_broken_old_pod_is_updated_though_others_come_first() {
+    let mut world = one_broken_behind_others(3);
     settle(&mut world);
-    let new = |pod: &serde_json::Value| pod["spec"]["containers"][0]["image"] == "app:2";
-    assert_eq!(world.pods.values().filter(|pod| new(pod)).count(), 3);
+    assert_eq!(updated(&world), 3);
 }
 
 /// The places of those whose turn it is, but which the limit keeps, may be taken by one that costs nothing.
 #[test]
 fn a_broken_old_pod_is_updated_though_a_partition_has_no_place_for_it() {
-    let mut world = World::new(spec(false, false));
-    world.edit(&json!({ "replicas": 4 }));
-    let first = json!({ "weight": 50, "matchSelector": { "matchLabels": { "first": "yes" } } });
-    rolling(
-        &mut world,
-        json!({ "maxUnavailable": 1, "priorityStrategy": { "weightPriority": [first] } }),
-    );
-    settle(&mut world);
-    let names: Vec<String> = world.pods.keys().cloned().collect();
-    for name in &names[1..] {
-        world.pods.get_mut(name).unwrap()["metadata"]["labels"]["first"] = json!("yes");
-    }
-    world.pods.get_mut(&names[0]).unwrap()["spec"]["containers"][0]["image"] = json!("app:bad");
-    kubelets(&mut world);
-    container(&mut world, "image", json!("app:2"));
+    let mut world = one_broken_behind_others(4);
     rolling(&mut world, json!({ "partition": 2 }));
     settle(&mut world);
-    let new = |pod: &serde_json::Value| pod["spec"]["containers"][0]["image"] == "app:2";
-    assert_eq!(world.pods.values().filter(|pod| new(pod)).count(), 2);
+    assert_eq!(updated(&world), 2);
     assert_eq!(world.set["status"]["availableReplicas"], 4);
 }
