@@ -4,7 +4,7 @@
 //! one, and one that we deleted counts as being deleted. What the watch has not confirmed within [`CONFIRM`] is to be
 //! read from the API server itself. Nothing ever waits for a confirmation.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,25 +29,27 @@ pub struct At<T> {
 }
 
 struct Item<T> {
-    at: At<T>,
+    uid: String,
     version: u64,
+    deleting: bool,
+    object: Arc<T>,
     /// We deleted it.
     doomed: bool,
     /// Since when a write of ours is not confirmed by the watch.
     unseen: Option<Instant>,
 }
 
-/// All objects of one kind.
+/// All objects of one kind. Those of a group are together, for they are looked at together.
 pub struct Known<T> {
-    items: HashMap<Key, Item<T>>,
-    groups: HashMap<String, BTreeSet<Key>>,
+    groups: HashMap<Arc<str>, BTreeMap<Key, Item<T>>>,
+    group_of: HashMap<Key, Arc<str>>,
 }
 
 impl<T> Default for Known<T> {
     fn default() -> Self {
         Self {
-            items: HashMap::new(),
             groups: HashMap::new(),
+            group_of: HashMap::new(),
         }
     }
 }
@@ -58,11 +60,11 @@ impl<T> Known<T> {
     pub fn watched(&mut self, key: &Key, at: At<T>) {
         let (mut doomed, mut unseen) = (false, None);
         let version = number(&at.version);
-        if let Some(known) = self.items.get(key) {
+        if let Some(known) = self.item(key) {
             if known.unseen.is_some() && version < known.version {
                 return;
             }
-            if known.doomed && known.at.uid == at.uid && !at.deleting {
+            if known.doomed && known.uid == at.uid && !at.deleting {
                 (doomed, unseen) = (true, known.unseen);
             }
         }
@@ -71,7 +73,7 @@ impl<T> Known<T> {
 
     /// The watch says that the object of that UID is gone.
     pub fn gone(&mut self, key: &Key, uid: &str) {
-        if self.items.get(key).is_some_and(|known| known.at.uid == uid) {
+        if self.item(key).is_some_and(|known| known.uid == uid) {
             self.remove(key);
         }
     }
@@ -79,18 +81,20 @@ impl<T> Known<T> {
     /// A write of ours returned the object.
     pub fn wrote(&mut self, key: &Key, at: At<T>, now: Instant) {
         let version = number(&at.version);
-        let known = self.items.get(key);
+        let known = self.item(key);
         if known.is_some_and(|known| known.version >= version) {
             return;
         }
-        let doomed = known.is_some_and(|known| known.doomed && known.at.uid == at.uid);
+        let doomed = known.is_some_and(|known| known.doomed && known.uid == at.uid);
         let unseen = Some(now);
         self.put(key, at, doomed, unseen);
     }
 
-    /// We deleted the object of that UID.
+    /// We deleted the object of that UID. Where the watch has shown that already, there is nothing to wait for: it may
+    /// take its time to go.
     pub fn doom(&mut self, key: &Key, uid: &str, now: Instant) {
-        if let Some(known) = self.items.get_mut(key).filter(|known| known.at.uid == uid) {
+        let known = self.item_mut(key).filter(|known| known.uid == uid);
+        if let Some(known) = known.filter(|known| !known.deleting) {
             known.doomed = true;
             known.unseen = Some(now);
         }
@@ -102,39 +106,35 @@ impl<T> Known<T> {
             return self.remove(key);
         };
         let version = number(&at.version);
-        let known = self.items.get(key);
+        let known = self.item(key);
         let watched = known.is_some_and(|known| known.unseen.is_none() && known.version >= version);
-        let unseen = (!watched).then_some(now);
+        // All that there is left to see of one that is being deleted is that it is gone, which may take long.
+        let unseen = (!watched && !at.deleting).then_some(now);
         self.put(key, at, false, unseen);
     }
 
     /// The object of that key, whether we deleted it or not.
     pub fn get(&self, key: &Key) -> Option<&Arc<T>> {
-        self.items.get(key).map(|known| &known.at.object)
+        self.item(key).map(|known| &known.object)
     }
 
     /// The UID of the object of that key.
     pub fn uid(&self, key: &Key) -> Option<&str> {
-        self.items.get(key).map(|known| known.at.uid.as_str())
+        self.item(key).map(|known| known.uid.as_str())
     }
 
     /// What belongs to `group`, by name, and whether it goes: it is being deleted, or we deleted it.
     pub fn of<'a>(&'a self, group: &str) -> impl Iterator<Item = (&'a Key, &'a Arc<T>, bool)> {
-        let keys = self.groups.get(group).into_iter().flatten();
-        keys.filter_map(|key| {
-            let known = self.items.get(key)?;
-            Some((key, &known.at.object, known.doomed || known.at.deleting))
-        })
+        let items = self.groups.get(group).into_iter().flatten();
+        items.map(|(key, known)| (key, &known.object, known.doomed || known.deleting))
     }
 
     /// Our writes in `group` that are not confirmed: those to read now, and how long the next one has still.
     pub fn unconfirmed(&self, group: &str, now: Instant) -> (Vec<Key>, Option<Duration>) {
         let mut due = Vec::new();
         let mut next: Option<Duration> = None;
-        for key in self.groups.get(group).into_iter().flatten() {
-            let Some(since) = self.items.get(key).and_then(|known| known.unseen) else {
-                continue;
-            };
+        for (key, known) in self.groups.get(group).into_iter().flatten() {
+            let Some(since) = known.unseen else { continue };
             match (since + CONFIRM).checked_duration_since(now) {
                 Some(left) if !left.is_zero() => next = Some(next.map_or(left, |n| n.min(left))),
                 _ => due.push(key.clone()),
@@ -143,39 +143,44 @@ impl<T> Known<T> {
         (due, next)
     }
 
+    fn item(&self, key: &Key) -> Option<&Item<T>> {
+        self.groups.get(self.group_of.get(key)?)?.get(key)
+    }
+
+    fn item_mut(&mut self, key: &Key) -> Option<&mut Item<T>> {
+        self.groups.get_mut(self.group_of.get(key)?)?.get_mut(key)
+    }
+
     fn put(&mut self, key: &Key, at: At<T>, doomed: bool, unseen: Option<Instant>) {
-        let version = number(&at.version);
-        let group = &at.group;
-        if self
-            .items
-            .get(key)
-            .is_some_and(|before| before.at.group != *group)
-        {
-            self.leave_group(key);
-        }
-        self.groups.entry(group.clone()).or_default().insert(key.clone());
         let item = Item {
-            at,
-            version,
+            version: number(&at.version),
+            uid: at.uid,
+            deleting: at.deleting,
+            object: at.object,
             doomed,
             unseen,
         };
-        self.items.insert(key.clone(), item);
+        if let Some(there) = self.group_of.get(key).filter(|group| ***group == *at.group)
+            && let Some(items) = self.groups.get_mut(there)
+        {
+            items.insert(key.clone(), item);
+            return;
+        }
+        self.remove(key);
+        let known = self.groups.get_key_value(at.group.as_str());
+        let group = known.map_or_else(|| at.group.as_str().into(), |(group, _)| Arc::clone(group));
+        self.group_of.insert(key.clone(), Arc::clone(&group));
+        self.groups.entry(group).or_default().insert(key.clone(), item);
     }
 
     fn remove(&mut self, key: &Key) {
-        self.leave_group(key);
-        self.items.remove(key);
-    }
-
-    fn leave_group(&mut self, key: &Key) {
-        let Some(group) = self.items.get(key).map(|known| &known.at.group) else {
+        let Some(group) = self.group_of.remove(key) else {
             return;
         };
-        if let Some(keys) = self.groups.get_mut(group) {
-            keys.remove(key);
-            if keys.is_empty() {
-                self.groups.remove(group);
+        if let Some(items) = self.groups.get_mut(&group) {
+            items.remove(key);
+            if items.is_empty() {
+                self.groups.remove(&group);
             }
         }
     }
@@ -237,6 +242,14 @@ mod tests {
         known.watched(&key, at("a", "3", "g", true));
         assert_eq!(told(&known, "g"), ["a@3 goes"]);
         assert_eq!(known.unconfirmed("g", now + CONFIRM), (vec![], None));
+        known.doom(&key, "a", now);
+        assert_eq!(known.unconfirmed("g", now), (vec![], None), "it is seen to go");
+        known.read(&key, Some(at("a", "4", "g", true)), now);
+        assert_eq!(
+            known.unconfirmed("g", now),
+            (vec![], None),
+            "however long that takes"
+        );
         known.wrote(&key, at("b", "5", "g", false), now);
         known.gone(&key, "a");
         assert_eq!(told(&known, "g"), ["b@5"], "another of the same name");

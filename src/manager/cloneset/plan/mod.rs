@@ -68,7 +68,7 @@ use view::{Draft, View};
 #[must_use]
 pub fn plan(observed: &Observed, now: Timestamp) -> Plan {
     let mut draft = Draft::default();
-    let mut view = View::new(observed, Vec::new(), now);
+    let mut view = View::new(observed, now);
     let early = own::claim(&mut view, &mut draft);
     let mut status = status::counters(&view);
     work(&view, early, &mut draft);

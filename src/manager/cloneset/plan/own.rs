@@ -22,7 +22,9 @@ pub(super) fn claim(view: &mut View<'_>, draft: &mut Draft) -> bool {
         match &pod.controller {
             Some(controller) if *controller == uid => {
                 if matching {
-                    view.pods.extend(Some(pod).filter(|p| p.active()));
+                    if pod.active() {
+                        view.count(pod);
+                    }
                 } else {
                     draft.patch(view, pod, Why::Release, vec![release(pod, &uid)]);
                 }

@@ -3,12 +3,12 @@
 use super::lifecycle;
 use super::pods;
 use super::types::Why;
-use super::view::{Draft, View};
+use super::view::{Draft, Seen, View};
 use super::waits;
 use crate::api::keys;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::complete::Waiting;
-use crate::in_place::{Pod, Refresh, Write, ready};
+use crate::in_place::{Refresh, Write, ready};
 
 /// Writes that a Pod needs.
 pub(super) struct Pending {
@@ -19,7 +19,7 @@ pub(super) struct Pending {
 }
 
 /// What `pod` needs now, if anything; says what it waits for.
-pub(super) fn refresh(view: &View<'_>, pod: &Pod, draft: &mut Draft) -> Option<Pending> {
+pub(super) fn refresh(view: &View<'_>, pod: &Seen<'_>, draft: &mut Draft) -> Option<Pending> {
     let mut settled = idle(pod);
     let next = || crate::in_place::refresh(pod, |revision| pods::at(pod, revision), view.now);
     match if settled { Refresh::Done } else { next() } {
@@ -54,9 +54,9 @@ pub(super) fn refresh(view: &View<'_>, pod: &Pod, draft: &mut Draft) -> Option<P
 }
 
 /// Whether the Pod is in use with its gate open, so that its annotations need not be read.
-fn idle(pod: &Pod) -> bool {
+fn idle(pod: &Seen<'_>) -> bool {
     let grace = [keys::IN_PLACE_UPDATE_GRACE, keys::IN_PLACE_UPDATE_GRACE_OLD];
-    pods::state(pod) == State::Normal
+    pod.state == State::Normal
         && pod
             .condition(keys::IN_PLACE_UPDATE_READY)
             .is_some_and(|c| c.holds && c.reason.is_empty())
@@ -64,7 +64,7 @@ fn idle(pod: &Pod) -> bool {
 }
 
 /// The state that the Pod goes over to by itself. `settled` says that no update in place is under way.
-fn next_state(view: &View<'_>, pod: &Pod, settled: bool, draft: &mut Draft) -> Option<State> {
+fn next_state(view: &View<'_>, pod: &Seen<'_>, settled: bool, draft: &mut Draft) -> Option<State> {
     let mut held = |name: &str, hook: &LifecycleHook, there: bool| {
         let lets = if there { "to be taken off" } else { "to be put on" };
         let items = waits::items(hook, pod, there);
@@ -75,7 +75,7 @@ fn next_state(view: &View<'_>, pod: &Pod, settled: bool, draft: &mut Draft) -> O
         None
     };
     let hooked = |hook| pods::hooked(hook, pod);
-    match pods::state(pod) {
+    match &pod.state {
         State::PreparingNormal => match view.lifecycle().and_then(|l| l.pre_normal.as_ref()) {
             Some(hook) if pods::all_hooked(hook, pod) => Some(State::Normal),
             Some(hook) if pod.node.is_some() => held("preNormal", hook, false),

@@ -7,12 +7,12 @@ use super::numbers::Numbers;
 use super::order::{self, Choice, Spread};
 use super::pods;
 use super::types::{Act, Event, Subject, Why};
-use super::view::{Draft, View};
+use super::view::{Draft, Seen, View};
 use super::{create, volumes, waits};
 use crate::api::lifecycle::LifecycleStateType as State;
 use crate::in_place::Pod;
 
-/// How many Pods one plan makes at most: each is a whole object.
+/// How many Pods one plan makes, or deletes, at most: there is news by the time that so many are.
 const AT_ONCE: usize = 500;
 
 /// Plans the first of these that there is anything to do for, and says whether there was: Pods that need not be
@@ -31,15 +31,12 @@ pub(super) fn scale(view: &View<'_>, claims: &BTreeSet<&str>, draft: &mut Draft)
             return true;
         }
     }
-    let waiting = view
-        .pods
-        .iter()
-        .filter(|p| pods::state(p) == State::PreparingDelete);
-    if delete(view, waiting.copied(), draft) {
+    let waiting = view.pods.iter().filter(|p| p.state == State::PreparingDelete);
+    if delete(view, waiting.map(|seen| seen.pod), draft) {
         return true;
     }
-    let named = |pod: &&Pod| view.specified(pod) && pods::state(pod) != State::PreparingDelete;
-    let specified: Vec<&Pod> = view.pods.iter().copied().filter(named).collect();
+    let named = |pod: &&Seen<'_>| pod.specified && pod.state != State::PreparingDelete;
+    let specified: Vec<&Pod> = view.pods.iter().filter(named).map(|seen| seen.pod).collect();
     if delete(
         view,
         within(view, &specified, numbers.delete_ready_limit, draft),
@@ -59,7 +56,7 @@ pub(super) fn scale(view: &View<'_>, claims: &BTreeSet<&str>, draft: &mut Draft)
 }
 
 fn preparing(view: &View<'_>) -> bool {
-    view.pods.iter().any(|p| pods::state(p) == State::PreparingDelete)
+    view.pods.iter().any(|p| p.state == State::PreparingDelete)
 }
 
 /// Keeps Pods that were to be deleted and are needed again. One that its hook took out of its Services is not.
@@ -68,12 +65,12 @@ fn keep(view: &View<'_>, draft: &mut Draft) -> bool {
     if marked.into_iter().flatten().any(|hook| hook.mark_pod_not_ready) {
         return false;
     }
-    let waits = |pod: &Pod| pods::state(pod) == State::PreparingDelete;
+    let waits = |pod: &Seen<'_>| pod.state == State::PreparingDelete;
     let count = |pods: usize| i64::try_from(pods).unwrap_or(i64::MAX);
-    let planned = view.pods.iter().filter(|p| waits(p) || view.specified(p)).count();
+    let planned = view.pods.iter().filter(|p| waits(p) || p.specified).count();
     let mut needed = view.limits.replicas - count(view.pods.len()) + count(planned);
     let mut kept = false;
-    for pod in view.pods.iter().filter(|p| waits(p) && !view.specified(p)) {
+    for pod in view.pods.iter().filter(|p| waits(p) && !p.specified) {
         if needed <= 0 {
             break;
         }
@@ -133,7 +130,7 @@ fn make(view: &View<'_>, claims: &BTreeSet<&str>, numbers: &Numbers, draft: &mut
 /// The limit counts Pods that are specified for deletion as available; as they need not be, what is available is
 /// counted too.
 fn within<'a>(view: &View<'_>, pods: &[&'a Pod], limit: i64, draft: &mut Draft) -> Vec<&'a Pod> {
-    let there = view.pods.iter().filter(|p| view.available(p)).count();
+    let there = view.pods.iter().filter(|p| p.available).count();
     let least = view.limits.replicas - view.limits.unavailable;
     let mut limit = limit.min(i64::try_from(there).unwrap_or(i64::MAX) - least);
     let mut go = Vec::new();
@@ -152,7 +149,10 @@ fn within<'a>(view: &View<'_>, pods: &[&'a Pod], limit: i64, draft: &mut Draft) 
 
 /// The Pods that are too many.
 fn choose<'a>(view: &View<'a>, numbers: &Numbers) -> Vec<&'a Pod> {
-    let (new, old): (Vec<&Pod>, Vec<&Pod>) = view.pods.iter().partition(|p| view.scaled_as_updated(p));
+    let (new, old): (Vec<&Seen<'_>>, Vec<&Seen<'_>>) =
+        view.pods.iter().partition(|p| view.scaled_as_updated(p));
+    let pods = |seen: Vec<&Seen<'a>>| -> Vec<&'a Pod> { seen.into_iter().map(|s| s.pod).collect() };
+    let (new, old) = (pods(new), pods(old));
     let constraints = view.revision(&view.observed.update).map(|r| {
         let spec = &r.data["spec"]["template"]["spec"];
         spec["topologySpreadConstraints"]
@@ -186,7 +186,12 @@ fn choose<'a>(view: &View<'a>, numbers: &Numbers) -> Vec<&'a Pod> {
 /// Deletes Pods, or lets their hook prepare that; whether it did either.
 fn delete<'a>(view: &View<'_>, pods: impl IntoIterator<Item = &'a Pod>, draft: &mut Draft) -> bool {
     let mut done = false;
+    let mut room = AT_ONCE;
     for pod in pods {
+        if room == 0 {
+            draft.wake_at(view.now);
+            break;
+        }
         if !pods::hooked(view.pre_delete(), pod) {
             let act = Act::DeletePod {
                 uid: pod.uid.clone(),
@@ -194,7 +199,9 @@ fn delete<'a>(view: &View<'_>, pods: impl IntoIterator<Item = &'a Pod>, draft: &
                 version: view.pre_delete().map(|_| pod.resource_version.clone()),
                 claims: volumes::of_pod(view, pod),
             };
-            done |= draft.act(view, act);
+            let planned = draft.act(view, act);
+            room -= usize::from(planned);
+            done |= planned;
         } else if pods::state(pod) != State::PreparingDelete {
             let write = lifecycle::write(view, pod, Some(State::PreparingDelete), None);
             done |= draft.patch(view, pod, Why::PrepareDelete, write.into_iter().collect());

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 
 use super::pods;
 use super::progress::{self, PROGRESSING};
-use super::view::{Draft, View};
+use super::view::{Draft, Seen, View};
 use crate::api::cloneset::{CloneSetCondition, CloneSetStatus};
 
 /// Condition: Pods could not be made or deleted.
@@ -17,22 +17,21 @@ const FAILED_UPDATE: &str = "FailedUpdate";
 pub(super) fn counters(view: &View<'_>) -> CloneSetStatus {
     let observed = view.observed;
     let before = observed.set.status.clone().unwrap_or_default();
-    let count = |of: &dyn Fn(&&&crate::in_place::Pod) -> bool| {
+    let count = |of: &dyn Fn(&&Seen<'_>) -> bool| {
         i32::try_from(view.pods.iter().filter(|p| of(p)).count()).unwrap_or(i32::MAX)
     };
-    let ready = |p: &crate::in_place::Pod| pods::ready(p, 0, view.now);
     let replicas = count(&|_| true);
-    let updated = count(&|p| view.updated(p));
+    let updated = count(&|p| p.updated);
     let expected = view.limits.replicas - view.limits.partition;
     let all = updated == replicas && i64::from(replicas) == view.limits.replicas;
     CloneSetStatus {
         observed_generation: observed.set.metadata.generation,
         replicas,
-        ready_replicas: count(&|p| ready(p)),
-        available_replicas: count(&|p| view.available(p)),
+        ready_replicas: count(&|p| p.ready),
+        available_replicas: count(&|p| p.available),
         updated_replicas: updated,
-        updated_ready_replicas: count(&|p| view.updated(p) && ready(p)),
-        updated_available_replicas: Some(count(&|p| view.updated(p) && view.available(p))),
+        updated_ready_replicas: count(&|p| p.updated && p.ready),
+        updated_available_replicas: Some(count(&|p| p.updated && p.available)),
         expected_updated_replicas: Some(i32::try_from(expected).unwrap_or(i32::MAX)),
         update_revision: observed.update.clone(),
         current_revision: if all {
@@ -48,11 +47,7 @@ pub(super) fn counters(view: &View<'_>) -> CloneSetStatus {
 
 /// Sets the conditions, and looks again when one of them may change by time alone.
 pub(super) fn conditions(view: &View<'_>, status: &mut CloneSetStatus, draft: &mut Draft) {
-    for pod in view
-        .pods
-        .iter()
-        .filter(|p| !view.available(p) && pods::ready(p, 0, view.now))
-    {
+    for pod in view.pods.iter().filter(|p| !p.available && p.ready) {
         if let Some(until) = pods::ready_until(pod, view.min_ready).filter(|until| *until >= view.now) {
             // Availability begins after that very moment.
             draft.wake_at(

@@ -8,7 +8,7 @@ use super::limits::on_delete;
 use super::numbers::Numbers;
 use super::refresh::Pending;
 use super::types::{Subject, Why};
-use super::view::{Draft, View};
+use super::view::{Draft, Seen, View};
 use super::{create, lifecycle, order, pods, waits};
 use crate::api::cloneset::PodUpdateStrategyType as Policy;
 use crate::api::keys;
@@ -26,10 +26,10 @@ pub(super) fn update(
     mut room: usize,
     draft: &mut Draft,
 ) {
-    let numbers = view.numbers(|pod| view.updated(pod));
+    let numbers = view.numbers(|pod| pod.updated);
     let forward = numbers.update >= 0;
     if forward && on_delete(view.spec) {
-        for pod in view.pods.iter().filter(|pod| !view.updated(pod)) {
+        for pod in view.pods.iter().filter(|pod| !pod.updated) {
             draft.wait("somebody to delete them, as type OnDelete wants", pod);
         }
     }
@@ -47,10 +47,13 @@ pub(super) fn update(
     };
     let mut budget = Budget::new(view, &numbers, target);
     let mut specs = Specs::new();
-    for (place, pod) in candidates.into_iter().map(|at| view.pods[at]).enumerate() {
-        let available = view.available(pod);
+    for (place, pod) in candidates.into_iter().map(|at| &view.pods[at]).enumerate() {
+        let available = pod.available;
         // Where the limit keeps those whose turn it is, others may take their places that are unavailable anyway.
-        if wanted == 0 || place >= first && (available || !budget.allows(false)) {
+        if wanted == 0 {
+            break;
+        }
+        if place >= first && (available || !budget.allows(false)) {
             continue;
         }
         // One that is unavailable anyway costs nothing, so it need not wait for those before it in the order.
@@ -91,10 +94,11 @@ fn choose(view: &View<'_>, numbers: &Numbers, forward: bool) -> (Vec<usize>, usi
         return (Vec::new(), 0);
     }
     let candidates = (0..view.pods.len()).filter(|at| {
-        let pod = view.pods[*at];
-        candidate(view, pod, forward) && !(enough && view.available(pod))
+        let pod = &view.pods[*at];
+        candidate(pod, forward) && !(enough && pod.available)
     });
-    let candidates = order::update(&view.pods, candidates.collect(), view.spec.rolling_update());
+    let pods: Vec<&Pod> = view.pods.iter().map(|seen| seen.pod).collect();
+    let candidates = order::update(&pods, candidates.collect(), view.spec.rolling_update());
     (candidates, wanted)
 }
 
@@ -113,7 +117,7 @@ impl Budget {
     /// While Pods are missing, the limit is lower by as many, and they may be missing for as long as others are
     /// unavailable; so one that is unavailable anyway may be updated all the same.
     fn new(view: &View<'_>, numbers: &Numbers, target: &str) -> Self {
-        let unavailable = || view.pods.iter().filter(|p| !view.available(p));
+        let unavailable = || view.pods.iter().filter(|p| !p.available);
         let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         let limit = match numbers.update {
             0 => view.limits.unavailable + count(view.pods.len()) - view.limits.replicas,
@@ -149,27 +153,26 @@ impl Budget {
 /// How many Pods there are beyond those that are to keep what they have: the current revision, if `forward`, or else
 /// the update revision. While Pods are missing, new ones make up for what is missing of either.
 fn beyond(view: &View<'_>, forward: bool) -> i64 {
-    let keeping = |pod: &&&Pod| view.updated(pod) != forward && pods::state(pod) != State::PreparingDelete;
+    let keeping = |pod: &&Seen<'_>| pod.updated != forward && pod.state != State::PreparingDelete;
     let there = i64::try_from(view.pods.iter().filter(keeping).count()).unwrap_or(i64::MAX);
     let (replicas, partition) = (view.limits.replicas, view.limits.partition);
     there - if forward { partition } else { replicas - partition }
 }
 
 /// Whether the Pod is one to update, if `forward`, or else one to take back.
-fn candidate(view: &View<'_>, pod: &Pod, forward: bool) -> bool {
-    let state = pods::state(pod);
+fn candidate(pod: &Seen<'_>, forward: bool) -> bool {
     let grace = [keys::IN_PLACE_UPDATE_GRACE, keys::IN_PLACE_UPDATE_GRACE_OLD];
     let graced = grace
         .iter()
         .any(|key| pod.annotations.get(*key).is_some_and(|text| !text.is_empty()));
-    view.updated(pod) != forward && state != State::PreparingDelete && (!graced || state == State::Updated)
+    pod.updated != forward && pod.state != State::PreparingDelete && (!graced || pod.state == State::Updated)
 }
 
 /// Lets Pods be that were prepared for an update which they are not to have any more.
 fn restore(view: &View<'_>, chosen: &[usize], pending: &mut BTreeMap<String, Pending>) {
     let chosen: BTreeSet<usize> = chosen.iter().copied().collect();
     for (at, pod) in view.pods.iter().enumerate() {
-        if pods::state(pod) != State::PreparingUpdate || chosen.contains(&at) {
+        if pod.state != State::PreparingUpdate || chosen.contains(&at) {
             continue;
         }
         let ready = pending.remove(&pod.uid).filter(|p| p.first);
@@ -189,7 +192,7 @@ fn delayed(view: &View<'_>, pod: &Pod, draft: &mut Draft) -> bool {
 /// The next step of one Pod's update; nothing while it waits.
 fn step(
     view: &View<'_>,
-    pod: &Pod,
+    pod: &Seen<'_>,
     target: &str,
     specs: &mut Specs,
     draft: &mut Draft,
@@ -209,7 +212,7 @@ fn step(
             return None;
         }
     };
-    match pods::state(pod) {
+    match &pod.state {
         State::Normal | State::PreparingNormal if pods::hooked(view.in_place_update(), pod) => {
             let write = lifecycle::write(view, pod, Some(State::PreparingUpdate), None);
             Some((Why::PrepareUpdate, write.into_iter().collect()))

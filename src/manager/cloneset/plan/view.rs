@@ -1,6 +1,7 @@
 //! What is observed, looked at once; and what is planned so far.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
 
 use jiff::Timestamp;
 
@@ -13,6 +14,30 @@ use crate::api::keys;
 use crate::api::lifecycle::{Lifecycle, LifecycleHook, LifecycleStateType as State};
 use crate::in_place::{Pod, Write};
 
+/// A Pod that counts, and what holds of it now.
+///
+/// All of a plan's steps ask for these, and there may be ten thousand Pods: they are found out once.
+pub(super) struct Seen<'a> {
+    pub pod: &'a Pod,
+    pub state: State,
+    /// Whether it has the update revision.
+    pub updated: bool,
+    /// Whether somebody asked for its deletion.
+    pub specified: bool,
+    /// Whether it runs and is ready, and no update holds it.
+    pub ready: bool,
+    /// Whether it is in use, and was ready for as long as it must be.
+    pub available: bool,
+}
+
+impl Deref for Seen<'_> {
+    type Target = Pod;
+
+    fn deref(&self) -> &Pod {
+        self.pod
+    }
+}
+
 /// What is observed, looked at once.
 pub(super) struct View<'a> {
     pub observed: &'a Observed,
@@ -24,13 +49,13 @@ pub(super) struct View<'a> {
     /// Names of the claims that are not being deleted, by the id of their Pod.
     pub claims: BTreeMap<&'a str, Vec<&'a str>>,
     /// The Pods that count: ours, neither ended nor being deleted.
-    pub pods: Vec<&'a Pod>,
+    pub pods: Vec<Seen<'a>>,
     /// Names in `podsToDelete`; the list may be as long as there are Pods.
     named: BTreeSet<&'a str>,
 }
 
 impl<'a> View<'a> {
-    pub fn new(observed: &'a Observed, pods: Vec<&'a Pod>, now: Timestamp) -> Self {
+    pub fn new(observed: &'a Observed, now: Timestamp) -> Self {
         let spec = &observed.set.spec;
         let mut claims: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for claim in observed.claims.iter().filter(|claim| !claim.deleting) {
@@ -44,7 +69,7 @@ impl<'a> View<'a> {
             limits: Limits::of(spec, &observed.switches),
             min_ready: spec.min_ready_seconds.unwrap_or_default(),
             claims,
-            pods,
+            pods: Vec::with_capacity(observed.pods.len()),
             named: named.flatten().map(String::as_str).collect(),
         }
     }
@@ -69,33 +94,35 @@ impl<'a> View<'a> {
         self.lifecycle()?.in_place_update.as_ref()
     }
 
-    /// Whether somebody asked for this Pod's deletion.
-    pub fn specified(&self, pod: &Pod) -> bool {
-        pod.labels.contains_key(keys::SPECIFIED_DELETE) || self.named.contains(pod.name.as_str())
-    }
-
-    /// Whether the Pod has the update revision.
-    pub fn updated(&self, pod: &Pod) -> bool {
-        pods::at(pod, &self.observed.update)
+    /// Takes in a Pod that counts.
+    pub fn count(&mut self, pod: &'a Pod) {
+        let state = pods::state(pod);
+        let ready = pods::ready(pod, 0, self.now);
+        let long_enough = || self.min_ready <= 0 || pods::ready(pod, self.min_ready, self.now);
+        self.pods.push(Seen {
+            pod,
+            updated: pods::at(pod, &self.observed.update),
+            specified: pod.labels.contains_key(keys::SPECIFIED_DELETE)
+                || self.named.contains(pod.name.as_str()),
+            ready,
+            available: ready && state == State::Normal && long_enough(),
+            state,
+        });
     }
 
     /// Whether the Pod counts as updated when scaling.
-    pub fn scaled_as_updated(&self, pod: &Pod) -> bool {
+    pub fn scaled_as_updated(&self, pod: &Seen<'_>) -> bool {
         let prepared = self.observed.switches.preparing_update_as_update;
-        self.updated(pod) || (prepared && pods::state(pod) == State::PreparingUpdate)
-    }
-
-    pub fn available(&self, pod: &Pod) -> bool {
-        pods::available(pod, self.min_ready, self.now)
+        pod.updated || (prepared && pod.state == State::PreparingUpdate)
     }
 
     /// The ten numbers; `updated` says which Pods count as updated.
-    pub fn numbers(&self, updated: impl Fn(&Pod) -> bool) -> Numbers {
+    pub fn numbers(&self, updated: impl Fn(&Seen<'_>) -> bool) -> Numbers {
         let counted = self.pods.iter().map(|pod| Counted {
             new: updated(pod),
-            preparing_delete: pods::state(pod) == State::PreparingDelete,
-            specified: self.specified(pod),
-            available: self.available(pod),
+            preparing_delete: pod.state == State::PreparingDelete,
+            specified: pod.specified,
+            available: pod.available,
         });
         numbers(
             counted,

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::pods;
-use super::view::{Draft, View};
+use super::view::{Draft, Seen, View};
 use crate::api::keys;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::Pod;
@@ -59,11 +58,11 @@ pub(super) fn waits(view: &View<'_>, draft: &mut Draft) -> String {
 }
 
 /// What the Pod lacks to be available.
-fn lacks(view: &View<'_>, pod: &Pod) -> Option<String> {
-    if !pods::ready(pod, 0, view.now) {
+fn lacks(view: &View<'_>, pod: &Seen<'_>) -> Option<String> {
+    if !pod.ready {
         return Some(unready(view, pod));
     }
-    let young = pods::state(pod) == State::Normal && !view.available(pod);
+    let young = pod.state == State::Normal && !pod.available;
     young.then(|| format!("to be ready for {} s, minReadySeconds", view.min_ready))
 }
 
