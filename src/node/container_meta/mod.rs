@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use super::Context;
 use super::pods::{MetaView, PodView};
 use crate::cluster::queue::{self, Again, Failure};
-use crate::cluster::{self, Key, Mirror};
+use crate::cluster::{self, Change, Key, Mirror};
 use crate::cri::{self, Runtime};
 use crate::ops::Gate;
 use crate::ops::metrics::metrics;
@@ -154,7 +154,7 @@ impl Shared {
             tokio::select! {
                 change = pods.recv() => {
                     let Some(change) = change else { return Error::WatchEnded };
-                    if change.new.or(change.old).is_some_and(|pod| pod.meta.is_some()) {
+                    if concerns(&change) {
                         // The receiver lives as long as the work beside us.
                         let _ = self.keys.send(change.key);
                     }
@@ -275,5 +275,35 @@ impl Shared {
             shared.remember(&key, |memory| memory.restarted(id, done.is_ok(), now));
             let _ = shared.keys.send(key);
         });
+    }
+}
+
+/// Whether the Pod is one to tell of, or was: what is remembered of it then has to go.
+fn concerns(change: &Change<PodView>) -> bool {
+    let either = [&change.new, &change.old];
+    either.into_iter().flatten().any(|pod| pod.meta.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_is_let_go_is_looked_at_once_more() {
+        let pod = |told: bool| {
+            let meta = told.then(Box::default);
+            Some(Arc::new(PodView {
+                meta,
+                ..PodView::default()
+            }))
+        };
+        let concerned = |old, new| {
+            let key = Key::namespaced("n", "p");
+            concerns(&Change { key, old, new })
+        };
+        assert!(concerned(None, pod(true)));
+        assert!(concerned(pod(true), pod(false)));
+        assert!(concerned(pod(true), None));
+        assert!(!concerned(pod(false), pod(false)));
     }
 }
