@@ -145,7 +145,7 @@ pub(super) fn check(asked: &Request, no_pods: &[String], stored: Option<&Value>)
             ));
         }
     }
-    let mut warnings = pre_download(&spec["updateStrategy"]["rollingUpdate"]["inPlaceUpdateStrategy"]);
+    let mut warnings = pre_download(&asked.object);
     for name in no_pods {
         let why = "there is no such Pod of this CloneSet; take the name off the list";
         if asked.version == "v1alpha1" {
@@ -159,18 +159,24 @@ pub(super) fn check(asked: &Request, no_pods: &[String], stored: Option<&Value>)
 
 /// Words about pre-download fields that nothing can be done with. In v1beta1 the schema refuses them; what comes
 /// from annotations of v1alpha1 OpenKruise lets pass.
-fn pre_download(in_place: &Value) -> Vec<String> {
-    let number = |field: &str| match &in_place[field] {
+fn pre_download(set: &Value) -> Vec<String> {
+    let in_place = &set["spec"]["updateStrategy"]["rollingUpdate"]["inPlaceUpdateStrategy"];
+    // An annotation that no field can hold is not in the spec.
+    let said = |field: &str, key: &str| match &in_place[field] {
+        Value::Null => set["metadata"]["annotations"][key].clone(),
+        value => value.clone(),
+    };
+    let number = |value: &Value| match value {
         Value::Null => true,
         Value::String(text) => text.parse::<u32>().is_ok(),
         value => value.as_u64().is_some(),
     };
-    let bad = keys::PRE_DOWNLOAD.into_iter().filter(|(field, _)| !number(field));
-    bad.map(|(field, key)| {
+    let said = keys::PRE_DOWNLOAD.map(|(field, key)| (field, key, said(field, key)));
+    let bad = said.into_iter().filter(|(.., value)| !number(value));
+    bad.map(|(field, key, value)| {
         format!(
-            "{field} is {}, so images may not be pulled ahead; give a number, 0 or greater (in v1alpha1 as \
-             annotation {key})",
-            in_place[field]
+            "{field} is {value}, so images may not be pulled ahead; give a number, 0 or greater (in v1alpha1 as \
+             annotation {key})"
         )
     })
     .collect()

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures::{StreamExt, future, stream};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use kube::runtime::watcher;
@@ -20,8 +21,10 @@ const READ: Duration = Duration::from_secs(5);
 const GLANCE: Duration = Duration::from_secs(2);
 /// The same for a dry run; such a webhook is waited for 5 s too.
 const CHECK: Duration = Duration::from_secs(4);
-/// Nodes or Pods that are looked up for a warning.
+/// Nodes that are looked up for a warning, and Pods that are at once.
 const LOOKED_UP: usize = 16;
+/// Names of Pods that are looked up.
+const NAMED: usize = 500;
 
 /// Looks at the cluster for answers; clones share what is known.
 #[derive(Clone)]
@@ -86,7 +89,7 @@ impl Look {
             let nodes = &nodes;
             async move { matches!(write::get(nodes, name).await, Ok(None)).then(|| name.to_owned()) }
         });
-        let all = tokio::time::timeout(GLANCE, futures::future::join_all(lookups)).await;
+        let all = tokio::time::timeout(GLANCE, future::join_all(lookups)).await;
         all.unwrap_or_default().into_iter().flatten().collect()
     }
     /// What the API server says to the templates of a CloneSet, if they are new.
@@ -129,16 +132,20 @@ impl Look {
     pub async fn no_pods(&self, asked: &Request) -> Vec<String> {
         let uid = asked.object["metadata"]["uid"].as_str().unwrap_or_default();
         let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), &asked.namespace);
-        let names = cloneset::newly_to_delete(asked).into_iter().take(LOOKED_UP);
-        let lookups = names.map(|name| {
+        let names = cloneset::newly_to_delete(asked).into_iter().take(NAMED);
+        let names: Vec<String> = names.map(str::to_owned).collect();
+        let lookups = names.into_iter().map(|name| {
             let pods = &pods;
             async move {
-                let pod = write::get(pods, name).await.ok()?;
+                let pod = write::get(pods, &name).await.ok()?;
                 let ours = pod.is_some_and(|pod| cloneset::owns(uid, &pod));
-                (!ours).then(|| name.to_owned())
+                (!ours).then_some(name)
             }
         });
-        let all = tokio::time::timeout(GLANCE, futures::future::join_all(lookups)).await;
-        all.unwrap_or_default().into_iter().flatten().collect()
+        let found = stream::iter(lookups).buffer_unordered(LOOKED_UP);
+        let in_time = found.take_until(tokio::time::sleep(GLANCE));
+        let mut missing: Vec<String> = in_time.filter_map(future::ready).collect().await;
+        missing.sort_unstable();
+        missing
     }
 }

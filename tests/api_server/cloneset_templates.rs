@@ -245,4 +245,10 @@ async fn only_pods_of_the_cloneset_can_be_named_for_deletion() {
     merge(&beta, "naming", naming(json!(["naming-1", "naming-2"])))
         .await
         .unwrap();
+    // However many there are, each is looked up.
+    let many: Vec<String> = (100..140).map(|n| format!("naming-{n}")).collect();
+    refused(
+        merge(&alpha, "naming", naming(json!(many))).await,
+        "spec.scaleStrategy.podsToDelete: Invalid value: \"naming-139\"",
+    );
 }

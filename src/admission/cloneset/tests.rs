@@ -136,6 +136,16 @@ fn pre_downloads_that_cannot_be_are_warned_of() {
     );
     let good = json!({ "imagePreDownloadParallelism": "10", "imagePreDownloadMinUpdatedReadyPods": 0 });
     assert!(warnings(good).is_empty());
+
+    // What v1alpha1 has as an annotation, and no field of v1beta1 can hold.
+    let mut asked = request(spec(), None);
+    let key = "apps.kruise.io/image-predownload-min-updated-ready-pods";
+    asked.object["metadata"]["annotations"] = json!({ key: "20%" });
+    let said = allowed(check(&asked, &[], None)).1;
+    assert!(
+        said[0].starts_with("imagePreDownloadMinUpdatedReadyPods is \"20%\""),
+        "{said:?}"
+    );
 }
 
 #[test]
