@@ -13,6 +13,7 @@ mod many;
 mod pull;
 mod recreate;
 mod report;
+mod rollout;
 mod rows;
 mod side;
 
@@ -111,8 +112,8 @@ async fn beside(which: &Which, groups: &[&str], missing: &mut Missing) -> Result
         figures.in_place = missing.tell(&what, in_place::restarts(&side).await);
     }
     if let Some(what) = due("ahead") {
-        figures.rollout = missing.tell(&what, in_place::rollout(&side, false).await);
-        figures.rollout_ahead = missing.tell(&what, in_place::rollout(&side, true).await);
+        figures.rollout = missing.tell(&what, rollout::measure(&side, false).await);
+        figures.rollout_ahead = missing.tell(&what, rollout::measure(&side, true).await);
     }
     if let Some(what) = due("fan-out") {
         figures.fan_out = missing.tell(&what, fan_out::measure(&mut side, THOUSAND).await);

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::clone_set::{Life, Phase};
 use crate::fan_out::FanOut;
-use crate::in_place::{Restarts, Rollout};
+use crate::in_place::Restarts;
+use crate::rollout::Rollout;
 
 /// What was measured of one implementation; none where it could not be.
 #[derive(Clone, Debug, Default)]

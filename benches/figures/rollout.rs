@@ -1,0 +1,164 @@
+//! Rows on a rollout to a large image, pulled ahead or not.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
+use kruise::cri::Runtime as _;
+use kruise::cri::client::Client as Cri;
+use kube::api::{ListParams, Patch, PatchParams};
+use serde_json::{Value, json};
+use xtask::cluster::Image;
+
+use crate::clone_set::NAMESPACE;
+use crate::cluster::{self, CLONE_SET, JOB, POD, Seen, median, ready};
+use crate::in_place::{OLD, id, set, template};
+use crate::side::Side;
+
+const MEBIBYTES: usize = 300;
+/// Up to three, nothing is pulled ahead.
+const PODS: usize = 4;
+const RUNS: usize = 3;
+const UNTIL_TERM: &str = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done";
+
+/// Medians of several rollouts.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rollout {
+    /// The longest time that a Pod could not serve: from its old container's end, or from when it was seen not ready
+    /// if that was before, until it was seen ready with the new image.
+    pub outage: Duration,
+    /// From the change of the CloneSet until the last Pod was ready.
+    pub total: Duration,
+}
+
+/// Rollouts to images that the node has not, pulled ahead or not.
+pub async fn measure(side: &Side, ahead: bool) -> Result<Rollout> {
+    let (mut outages, mut totals) = (vec![], vec![]);
+    for run in 0..RUNS {
+        let name = format!("{}-{run}", if ahead { "ahead" } else { "not-ahead" });
+        let one = rollout(side, &name, ahead).await?;
+        outages.push(one.outage);
+        totals.push(one.total);
+    }
+    eprintln!("rollouts, ahead: {ahead}; longest outages {outages:.1?}, in all {totals:.1?}");
+    Ok(Rollout {
+        outage: median(outages),
+        total: median(totals),
+    })
+}
+
+async fn rollout(side: &Side, name: &str, ahead: bool) -> Result<Rollout> {
+    let image = format!("bench/{name}:1");
+    let large = Image::busybox().script(UNTIL_TERM).random(MEBIBYTES);
+    side.node.runtime.registry.push(&image, &large)?;
+    let labels = json!({ "app": name });
+    let mut spec = set(&labels, PODS, OLD);
+    // Without any updated Pod there is no reason to pull ahead yet, so with this it comes too late to matter.
+    let least = if ahead { 0 } else { PODS };
+    spec["updateStrategy"]["rollingUpdate"]["inPlaceUpdateStrategy"] =
+        json!({ "imagePreDownloadMinUpdatedReadyPods": least });
+    let object = json!({ "metadata": { "name": name }, "spec": spec });
+    cluster::create(&side.client, CLONE_SET, Some(NAMESPACE), object).await?;
+    let available = |set: &Value| set["status"]["updatedAvailableReplicas"] == PODS;
+    cluster::until(&side.client, CLONE_SET, Some(NAMESPACE), name, available).await?;
+    let api = cluster::api(&side.client, CLONE_SET, Some(NAMESPACE));
+    let change = async |partition: usize| {
+        let patch = json!({ "spec": { "template": template(&labels, &image),
+            "updateStrategy": { "rollingUpdate": { "partition": partition } } } });
+        api.patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+    };
+    if ahead {
+        change(PODS).await?;
+        pulled(side, &image).await?;
+    }
+    let old = containers(side, name).await?;
+    let mut pods = cluster::watch(&side.client, POD, Some(NAMESPACE)).await?;
+    let clock = (Instant::now(), Timestamp::now());
+    change(0).await?;
+    let (out, back) = follow(&mut pods, &image, &old).await?;
+    api.delete(name, &Default::default()).await?;
+    let outage = longest(side, clock, &old, &out, &back).await?;
+    let last = back.into_values().max().unwrap_or(clock.0);
+    Ok(Rollout {
+        outage,
+        total: last - clock.0,
+    })
+}
+
+/// Waits until a job has pulled the image.
+async fn pulled(side: &Side, image: &str) -> Result<()> {
+    let jobs = cluster::api(&side.client, JOB, Some(NAMESPACE));
+    let start = Instant::now();
+    loop {
+        let all = jobs.list(&ListParams::default()).await?;
+        let mut jobs = all.items.iter().filter(|job| job.data["spec"]["image"] == image);
+        if jobs.any(|job| job.data["status"]["completionTime"].is_string()) {
+            return Ok(());
+        }
+        ensure!(
+            start.elapsed() < Duration::from_secs(120),
+            "no job has pulled {image}"
+        );
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// The containers of the Pods of one CloneSet, by the Pod's name.
+async fn containers(side: &Side, app: &str) -> Result<BTreeMap<String, String>> {
+    let params = ListParams::default().labels(&format!("app={app}"));
+    let pods = cluster::api(&side.client, POD, Some(NAMESPACE))
+        .list(&params)
+        .await?;
+    let container = |pod: kube::api::DynamicObject| {
+        let id = id(&pod.data).context("a Pod has no container")?.to_owned();
+        Ok((pod.metadata.name.unwrap_or_default(), id))
+    };
+    pods.items.into_iter().map(container).collect()
+}
+
+/// Follows the Pods until all are ready with the new image: when each was first seen not ready, and ready again.
+async fn follow(
+    pods: &mut Seen,
+    image: &str,
+    old: &BTreeMap<String, String>,
+) -> Result<(BTreeMap<String, Instant>, BTreeMap<String, Instant>)> {
+    let (mut out, mut back) = (BTreeMap::new(), BTreeMap::new());
+    while back.len() < old.len() {
+        let event = tokio::time::timeout(Duration::from_secs(180), pods.recv()).await;
+        let (at, pod) = event
+            .with_context(|| format!("{} of {} Pods are updated", back.len(), old.len()))?
+            .context("the watch of Pods ended")?;
+        let name = pod.metadata.name.unwrap_or_default();
+        let Some(before) = old.get(&name) else { continue };
+        let fresh = id(&pod.data).is_some_and(|id| id != before);
+        if !ready(&pod.data) {
+            out.entry(name).or_insert(at);
+        } else if fresh && pod.data["spec"]["containers"][0]["image"] == image {
+            back.entry(name).or_insert(at);
+        }
+    }
+    Ok((out, back))
+}
+
+/// The longest time that a Pod could not serve.
+async fn longest(
+    side: &Side,
+    (start, clock): (Instant, Timestamp),
+    old: &BTreeMap<String, String>,
+    out: &BTreeMap<String, Instant>,
+    back: &BTreeMap<String, Instant>,
+) -> Result<Duration> {
+    let (cri, _) = Cri::connect(&side.node.runtime.socket()).await?;
+    let mut longest = Duration::ZERO;
+    for (name, back) in back {
+        let status = cri.container_status(&old[name]).await?;
+        let status = status.with_context(|| format!("the old container of {name} is gone"))?;
+        let ended = status.finished_at.context("an old container still runs")?;
+        let ended = start + Duration::try_from(ended.duration_since(clock))?;
+        let since = out.get(name).map_or(ended, |out| ended.min(*out));
+        longest = longest.max(*back - since);
+    }
+    Ok(longest)
+}
