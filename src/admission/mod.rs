@@ -8,6 +8,9 @@ mod bundle;
 mod certificates;
 pub mod cloneset;
 mod container_recreate_request;
+mod crd;
+#[cfg(test)]
+mod hostile;
 mod image_pull_job;
 mod look;
 mod node_image;
@@ -16,6 +19,7 @@ mod selector;
 mod server;
 mod storage;
 pub mod webhooks;
+mod wire;
 
 use std::time::Duration;
 
@@ -97,7 +101,7 @@ pub async fn run(
     health.unready(CHECK, "no certificate yet");
     let listener = server::listen(options.port).await?;
     let Some(first) = shutdown
-        .run_until_cancelled(first_bundle(&cluster, &options, &health))
+        .run_until_cancelled(Box::pin(first_bundle(&cluster, &options, &health)))
         .await
     else {
         return Ok(());
@@ -108,9 +112,20 @@ pub async fn run(
     let work = async {
         let router = review::router(look, &options);
         tokio::join!(
-            certificates::keep(&cluster, &options, &bundle_tx, &health.progress),
-            webhooks::keep(&leader, &options, bundle_rx.clone(), leading, &health.progress),
-            server::serve(listener, router, bundle_rx.clone(), &shutdown),
+            Box::pin(certificates::keep(
+                &cluster,
+                &options,
+                &bundle_tx,
+                &health.progress
+            )),
+            Box::pin(webhooks::keep(
+                &leader,
+                &options,
+                bundle_rx.clone(),
+                leading,
+                &health.progress
+            )),
+            Box::pin(server::serve(listener, router, bundle_rx.clone(), &shutdown)),
             looking,
         )
     };

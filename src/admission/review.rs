@@ -2,18 +2,17 @@
 
 use std::sync::Arc;
 
+use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
-use kube::core::DynamicObject;
 use kube::core::Status;
-use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
-use kube::core::conversion::{ConversionRequest, ConversionResponse, ConversionReview};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::look::Look;
+use super::wire::{self, Unreadable};
 use super::{Options, cloneset, container_recreate_request, image_pull_job, node_image};
 use crate::api::{convert, keys};
 use crate::ops::metrics::metrics;
@@ -85,7 +84,7 @@ impl Problems {
 }
 
 /// What an answer is about.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Request {
     /// The object as asked for.
     pub object: Value,
@@ -120,16 +119,26 @@ pub(super) fn router(look: Look, options: &Options) -> Router {
     conversion.merge(admission)
 }
 
-async fn converted(Json(review): Json<ConversionReview>) -> Response {
-    let Ok(request) = ConversionRequest::from_review(review) else {
-        return (StatusCode::BAD_REQUEST, "this ConversionReview has no request").into_response();
+async fn converted(body: Bytes) -> Response {
+    let (review, objects, to) = match wire::conversion(&body) {
+        Ok((review, (objects, to))) => (review, objects, to),
+        Err(Unreadable::Review(review, why)) => {
+            let why =
+                Status::failure(&format!("an object cannot be read: {why}"), "unreadable").with_code(422);
+            return Json(review.converted(Err(Box::new(why)))).into_response();
+        }
+        Err(Unreadable::Foreign(why)) => return foreign(&why),
     };
-    Json(answer_conversion(request).into_review()).into_response()
+    drop(body);
+    Json(review.converted(convert_all(objects, &to))).into_response()
 }
 
-fn answer_conversion(mut request: ConversionRequest) -> ConversionResponse {
-    let to = request.desired_api_version.clone();
-    let objects = std::mem::take(&mut request.objects);
+fn foreign(why: &serde_json::Error) -> Response {
+    (StatusCode::BAD_REQUEST, format!("this is no review: {why}")).into_response()
+}
+
+/// All of them or none.
+fn convert_all(objects: Vec<Value>, to: &str) -> Result<Vec<Value>, Box<Status>> {
     let kind = objects
         .first()
         .and_then(|object| object["kind"].as_str())
@@ -141,44 +150,36 @@ fn answer_conversion(mut request: ConversionRequest) -> ConversionResponse {
         .unwrap_or("other");
     let all: Result<Vec<_>, _> = objects
         .into_iter()
-        .map(|object| convert::convert(object, &to))
+        .map(|object| convert::convert(object, to))
         .collect();
-    let response = ConversionResponse::for_request(request);
-    match all {
-        Ok(objects) => {
-            count(kind, "convert", "allowed");
-            response.success(objects)
-        }
-        Err(why) => {
-            tracing::warn!(kind, %why, "cannot convert");
-            count(kind, "convert", "failed");
-            response.failure(Status::failure(&why.to_string(), why.category()).with_code(422))
-        }
-    }
+    count(kind, "convert", if all.is_ok() { "allowed" } else { "failed" });
+    all.map_err(|why| {
+        tracing::warn!(kind, %why, "cannot convert");
+        Box::new(Status::failure(&why.to_string(), why.category()).with_code(422))
+    })
 }
 
-async fn admit(
-    State(served): State<Served>,
-    Path(step): Path<String>,
-    Json(review): Json<AdmissionReview<DynamicObject>>,
-) -> Response {
-    let Ok(request): Result<AdmissionRequest<DynamicObject>, _> = review.try_into() else {
-        return (StatusCode::BAD_REQUEST, "this AdmissionReview has no request").into_response();
-    };
+async fn admit(State(served): State<Served>, Path(step): Path<String>, body: Bytes) -> Response {
     let Some((kind, mutate)) = route(&step) else {
         return (StatusCode::NOT_FOUND, format!("no webhook at /{step}")).into_response();
     };
-    let response = AdmissionResponse::from(&request);
-    // Nothing is checked when an object goes.
-    let Some(asked) = asked(&request) else {
-        return Json(response.into_review()).into_response();
-    };
-    let decision = match served.off.iter().find(|(off, _)| *off == kind) {
-        Some((_, gate)) => Decision::Deny {
-            code: 403,
-            why: format!("feature gate {gate} of kruise-manager is off"),
-        },
-        None => decide(&served.look, kind, mutate, &asked).await,
+    let (review, asked, decision) = match wire::admission(&body) {
+        // Nothing is checked when an object goes.
+        Ok((review, None)) => return Json(review.agreed()).into_response(),
+        Ok((review, Some(asked))) => {
+            // The answer may wait for others; the text is not needed meanwhile.
+            drop(body);
+            let decision = match served.off.iter().find(|(off, _)| *off == kind) {
+                Some((_, gate)) => Decision::Deny {
+                    code: 403,
+                    why: format!("feature gate {gate} of kruise-manager is off"),
+                },
+                None => decide(&served.look, kind, mutate, &asked).await,
+            };
+            (review, asked, decision)
+        }
+        Err(Unreadable::Review(review, why)) => (review, Request::default(), unreadable(&why)),
+        Err(Unreadable::Foreign(why)) => return foreign(&why),
     };
     let step = if mutate { "mutate" } else { "validate" };
     match &decision {
@@ -188,7 +189,15 @@ async fn admit(
             count(kind, step, if *code == 500 { "failed" } else { "refused" });
         }
     }
-    Json(answer(response, &asked.object, decision).into_review()).into_response()
+    Json(review.decided(&asked.object, decision)).into_response()
+}
+
+/// The controllers could not read it either.
+fn unreadable(why: &serde_json::Error) -> Decision {
+    Decision::Deny {
+        code: 422,
+        why: format!("this object cannot be read; fields may be nested some 120 levels deep: {why}"),
+    }
 }
 
 fn count(kind: &str, step: &str, result: &str) {
@@ -209,23 +218,6 @@ fn route(step: &str) -> Option<(&str, bool)> {
             .map(|kind| (kind, false))
     })?;
     KINDS.contains(&kind).then_some((kind, mutate))
-}
-
-fn asked(request: &AdmissionRequest<DynamicObject>) -> Option<Request> {
-    Some(Request {
-        object: serde_json::to_value(request.object.as_ref()?).ok()?,
-        old: request
-            .old_object
-            .as_ref()
-            .and_then(|old| serde_json::to_value(old).ok()),
-        namespace: request.namespace.clone().unwrap_or_default(),
-        version: request
-            .request_kind
-            .as_ref()
-            .unwrap_or(&request.kind)
-            .version
-            .clone(),
-    })
 }
 
 async fn decide(look: &Look, kind: &str, mutate: bool, asked: &Request) -> Decision {
@@ -253,65 +245,24 @@ async fn decide(look: &Look, kind: &str, mutate: bool, asked: &Request) -> Decis
     }
 }
 
-fn answer(mut response: AdmissionResponse, asked: &Value, decision: Decision) -> AdmissionResponse {
-    match decision {
-        Decision::Deny { code, why } => {
-            response.allowed = false;
-            let reason = match code {
-                403 => "Forbidden",
-                422 => "Invalid",
-                _ => "InternalError",
-            };
-            response.result = Status::failure(&why, reason).with_code(code);
-            response
-        }
-        Decision::Allow { object, warnings } => {
-            if !warnings.is_empty() {
-                response.warnings = Some(warnings);
-            }
-            let patch = json_patch::diff(asked, &object);
-            if patch.0.is_empty() {
-                return response;
-            }
-            match response.with_patch(patch) {
-                Ok(response) => response,
-                Err(why) => AdmissionResponse::invalid(json!({ "patch": why.to_string() })),
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::panic)]
 
-    use super::*;
+    use serde_json::json;
 
-    fn conversion(objects: Vec<Value>) -> ConversionResponse {
-        let review = json!({
-            "apiVersion": "apiextensions.k8s.io/v1", "kind": "ConversionReview",
-            "request": { "uid": "u", "desiredAPIVersion": "apps.kruise.io/v1alpha1", "objects": objects },
-        });
-        let review: ConversionReview = serde_json::from_value(review).unwrap();
-        answer_conversion(ConversionRequest::from_review(review).unwrap())
-    }
+    use super::*;
 
     #[test]
     fn all_objects_of_a_list_are_converted_or_none() {
         let good = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage", "metadata": { "name": "n" } });
-        let answer = conversion(vec![good.clone(), good.clone()]);
-        assert!(answer.result.is_success());
-        assert_eq!(answer.converted_objects.len(), 2);
-        assert_eq!(
-            answer.converted_objects[1]["apiVersion"],
-            "apps.kruise.io/v1alpha1"
-        );
-        let answer = conversion(vec![
-            good,
-            json!({ "apiVersion": "v1", "kind": "Pod", "metadata": {} }),
-        ]);
-        assert!(answer.converted_objects.is_empty());
-        assert!(answer.result.message.contains("Pod"), "{:?}", answer.result);
+        let to = "apps.kruise.io/v1alpha1";
+        let objects = convert_all(vec![good.clone(), good.clone()], to).unwrap();
+        assert_eq!(objects.len(), 2);
+        assert_eq!(objects[1]["apiVersion"], to);
+        let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": {} });
+        let why = convert_all(vec![good, pod], to).unwrap_err();
+        assert!(why.message.contains("Pod"), "{why:?}");
     }
 
     #[test]
@@ -327,58 +278,5 @@ mod tests {
         for other in ["mutate-pod", "mutate-apps-kruise-io-sidecarset", "", "nodeimage"] {
             assert_eq!(route(other), None);
         }
-    }
-
-    fn answered(decision: Decision) -> Value {
-        let review = json!({
-            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
-            "request": {
-                "uid": "u", "name": "n", "operation": "CREATE", "userInfo": {},
-                "kind": { "group": "g", "version": "v", "kind": "K" },
-                "resource": { "group": "g", "version": "v", "resource": "ks" },
-                "object": { "apiVersion": "g/v", "kind": "K", "metadata": { "name": "n" }, "spec": { "a": 1 } },
-            },
-        });
-        let review: AdmissionReview<DynamicObject> = serde_json::from_value(review).unwrap();
-        let request: AdmissionRequest<DynamicObject> = review.try_into().unwrap();
-        let object = asked(&request).unwrap().object;
-        serde_json::to_value(answer(AdmissionResponse::from(&request), &object, decision)).unwrap()
-    }
-
-    #[test]
-    fn answers_carry_words_and_the_smallest_patch() {
-        let no = answered(Decision::Deny {
-            code: 422,
-            why: "spec.a: Invalid value: 1: too small".into(),
-        });
-        assert_eq!((&no["allowed"], &no["uid"]), (&json!(false), &json!("u")));
-        assert_eq!(no["status"]["message"], "spec.a: Invalid value: 1: too small");
-        assert_eq!(no["status"]["code"], 422);
-
-        let same =
-            json!({ "apiVersion": "g/v", "kind": "K", "metadata": { "name": "n" }, "spec": { "a": 1 } });
-        let yes = answered(Decision::Allow {
-            object: same.clone(),
-            warnings: vec!["look".into()],
-        });
-        assert_eq!((&yes["allowed"], &yes["patch"]), (&json!(true), &Value::Null));
-        assert_eq!(yes["warnings"], json!(["look"]));
-
-        let mut other = same;
-        other["spec"]["b"] = json!(2);
-        let yes = answered(Decision::Allow {
-            object: other,
-            warnings: Vec::new(),
-        });
-        let patch: Vec<u8> = serde_json::from_value(yes["patch"].clone()).unwrap_or_else(|_| {
-            use base64::Engine;
-            base64::prelude::BASE64_STANDARD
-                .decode(yes["patch"].as_str().unwrap())
-                .unwrap()
-        });
-        assert_eq!(
-            serde_json::from_slice::<Value>(&patch).unwrap(),
-            json!([{ "op": "add", "path": "/spec/b", "value": 2 }])
-        );
     }
 }

@@ -16,6 +16,7 @@ use kube::core::DynamicObject;
 use kube::discovery::ApiResource;
 use serde_json::json;
 
+use super::crd::Crd;
 use crate::api::{self, V1BETA1};
 use crate::cluster::{Cluster, Error, write};
 
@@ -49,13 +50,10 @@ pub(super) async fn renew(cluster: &Cluster) {
 
 /// How many objects were rewritten.
 async fn renew_kind(cluster: &Cluster, ours: &CustomResourceDefinition) -> Result<usize, Error> {
-    let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
+    let crds: Api<Crd> = Api::all(cluster.client.clone());
     let name = ours.metadata.name.as_deref().unwrap_or_default();
     let there = write::get(&crds, name).await?;
-    let stored = there
-        .and_then(|crd| crd.status)
-        .and_then(|status| status.stored_versions);
-    let stored = stored.unwrap_or_default();
+    let stored = there.as_ref().map(Crd::stored_versions).unwrap_or_default();
     if stored.iter().all(|version| version == V1BETA1) {
         return Ok(0);
     }

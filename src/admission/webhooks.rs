@@ -11,13 +11,13 @@ use futures::FutureExt;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::runtime::watcher;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::bundle::Bundle;
+use super::crd::Crd;
 use super::{Options, storage};
 use crate::api::{self, GROUP, V1BETA1, keys};
 use crate::cluster::write::{self, Object};
@@ -219,7 +219,7 @@ async fn keep_all(
         .filter_map(|crd| crd.metadata.name)
         .collect();
     let crds = crds.iter().map(|name| {
-        keep_one::<CustomResourceDefinition>(
+        keep_one::<Crd>(
             cluster,
             name,
             "/spec/conversion",

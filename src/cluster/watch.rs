@@ -4,17 +4,18 @@
 //! themselves are dropped at the watch, so a node of a thousand Pods costs kilobytes.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
+use std::fmt::{self, Debug};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use futures::StreamExt;
+use futures::future::BoxFuture;
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, ResourceExt};
+use kube::{Api, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 
 use super::error::chain;
-use super::write::Object;
 use crate::ops::metrics::metrics;
 
 /// Names an object of one kind.
@@ -177,9 +178,9 @@ pub fn mirror<K, T, F>(
     api: Api<K>,
     config: watcher::Config,
     project: F,
-) -> (Mirror<T>, impl Future<Output = ()> + Send)
+) -> (Mirror<T>, BoxFuture<'static, ()>)
 where
-    K: Object + Send + Sync + 'static,
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     T: PartialEq + Send + Sync + 'static,
     F: Fn(K) -> Option<T> + Send + 'static,
 {
@@ -192,7 +193,8 @@ where
         state: Arc::clone(&state),
         synced,
     };
-    let task = async move {
+    // Boxed, for it is large, and often part of another future.
+    let task = Box::pin(async move {
         let mut stream = std::pin::pin!(watcher(api, config));
         let mut keeper = Keeper {
             state,
@@ -225,7 +227,7 @@ where
                 }
             }
         }
-    };
+    });
     (mirror, task)
 }
 
@@ -251,7 +253,7 @@ struct Keeper<T, F> {
 
 impl<T: PartialEq, F> Keeper<T, F> {
     /// Returns true when a list is complete.
-    fn apply<K: Object>(&mut self, event: Event<K>) -> bool
+    fn apply<K: Resource<DynamicType = ()>>(&mut self, event: Event<K>) -> bool
     where
         F: Fn(K) -> Option<T>,
     {

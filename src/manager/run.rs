@@ -129,18 +129,18 @@ async fn lead(
     let election = Election::new(&cluster, &namespace, LEASE, identity(), fence);
     loop {
         health.ready("leader election", "standing by");
-        let Some(held) = shutdown.run_until_cancelled(election.acquire()).await else {
+        let Some(held) = shutdown.run_until_cancelled(Box::pin(election.acquire())).await else {
             return Ok(());
         };
         tracing::info!(lease = LEASE, "leading");
         health.ready("leader election", "leading");
         leading_tx.send_replace(true);
-        let work = controllers(
+        let work = Box::pin(controllers(
             leader.clone(),
             Arc::clone(&options),
             health.clone(),
             shutdown.clone(),
-        );
+        ));
         match under(&election, held, work, &health.progress).await {
             Ok(worked) => return worked,
             Err(lost) => tracing::error!(%lost, "controllers stopped; standing by"),
@@ -159,8 +159,7 @@ async fn under<T>(
 ) -> Result<T, Lost> {
     // The Lease is given up last, so that nobody starts while we still write.
     let done = CancellationToken::new();
-    let holding = election.hold(held, done.clone(), progress.waiting("leader election"));
-    tokio::pin!(holding);
+    let mut holding = Box::pin(election.hold(held, done.clone(), progress.waiting("leader election")));
     tokio::select! {
         biased;
         lost = &mut holding => match lost {

@@ -68,9 +68,7 @@ impl Replica {
         let (leading, leading_rx) = watch::channel(false);
         let shutdown = CancellationToken::new();
         let ended = shutdown.clone();
-        // The stack that it has in the manager, where it runs on the main thread.
-        let thread = std::thread::Builder::new().stack_size(8 << 20);
-        let serving = thread.spawn(move || {
+        std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
@@ -89,7 +87,6 @@ impl Replica {
                 .unwrap();
             });
         });
-        serving.unwrap();
         Self {
             port,
             leading,

@@ -316,15 +316,15 @@ async fn a_restart_in_mid_pull(bed: &mut Bed) {
 
 #[tokio::test]
 async fn containerd_1_6() {
-    everything("bookworm").await;
+    Box::pin(everything("bookworm")).await;
 }
 
 #[tokio::test]
 async fn containerd_1_7() {
-    everything("trixie").await;
+    Box::pin(everything("trixie")).await;
 }
 
 #[tokio::test]
 async fn containerd_2() {
-    everything("forky").await;
+    Box::pin(everything("forky")).await;
 }

@@ -115,7 +115,7 @@ impl Client {
         let mut rpc = self.images.clone();
         let message = call.request(convert::pull_request(request));
         let answer = call
-            .run(rpc.pull_image(message))
+            .run(Box::pin(rpc.pull_image(message)))
             .await
             .map_err(|e| pull_failure(&request.image, e))?;
         if answer.image_ref.is_empty() {

@@ -1,0 +1,337 @@
+//! Reviews as they stand on the wire, read straight into JSON.
+//!
+//! A review that cannot be read is answered all the same, with a no: to the API server any other answer is a webhook
+//! that failed, and most of ours fail open.
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use kube::core::Status;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::review::{Decision, Request};
+
+/// What is read of an `AdmissionReview`.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Asking<R> {
+    api_version: String,
+    kind: String,
+    request: R,
+}
+
+/// The part of a review that says which one it is.
+#[derive(Deserialize)]
+struct Named {
+    uid: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Admission {
+    uid: String,
+    kind: Spoken,
+    request_kind: Option<Spoken>,
+    namespace: Option<String>,
+    #[serde(default)]
+    object: Value,
+    #[serde(default)]
+    old_object: Value,
+}
+
+/// The version that somebody speaks.
+#[derive(Deserialize)]
+struct Spoken {
+    version: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Conversion {
+    uid: String,
+    #[serde(rename = "desiredAPIVersion")]
+    desired_api_version: String,
+    objects: Vec<Value>,
+}
+
+/// A review that is to be answered.
+#[derive(Debug)]
+pub(super) struct Open {
+    api_version: String,
+    kind: String,
+    uid: String,
+}
+
+/// What somebody asks for: `None` where an object goes, for then there is nothing to check.
+type Asked = Option<Request>;
+
+/// Objects to convert, and the `apiVersion` that they are to have.
+type Objects = (Vec<Value>, String);
+
+/// Why there is nothing to work on.
+#[derive(Debug)]
+pub(super) enum Unreadable {
+    /// It is no review.
+    Foreign(serde_json::Error),
+    /// It is a review, with something in it that cannot be read.
+    Review(Open, serde_json::Error),
+}
+
+fn read<'a, R: Deserialize<'a>, T>(
+    body: &'a [u8],
+    take: impl FnOnce(R) -> (String, T),
+) -> Result<(Open, T), Unreadable> {
+    let open = |api_version, kind, uid| Open {
+        api_version,
+        kind,
+        uid,
+    };
+    match serde_json::from_slice::<Asking<R>>(body) {
+        Ok(review) => {
+            let (uid, taken) = take(review.request);
+            Ok((open(review.api_version, review.kind, uid), taken))
+        }
+        // What is passed over may be of any depth.
+        Err(why) => match serde_json::from_slice::<Asking<Named>>(body) {
+            Ok(review) => {
+                let open = open(review.api_version, review.kind, review.request.uid);
+                Err(Unreadable::Review(open, why))
+            }
+            Err(_) => Err(Unreadable::Foreign(why)),
+        },
+    }
+}
+
+/// Reads an `AdmissionReview`.
+///
+/// # Errors
+/// When it cannot be read.
+pub(super) fn admission(body: &[u8]) -> Result<(Open, Asked), Unreadable> {
+    read(body, |asked: Admission| {
+        let request = Request {
+            object: asked.object,
+            old: Some(asked.old_object).filter(|old| !old.is_null()),
+            namespace: asked.namespace.unwrap_or_default(),
+            version: asked.request_kind.unwrap_or(asked.kind).version,
+        };
+        (asked.uid, Some(request).filter(|asked| !asked.object.is_null()))
+    })
+}
+
+/// Reads a `ConversionReview`.
+///
+/// # Errors
+/// When it cannot be read.
+pub(super) fn conversion(body: &[u8]) -> Result<(Open, Objects), Unreadable> {
+    read(body, |asked: Conversion| {
+        (asked.uid, (asked.objects, asked.desired_api_version))
+    })
+}
+
+/// A review with its answer.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Answered<A> {
+    api_version: String,
+    kind: String,
+    response: Response<A>,
+}
+
+#[derive(Serialize)]
+struct Response<A> {
+    uid: String,
+    #[serde(flatten)]
+    answer: A,
+}
+
+/// The answer to an `AdmissionReview`.
+#[derive(Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Admitted {
+    allowed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<Status>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patch: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patch_type: Option<&'static str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
+}
+
+/// The answer to a `ConversionReview`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Converted {
+    result: Status,
+    converted_objects: Vec<Value>,
+}
+
+impl Open {
+    fn answered<A>(self, answer: A) -> Answered<A> {
+        Answered {
+            api_version: self.api_version,
+            kind: self.kind,
+            response: Response {
+                uid: self.uid,
+                answer,
+            },
+        }
+    }
+
+    /// Answers what was `asked` for, with the smallest patch.
+    pub fn decided(self, asked: &Value, decision: Decision) -> Answered<Admitted> {
+        self.answered(match decision {
+            Decision::Deny { code, why } => refused(code, &why),
+            Decision::Allow { object, warnings } => match patch(asked, &object) {
+                Ok(patch) => Admitted {
+                    allowed: true,
+                    patch_type: patch.as_ref().map(|_| "JSONPatch"),
+                    patch,
+                    warnings,
+                    ..Admitted::default()
+                },
+                Err(why) => refused(500, &format!("no patch can be made: {why}")),
+            },
+        })
+    }
+
+    /// Says yes to what is not to be changed.
+    pub fn agreed(self) -> Answered<Admitted> {
+        self.answered(Admitted {
+            allowed: true,
+            ..Admitted::default()
+        })
+    }
+
+    /// Answers with the objects, or with why they were not converted.
+    pub fn converted(self, all: Result<Vec<Value>, Box<Status>>) -> Answered<Converted> {
+        let (result, converted_objects) = match all {
+            Ok(objects) => (Status::success(), objects),
+            Err(status) => (*status, Vec::new()),
+        };
+        self.answered(Converted {
+            result,
+            converted_objects,
+        })
+    }
+}
+
+fn refused(code: u16, why: &str) -> Admitted {
+    let reason = match code {
+        403 => "Forbidden",
+        422 => "Invalid",
+        _ => "InternalError",
+    };
+    Admitted {
+        status: Some(Status::failure(why, reason).with_code(code)),
+        ..Admitted::default()
+    }
+}
+
+/// What makes `wanted` of `asked`, if they differ, as the wire has it.
+fn patch(asked: &Value, wanted: &Value) -> Result<Option<String>, serde_json::Error> {
+    let patch = json_patch::diff(asked, wanted);
+    if patch.0.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(BASE64_STANDARD.encode(serde_json::to_vec(&patch)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic)]
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// An `AdmissionReview` with these fields in its request, as text.
+    fn review(request: &Value) -> Vec<u8> {
+        let mut review = json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+            "request": {
+                "uid": "u", "name": "n", "operation": "CREATE", "userInfo": {},
+                "kind": { "group": "g", "version": "v", "kind": "K" },
+            },
+        });
+        json_patch::merge(&mut review["request"], request);
+        review.to_string().into_bytes()
+    }
+
+    fn object() -> Value {
+        json!({ "apiVersion": "g/v", "kind": "K", "metadata": { "name": "n" }, "spec": { "a": 1 } })
+    }
+
+    fn answered(decision: Decision) -> Value {
+        let (open, asked) = admission(&review(&json!({ "object": object() }))).unwrap();
+        let answer = serde_json::to_value(open.decided(&asked.unwrap().object, decision)).unwrap();
+        assert_eq!(answer["kind"], "AdmissionReview");
+        assert_eq!(answer["apiVersion"], "admission.k8s.io/v1");
+        assert_eq!(answer["response"]["uid"], "u");
+        answer["response"].clone()
+    }
+
+    #[test]
+    fn answers_carry_words_and_the_smallest_patch() {
+        let no = answered(Decision::Deny {
+            code: 422,
+            why: "spec.a: Invalid value: 1: too small".into(),
+        });
+        assert_eq!(no["allowed"], false);
+        assert_eq!(no["status"]["message"], "spec.a: Invalid value: 1: too small");
+        assert_eq!(no["status"]["code"], 422);
+
+        let yes = answered(Decision::Allow {
+            object: object(),
+            warnings: vec!["look".into()],
+        });
+        assert_eq!((&yes["allowed"], &yes["patch"]), (&json!(true), &Value::Null));
+        assert_eq!(yes["warnings"], json!(["look"]));
+
+        let mut other = object();
+        other["spec"]["b"] = json!(2);
+        let yes = answered(Decision::Allow {
+            object: other,
+            warnings: Vec::new(),
+        });
+        assert_eq!(yes["patchType"], "JSONPatch");
+        let patch = BASE64_STANDARD.decode(yes["patch"].as_str().unwrap()).unwrap();
+        assert_eq!(
+            serde_json::from_slice::<Value>(&patch).unwrap(),
+            json!([{ "op": "add", "path": "/spec/b", "value": 2 }])
+        );
+    }
+
+    #[test]
+    fn the_version_is_the_user_s_and_what_is_null_is_absent() {
+        let asked = |request: Value| admission(&review(&request)).unwrap().1;
+        let new = asked(json!({ "object": object(), "namespace": "ns" })).unwrap();
+        assert_eq!((new.version.as_str(), new.namespace.as_str()), ("v", "ns"));
+        assert_eq!((new.object, new.old), (object(), None));
+        let other =
+            json!({ "object": object(), "oldObject": object(), "requestKind": { "version": "older" } });
+        let changed = asked(other).unwrap();
+        assert_eq!((changed.version.as_str(), changed.old), ("older", Some(object())));
+        assert!(asked(json!({ "oldObject": object() })).is_none(), "it goes");
+    }
+
+    #[test]
+    fn what_is_too_deep_is_refused_by_its_uid_and_what_is_no_review_is_not() {
+        let deep = format!("{}0{}", "[".repeat(100_000), "]".repeat(100_000));
+        let text = String::from_utf8(review(&json!({ "object": { "spec": "DEEP" } }))).unwrap();
+        match admission(text.replace("\"DEEP\"", &deep).as_bytes()) {
+            Err(Unreadable::Review(open, why)) => {
+                assert_eq!(open.uid, "u");
+                assert!(why.to_string().contains("recursion"), "{why}");
+            }
+            other => panic!("{other:?}"),
+        }
+        for foreign in ["", "{}", &deep, r#"{"apiVersion":"v","kind":"K"}"#] {
+            assert!(
+                matches!(admission(foreign.as_bytes()), Err(Unreadable::Foreign(_))),
+                "{foreign:.20}"
+            );
+        }
+    }
+}
