@@ -143,7 +143,7 @@ pub(super) const IMAGE_PULL_JOB: &[Rule] = &[
         path: "spec.parallelism",
         add: || {
             tells(
-                "type(self) == int ? self >= 0 : self.matches('^[0-9]{1,9}$')",
+                "type(self) == int ? self >= 0 && self <= 2147483647 : self.matches('^[0-9]{1,9}$')",
                 "'spec.parallelism is %s; give a number of nodes, 0 or greater (0 pauses the job); \
                  percentages are not supported'.format([self])",
                 "spec.parallelism must be a number of nodes, 0 or greater; percentages are not supported",

@@ -14,6 +14,7 @@ pub mod fence;
 pub mod lease;
 pub mod pod_template;
 pub mod queue;
+pub mod readable;
 pub mod watch;
 pub mod write;
 
@@ -23,6 +24,7 @@ pub use error::Error;
 pub(crate) use error::chain;
 pub use events::{EventType, Events};
 pub use fence::Fence;
+pub use readable::Readable;
 pub use watch::{Change, Key, Mirror, mirror};
 
 /// A connection to one cluster, cheap to clone.

@@ -1,9 +1,12 @@
 //! The watches that the controllers share.
 
+use std::fmt::Debug;
+
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use kube::runtime::watcher;
-use kube::{Api, ResourceExt};
+use kube::{Api, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
 
 use super::view::{ClaimView, NodeImageView, NodeView, PodView, RawPod, RevisionView};
 use crate::api::cloneset::CloneSet;
@@ -12,7 +15,7 @@ use crate::api::image_pull_job::ImagePullJob;
 use crate::api::keys;
 use crate::api::node_image::NodeImage;
 use crate::cluster::write::Object;
-use crate::cluster::{Cluster, Mirror, mirror};
+use crate::cluster::{Cluster, Mirror, Readable, mirror};
 use crate::ops::supervise::Supervisor;
 
 /// What is known of the cluster; clones share it.
@@ -46,18 +49,18 @@ impl Stores {
         let mut start = Start { cluster, supervisor };
         Self {
             nodes: start.watch("watch of nodes", None, |o: Node| Some(NodeView::from(o))),
-            node_images: start.watch("watch of nodeimages", None, |o: NodeImage| {
+            node_images: start.watch_readable("watch of nodeimages", None, |o: NodeImage| {
                 Some(NodeImageView::from(o))
             }),
-            jobs: start.watch("watch of imagepulljobs", None, whole::<ImagePullJob>),
+            jobs: start.watch_readable("watch of imagepulljobs", None, whole::<ImagePullJob>),
             pods: start.watch("watch of pods", None, |o: RawPod| Some(PodView::from(&o))),
-            requests: start.watch(
+            requests: start.watch_readable(
                 "watch of containerrecreaterequests",
                 None,
                 whole::<ContainerRecreateRequest>,
             ),
-            clone_sets: start.watch("watch of clonesets", None, whole::<CloneSet>),
-            revisions: start.watch(
+            clone_sets: start.watch_readable("watch of clonesets", None, whole::<CloneSet>),
+            revisions: start.watch_readable(
                 "watch of controllerrevisions",
                 Some(keys::REVISION_HASH),
                 |o: ControllerRevision| RevisionView::of(&o),
@@ -116,7 +119,7 @@ impl Start<'_> {
         project: impl Fn(K) -> Option<T> + Send + 'static,
     ) -> Mirror<T>
     where
-        K: Object + Send + Sync + 'static,
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
         T: PartialEq + Send + Sync + 'static,
     {
         let mut config = watcher::Config::default().page_size(PAGE);
@@ -126,6 +129,21 @@ impl Start<'_> {
         let (mirror, task) = mirror(Api::all(self.cluster.client.clone()), config, project);
         self.supervisor.spawn_endless(name, task);
         mirror
+    }
+
+    /// The same for a kind with fields that the API server takes as they are: what cannot be read is left out.
+    fn watch_readable<K, T>(
+        &mut self,
+        name: &'static str,
+        label: Option<&str>,
+        project: impl Fn(K) -> Option<T> + Send + 'static,
+    ) -> Mirror<T>
+    where
+        K: Object + Send + Sync + 'static,
+        T: PartialEq + Send + Sync + 'static,
+    {
+        let events = self.cluster.events.clone();
+        self.watch(name, label, move |o: Readable<K>| project(o.read(&events)?))
     }
 }
 

@@ -14,7 +14,7 @@ async fn percentages_of_many_pods_are_refused_where_they_are_none() {
         many["replicas"] = json!(5000);
         create(&sets, set(version, &name, many)).await.unwrap();
         for field in ["partition", "maxUnavailable", "maxSurge"] {
-            for bad in [
+            let texts = [
                 "50",
                 "abc%",
                 "-5%",
@@ -25,8 +25,15 @@ async fn percentages_of_many_pods_are_refused_where_they_are_none() {
                 "50%%",
                 "",
                 "5000000000%",
-            ] {
+            ];
+            // No `int32` holds the last.
+            for bad in texts
+                .map(|text| json!(text))
+                .into_iter()
+                .chain([json!(5_000_000_000_i64)])
+            {
                 let limits = update(version, json!({ field: bad }));
+                let bad = bad.as_str().map_or_else(|| bad.to_string(), str::to_owned);
                 let message = format!("it is {bad}; give a number of Pods, 0 or greater, or a percentage");
                 for made in [
                     merge(&sets, &name, json!({ "spec": limits })).await,

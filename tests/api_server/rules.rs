@@ -36,6 +36,10 @@ fn mistakes_in_selection() -> Vec<(Value, &'static str)> {
             "spec.parallelism is -1; give a number of nodes, 0 or greater",
         ),
         (
+            json!({ "parallelism": 5_000_000_000_i64 }),
+            "spec.parallelism is 5000000000; give a number of nodes",
+        ),
+        (
             json!({ "parallelism": "10%" }),
             "spec.parallelism is 10%; give a number of nodes",
         ),

@@ -30,7 +30,7 @@ fn room(rule: &str) -> Value {
 /// A number of Pods, or a percentage without fractions, which OpenKruise would take for 0.
 fn whole_percentage() -> Value {
     tells(
-        "type(self) == int ? self >= 0 : self.matches('^[0-9]{1,9}%$')",
+        "type(self) == int ? self >= 0 && self <= 2147483647 : self.matches('^[0-9]{1,9}%$')",
         "'it is %s; give a number of Pods, 0 or greater, or a percentage such as 20%% without fraction'\
          .format([self])",
         "give a number of Pods, 0 or greater, or a percentage such as 20% without fraction",
@@ -39,7 +39,7 @@ fn whole_percentage() -> Value {
 
 fn percentage() -> Value {
     tells(
-        "type(self) == int ? self >= 0 : self.matches('^[0-9]{1,9}([.][0-9]{1,9})?%$')",
+        "type(self) == int ? self >= 0 && self <= 2147483647 : self.matches('^[0-9]{1,9}([.][0-9]{1,9})?%$')",
         "'it is %s; give a number of Pods, 0 or greater, or a percentage such as 20%%'.format([self])",
         "give a number of Pods, 0 or greater, or a percentage such as 20%",
     )
@@ -68,7 +68,7 @@ fn empty() -> Value {
 
 fn number_of_nodes() -> Value {
     tells(
-        "type(self) == int ? self >= 0 : self.matches('^[0-9]{1,9}$')",
+        "type(self) == int ? self >= 0 && self <= 2147483647 : self.matches('^[0-9]{1,9}$')",
         "'it is %s; give a number of nodes, 0 or greater (0 pauses the pulls); percentages are not supported'\
          .format([self])",
         "give a number of nodes, 0 or greater; percentages are not supported",

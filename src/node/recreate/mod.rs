@@ -31,7 +31,7 @@ use super::Context;
 use super::pods::PodView;
 use crate::api::container_recreate_request::ContainerRecreateRequest;
 use crate::api::keys;
-use crate::cluster::{Key, Mirror, mirror};
+use crate::cluster::{Key, Mirror, Readable, mirror};
 use machine::Machine;
 use plan::{Now, Phase, Request};
 use report::Board;
@@ -80,9 +80,10 @@ pub enum Error {
 /// # Errors
 /// When a watch ends by itself.
 pub async fn run(ctx: Context, pods: Mirror<PodView>) -> Result<(), Error> {
-    let api: Api<ContainerRecreateRequest> = Api::all(ctx.cluster.client.clone());
+    let api: Api<Readable<ContainerRecreateRequest>> = Api::all(ctx.cluster.client.clone());
     let selected = watcher::Config::default().labels(&keys::crr_selector(&ctx.node_name));
-    let (requests, watch) = mirror(api, selected, observe::request);
+    let events = ctx.cluster.events.clone();
+    let (requests, watch) = mirror(api, selected, move |one| observe::request(one.read(&events)?));
     let shutdown = ctx.shutdown.clone();
     let shared = Arc::new(Shared {
         ctx,
