@@ -4,8 +4,9 @@
 //! the time of the patch is proof together with another image ID, or with the new image's name; another container
 //! alone is none, for it may have crashed and come back with the old image before kubelet saw the patch. Nor is
 //! another image ID where the update took the place of one that had not ended, for it may be that one's. And as long
-//! as kubelet says that it has not seen the patch, what runs may yet be replaced by what was patched before. What
-//! cannot be proven waits, and says what for.
+//! as kubelet says that it has not seen the patch, what runs may yet be replaced by what was patched before; where all
+//! of that was done, another container with the new image's hash shows that it has seen the patch, whatever number a
+//! kubelet of a later release left. What cannot be proven waits, and says what for.
 
 use std::fmt;
 
@@ -133,18 +134,20 @@ fn proven(
 ) -> Result<(), &'static str> {
     let status = pod.status(&container.name).filter(|s| !s.id.is_empty());
     let status = status.ok_or("it has not been started")?;
+    let plain = hashes(&status.id, meta).map(|(plain, _)| plain);
+    let new = plain.is_some_and(|plain| {
+        plain == plain_hash(&container.name, &container.image) || Some(plain) == container.plain_before_131
+    });
+    let another = last.container_id.as_ref().is_some_and(|id| *id != status.id);
     let unseen = last.generation.zip(pod.observed);
-    if unseen.is_some_and(|(before, observed)| observed <= before) {
+    if unseen.is_some_and(|(before, observed)| observed <= before) && !(new && another && !last.superseded) {
         return Err("kubelet has not seen the new image yet");
     }
-    if let Some((plain, _)) = hashes(&status.id, meta) {
-        let new = plain_hash(&container.name, &container.image);
-        if plain == new || Some(plain) == container.plain_before_131 {
-            return Ok(());
-        }
-        if plain != 0 {
-            return Err("the daemon says that it was started with another image");
-        }
+    if new {
+        return Ok(());
+    }
+    if plain.is_some_and(|plain| plain != 0) {
+        return Err("the daemon says that it was started with another image");
     }
     if last.container_id.as_ref().is_some_and(|id| *id == status.id) {
         return Err("the one from before the update is still there");

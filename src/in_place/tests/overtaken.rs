@@ -1,9 +1,11 @@
-//! Updates that take the place of others that had not ended, with a kubelet that is late and no word of the daemon.
+//! Updates that take the place of others that had not ended, with a kubelet that is late.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use super::proofs::daemon_says;
 use super::*;
+use crate::api::container_hash::plain_hash;
 
 /// kubelet, for a Pod of one container `main`: what it has read, what it runs, and what it has reported.
 struct Kubelet {
@@ -16,6 +18,8 @@ struct Kubelet {
     runs: (u32, String),
     /// Whether it says which generation its status is of.
     tells: bool,
+    /// Whether the daemon says what the container that runs was started with.
+    daemon: bool,
 }
 
 impl Kubelet {
@@ -26,6 +30,7 @@ impl Kubelet {
             generation: 1,
             runs: (0, "main:1".to_owned()),
             tells,
+            daemon: false,
         };
         kubelet.pod["metadata"]["generation"] = json!(1);
         kubelet.report();
@@ -73,6 +78,10 @@ impl Kubelet {
         status["restartCount"] = json!(number);
         if self.tells {
             self.pod["status"]["observedGeneration"] = json!(self.generation);
+        }
+        if self.daemon {
+            let (id, hash) = (format!("containerd://{number}"), plain_hash("main", image));
+            daemon_says(&mut self.pod, &id, hash, 0);
         }
     }
 
@@ -154,12 +163,43 @@ fn an_image_by_digest_is_known_by_its_id() {
     assert!(kubelet.done());
 }
 
+/// A kubelet of an older release does not write the number, and leaves that of the one before it.
+#[test]
+fn a_number_that_nobody_writes_any_more_is_outdone_by_the_daemon() {
+    let mut kubelet = Kubelet::new(true);
+    kubelet.tells = false;
+    kubelet.update("main:2");
+    kubelet.sync();
+    kubelet.report();
+    kubelet.waits("not seen");
+    kubelet.daemon = true;
+    kubelet.report();
+    assert!(kubelet.done());
+    // That the daemon knows the container from before says nothing of what comes.
+    kubelet.update("main:3");
+    kubelet.report();
+    kubelet.waits("not seen");
+}
+
+#[test]
+fn what_was_patched_in_between_may_come_yet_whatever_the_daemon_says() {
+    let mut kubelet = Kubelet::new(true);
+    kubelet.daemon = true;
+    kubelet.update("main:2");
+    kubelet.update("main:1");
+    kubelet.restart();
+    kubelet.report();
+    kubelet.waits("not seen");
+}
+
 #[derive(Clone, Debug)]
 enum Event {
     Update(u8),
     Sync,
     Crash,
     Report,
+    /// The kubelet is of a release that does not write the number.
+    Downgrade,
 }
 
 fn events() -> impl Strategy<Value = Vec<Event>> {
@@ -168,6 +208,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         2 => Just(Event::Sync),
         1 => Just(Event::Crash),
         2 => Just(Event::Report),
+        1 => Just(Event::Downgrade),
     ];
     prop::collection::vec(event, 1..25)
 }
@@ -176,14 +217,16 @@ proptest! {
     /// Whatever comes in between: what is done runs the image of the spec and stays, and everything is done once
     /// kubelet has caught up.
     #[test]
-    fn done_is_what_runs_and_stays(events in events()) {
+    fn done_is_what_runs_and_stays(events in events(), daemon in any::<bool>()) {
         let mut kubelet = Kubelet::new(true);
+        kubelet.daemon = daemon;
         for event in events {
             match event {
                 Event::Update(image) => kubelet.update(&format!("main:{image}")),
                 Event::Sync => kubelet.sync(),
                 Event::Crash => kubelet.restart(),
                 Event::Report => kubelet.report(),
+                Event::Downgrade => kubelet.tells = false,
             }
             if kubelet.done() {
                 let shown = &kubelet.pod["status"]["containerStatuses"][0]["image"];
@@ -192,6 +235,7 @@ proptest! {
                 prop_assert_eq!(&kubelet.runs.1, &kubelet.image());
             }
         }
+        kubelet.tells = true;
         kubelet.sync();
         kubelet.report();
         prop_assert!(kubelet.done());

@@ -14,7 +14,7 @@ fn restarted(pod: &mut Value, id: &str, image: &str, image_id: &str) {
     status["restartCount"] = json!(1);
 }
 
-fn daemon_says(pod: &mut Value, id: &str, plain: u64, env: u64) {
+pub(super) fn daemon_says(pod: &mut Value, id: &str, plain: u64, env: u64) {
     let meta = json!({ "containers": [{
         "name": "main", "containerID": id, "restartCount": 0,
         "hashes": { "plainHash": plain, "extractedEnvFromMetadataHash": env },
