@@ -21,10 +21,13 @@ const LENGTH: usize = 5;
 const GATES: [&str; 2] = [keys::IN_PLACE_UPDATE_READY, keys::KRUISE_POD_READY];
 
 /// Acts that make `count` Pods, the first `old` of them of the current revision. Fewer where Pods are still going
-/// whose claims stay: those claims are for the Pods that take their places, and names, when they are gone.
+/// whose claims stay: those claims are for the Pods that take their places, and names, when they are gone. Claims that
+/// no Pod has wait for nobody: they come first, so that a Pod that never goes keeps no other from being made.
 pub(super) fn create(view: &View<'_>, claims: &BTreeSet<&str>, count: usize, old: usize) -> Vec<Act> {
     let observed = view.observed;
-    let count = count.saturating_sub(leaving(view, claims).len());
+    let going = leaving(view, claims).len();
+    let spare = if going > 0 { spare(view, claims).len() } else { 0 };
+    let count = count.saturating_sub(going).max(count.min(spare));
     let ids = instance_ids(view, claims, &tried(view), count);
     let make = |(at, id): (usize, String)| {
         let name = if at < old {
@@ -90,35 +93,51 @@ pub(super) fn tried<'a>(view: &View<'a>) -> Vec<&'a str> {
         .collect()
 }
 
+/// Ids that a new Pod cannot have: those of Pods, and of claims that are being deleted, which keep their names for a
+/// while.
+fn taken<'a>(view: &View<'a>, claims: &BTreeSet<&str>) -> BTreeSet<&'a str> {
+    let observed = view.observed;
+    let of_pod = |pod: &'a std::sync::Arc<Pod>| {
+        let last = pod.name.rsplit_once('-').map(|(_, id)| id);
+        let label = pod.labels.get(keys::CLONESET_INSTANCE_ID);
+        label.map(String::as_str).into_iter().chain(last)
+    };
+    let going = observed.claims.iter().filter(|claim| !stays(claims, claim));
+    let pods = observed.pods.iter().flat_map(of_pod);
+    pods.chain(going.map(|claim| claim.instance.as_str())).collect()
+}
+
+/// Ids of claims that stay and that no Pod has.
+fn spare<'a>(view: &View<'a>, claims: &BTreeSet<&str>) -> BTreeSet<&'a str> {
+    let all = view.observed.claims.iter().filter(|claim| stays(claims, claim));
+    let ids: BTreeSet<&str> = all.map(|claim| claim.instance.as_str()).collect();
+    let taken = taken(view, claims);
+    ids.into_iter()
+        .filter(|id| !id.is_empty() && !taken.contains(id))
+        .collect()
+}
+
+fn stays(claims: &BTreeSet<&str>, claim: &Claim) -> bool {
+    claims.contains(claim.name.as_str())
+}
+
 /// Ids that no Pod has, sorted: first those that were tried already, then those of the claims that stay without a Pod,
 /// then new ones.
 fn instance_ids(view: &View<'_>, claims: &BTreeSet<&str>, tried: &[&str], count: usize) -> BTreeSet<String> {
     let observed = view.observed;
-    let of_pod = |pod: &std::sync::Arc<crate::in_place::Pod>| {
-        let last = pod.name.rsplit_once('-').map(|(_, id)| id.to_owned());
-        [pod.labels.get(keys::CLONESET_INSTANCE_ID).cloned(), last]
-            .into_iter()
-            .flatten()
-            .collect::<Vec<_>>()
-    };
-    let mut taken: BTreeSet<String> = observed.pods.iter().flat_map(of_pod).collect();
-    // A claim that is being deleted keeps its name for a while.
-    let stays = |claim: &&Claim| claims.contains(claim.name.as_str());
-    let going = observed.claims.iter().filter(|claim| !stays(claim));
-    taken.extend(going.map(|claim| claim.instance.clone()));
-    let spare = observed.claims.iter().filter(stays).map(|claim| &claim.instance);
-    let spare: BTreeSet<String> = spare.filter(|id| !id.is_empty()).cloned().collect();
+    let spare = spare(view, claims);
+    let mut taken = taken(view, claims);
     let mut ids = BTreeSet::new();
-    for id in tried.iter().copied().chain(spare.iter().map(String::as_str)) {
+    for id in tried.iter().chain(&spare) {
         if ids.len() < count && !taken.contains(id) {
-            ids.insert(id.to_owned());
+            ids.insert((*id).to_owned());
         }
     }
     taken.extend(spare);
     let mut seed = observed.seed;
     while ids.len() < count {
         let id = random_id(&mut seed);
-        if !taken.contains(&id) {
+        if !taken.contains(id.as_str()) {
             ids.insert(id);
         }
     }

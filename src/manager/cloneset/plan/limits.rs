@@ -37,6 +37,7 @@ impl Limits {
         let surge = rolling.filter(|r| !r.paused).and_then(|r| r.max_surge.as_ref());
         let surge = surge.map_or(0, |value| up(value, replicas));
         let unavailable = match rolling.map(|r| r.max_unavailable.as_ref()) {
+            // As upstream's `OnDelete`; our CRD fills in `rollingUpdate` for every type.
             None => share(DEFAULT_MAX_UNAVAILABLE, replicas, f64::floor),
             Some(None) if surge == 0 => share(DEFAULT_MAX_UNAVAILABLE, replicas, f64::ceil),
             Some(None) => share(DEFAULT_MAX_UNAVAILABLE, replicas, f64::floor),

@@ -13,13 +13,13 @@
 //!
 //! # Where OpenKruise is odd
 //!
-//! Kept, for somebody may count on it: `OnDelete` fixes `maxUnavailable` at 20 %, rounded down; while any deletion is
-//! planned, ordinary scaling in waits; Pods that are ready for less than `minReadySeconds` count against the limit
+//! Kept, for somebody may count on it: while any deletion is planned, ordinary scaling in waits; Pods that are ready for less than `minReadySeconds` count against the limit
 //! of deletions; a Pod whose deletion is cancelled is `PreparingNormal` first; order priority puts Pods without any
 //! listed label first; a Pod that is marked for deletion keeps its place among those to update; deletions are not
 //! cancelled where a hook marks Pods not ready; claims alone change nothing.
 //!
-//! Mended: orphans are adopted; conditions of failures go when they are over; the progress deadline starts with the
+//! Mended: `OnDelete` counts with the `maxUnavailable` of its `rollingUpdate`, which our CRD fills in for every type
+//! (20 %, rounded up); orphans are adopted; conditions of failures go when they are over; the progress deadline starts with the
 //! rollout; fractions of percents count; Pods that cannot be made do not stop deletions that are due; Pods
 //! that are both unavailable and marked for deletion count as unavailable when others are deleted; a Pod that is
 //! unavailable anyway is updated also while Pods are missing; claims

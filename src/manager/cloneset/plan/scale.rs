@@ -110,14 +110,16 @@ fn make(view: &View<'_>, claims: &BTreeSet<&str>, numbers: &Numbers, draft: &mut
         return false;
     }
     let size = |number: i64| usize::try_from(number).unwrap_or_default();
-    for pod in create::leaving(view, claims) {
-        draft.wait("to be gone, for another to take over its claims", pod);
-    }
     let count = size(numbers.scale_up_limit).min(AT_ONCE);
     if count < size(numbers.scale_up_limit) {
         draft.wake_at(view.now);
     }
     let acts = create::create(view, claims, count, size(numbers.scale_up_old));
+    if acts.len() < count {
+        for pod in create::leaving(view, claims) {
+            draft.wait("to be gone, for another to take over its claims", pod);
+        }
+    }
     let made = !acts.is_empty();
     for act in acts {
         draft.act(view, act);

@@ -76,7 +76,8 @@ pub(super) fn update(
     }
 }
 
-/// The places of the Pods that may be updated, or taken back, in order, and how many of them are to be.
+/// The places of the Pods that may be updated, or taken back, in order, and how many of them are to be. Those that are
+/// marked for deletion come first.
 ///
 /// Where as many Pods are updated as there are to be, one of the old that is unavailable may fill the place in which
 /// another is to be made for a Pod that is to be deleted; neither would ever go, so that one is updated, too.
@@ -99,7 +100,11 @@ fn choose(view: &View<'_>, numbers: &Numbers, forward: bool) -> (Vec<usize>, usi
     });
     let pods: Vec<&Pod> = view.pods.iter().map(|seen| seen.pod).collect();
     let candidates = order::update(&pods, candidates.collect(), view.spec.rolling_update());
-    (candidates, wanted)
+    // What goes anyway gives way to the other revision; so there is no need for another Pod to.
+    let marked = |at: &usize| view.pods[*at].specified;
+    let (mut first, others): (Vec<usize>, Vec<usize>) = candidates.into_iter().partition(marked);
+    first.extend(others);
+    (first, wanted)
 }
 
 /// How many more Pods may be updated.

@@ -37,6 +37,8 @@ pub(super) enum Happening {
     /// The image of the second container.
     Side(u8),
     Replicas(u8),
+    /// What new claims are made of.
+    Claims(u8),
     Image(u8),
     Cpu(u8),
     Command(u8),
@@ -77,6 +79,7 @@ pub(super) fn happening() -> impl Strategy<Value = Happening> {
         1 => any::<bool>().prop_map(Scatter),
         1 => n().prop_map(Side),
         1 => n().prop_map(Replicas),
+        1 => n().prop_map(Claims),
         3 => n().prop_map(Image),
         1 => n().prop_map(Cpu),
         1 => n().prop_map(Command),
@@ -199,6 +202,15 @@ fn label(world: &mut World, n: u8, key: &str, to: fn(&str) -> &'static str) {
 fn edit(world: &mut World, happening: &Happening) {
     match happening {
         Happening::Replicas(n) => world.edit(&json!({ "replicas": n % 9 })),
+        Happening::Claims(n) => {
+            let mut templates = world.set["spec"]["volumeClaimTemplates"].clone();
+            if let Some(data) = templates.get_mut(0) {
+                data["spec"]["x"] = json!(n % 2);
+                world.edit(&json!({ "volumeClaimTemplates": templates }));
+                // What was made of the others is not to be used.
+                world.left.pods.clear();
+            }
+        }
         Happening::Image(n) => {
             let tag = ["1", "2", "3", "bad"][usize::from(n % 4)];
             container(world, "image", json!(format!("app:{tag}")));

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::cases::{condition, kubelets, settle};
 use super::histories::{container, rolling, spec};
-use super::world::World;
+use super::world::{HOOK, World};
 use crate::api::keys;
 use crate::in_place::Pod;
 
@@ -151,6 +151,36 @@ fn what_is_taken_back_half_way_is_updated_back() {
     settle(&mut world);
     assert_eq!(states(&world), ["Normal", "Normal"]);
     assert!(all_run(&world, "app:1"));
+}
+
+/// The hook has yet to take the Pod into use, and is to prepare it anew.
+#[test]
+fn what_is_taken_back_once_it_is_updated_goes_through_its_hook_again() {
+    for mark in [false, true] {
+        let mut world = in_use(mark);
+        container(&mut world, "image", json!("app:2"));
+        settle(&mut world);
+        hooks(&mut world);
+        settle(&mut world);
+        assert_eq!(states(&world), ["Normal", "Updated"]);
+        assert_eq!(in_state(&world, "Updated")["metadata"]["finalizers"], json!([]));
+        container(&mut world, "image", json!("app:1"));
+        settle(&mut world);
+        let pod = in_state(&world, "PreparingUpdate");
+        assert_eq!(
+            pod["metadata"]["finalizers"],
+            json!([HOOK]),
+            "the hook has to let go of it"
+        );
+        assert_eq!(pod["spec"]["containers"][0]["image"], "app:2");
+        assert_eq!(message(pod).contains("preUpdateHook"), mark);
+        assert_eq!(Pod::of(pod).condition_ready(), !mark);
+        rounds(&mut world, 2);
+        settle(&mut world);
+        assert_eq!(states(&world), ["Normal", "Normal"]);
+        assert!(all_run(&world, "app:1"));
+        assert!(world.pods.values().all(|pod| Pod::of(pod).condition_ready()));
+    }
 }
 
 #[test]

@@ -7,11 +7,12 @@ use serde_json::json;
 
 use super::cases::{kubelets, settle};
 use super::histories::{container, rolling, spec};
+use super::partition;
 use super::world::World;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::Pod;
-use crate::manager::cloneset::plan::limits::Limits;
-use crate::manager::cloneset::plan::{Act, Observed, PATCHES, Plan, Why, pods};
+use crate::manager::cloneset::plan::limits::{Limits, on_delete};
+use crate::manager::cloneset::plan::{Act, Observed, PATCHES, Plan, Subject, Why, pods};
 
 /// What a pass does to the Pods.
 #[derive(Default)]
@@ -20,8 +21,6 @@ struct Taken {
     lost: i64,
     /// New Pods.
     made: i64,
-    /// Pods that get the update revision in place.
-    updated: i64,
 }
 
 /// A pass, and what it was planned on.
@@ -51,7 +50,9 @@ pub(super) fn check(world: &World, observed: &Observed, planned: &Plan, unseen: 
     let mut taken = Taken::default();
     planned.acts.iter().for_each(|act| pass.take(act, &mut taken));
     pass.hold(&taken);
+    partition::kept(observed, planned, &pass.limits, &pass.active, pass.now);
     says_why(observed, planned);
+    pass.no_claim_is_idle(planned);
 }
 
 /// Where a rollout goes on and nothing is done about it, the condition says what is waited for.
@@ -101,9 +102,11 @@ impl Pass<'_> {
             Act::PatchPod { uid, why, .. } if !matches!(why, Why::Adopt | Why::Release) => {
                 let pod = self.pod(uid);
                 let out = matches!(why, Why::UpdateInPlace | Why::PrepareUpdate | Why::PrepareDelete);
+                let update = matches!(why, Why::UpdateInPlace | Why::PrepareUpdate | Why::UpdateReCreate);
+                let by_others = on_delete(&self.observed.set.spec);
+                assert!(!(update && by_others), "{why:?} of a Pod under OnDelete");
                 taken.lost += i64::from(out && self.available(pod));
                 if *why == Why::UpdateInPlace {
-                    taken.updated += i64::from(!pods::at(pod, &self.observed.update));
                     let held = pods::hooked(self.hook(|l| l.in_place_update.as_ref()), pod);
                     let half_way = pods::state(pod) == State::Updating;
                     assert!(half_way || !held, "a Pod is updated that a hook holds");
@@ -115,7 +118,7 @@ impl Pass<'_> {
 
     /// Nothing goes beyond its limit.
     fn hold(&self, taken: &Taken) {
-        let Taken { lost, made, updated } = *taken;
+        let Taken { lost, made } = *taken;
         let limits = &self.limits;
         let there = count(self.active.iter().filter(|p| self.available(p)).count());
         let least = limits.replicas - limits.unavailable;
@@ -139,12 +142,32 @@ impl Pass<'_> {
             made == 0 || count(counted) + made <= most,
             "{made} Pods are made, {most} are allowed"
         );
-        let old = self.active.iter().filter(|p| !pods::at(p, &self.observed.update));
-        let old = count(old.filter(|p| pods::state(p) != State::PreparingDelete).count());
-        assert!(
-            updated == 0 || old - updated >= limits.partition,
-            "{updated} of {old} old Pods are updated"
-        );
+    }
+}
+
+impl Pass<'_> {
+    /// Where Pods are missing that may be made, claims that no Pod has are put to use, whoever else is to go first.
+    fn no_claim_is_idle(&self, planned: &Plan) {
+        let observed = self.observed;
+        let first = |act: &Act| match act {
+            Act::CreatePod { .. } => true,
+            Act::PatchPod { why, .. } => matches!(why, Why::Adopt | Why::KeepAfterAll),
+            _ => false,
+        };
+        let scale = observed.set.spec.scale_strategy.as_ref().unwrap();
+        let missing = count(self.active.len()) < self.limits.replicas;
+        let may = scale.max_unavailable.is_none() && !observed.failures.contains_key(&Subject::Creation);
+        if !missing || !may || !scale.enable_pvc_reuse || planned.acts.iter().any(first) {
+            return;
+        }
+        let of_pod = |id: &str| observed.pods.iter().any(|pod| pod.name == format!("s-{id}"));
+        let going = |id: &str| {
+            let mut of = observed.claims.iter().filter(|claim| claim.instance == id);
+            of.any(|claim| claim.deleting || observed.left.claims.contains(&claim.uid))
+        };
+        let mut ids = observed.claims.iter().map(|claim| claim.instance.as_str());
+        let idle = ids.find(|id| !of_pod(id) && !going(id));
+        assert_eq!(idle, None, "nobody takes this over");
     }
 }
 

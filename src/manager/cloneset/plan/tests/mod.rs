@@ -7,6 +7,7 @@ mod hooks;
 mod limits;
 mod node;
 mod numbers;
+mod partition;
 mod retries;
 mod waits;
 mod world;

@@ -3,7 +3,7 @@
 use jiff::ToSpan;
 use serde_json::{Value, json};
 
-use super::cases::settle;
+use super::cases::{condition, settle};
 use super::faults::Fault;
 use super::histories::spec;
 use super::world::World;
@@ -136,4 +136,38 @@ fn somebody_else_s_name_is_not_tried_again() {
     let ours = world.observe().pods;
     assert_eq!(ours.len(), 2);
     assert!(ours.iter().all(|pod| pod.name != refused));
+}
+
+/// Its node may be dead. Claims that no Pod has need not wait for it; its own are for the one that takes its place.
+#[test]
+fn a_pod_that_never_goes_keeps_no_other_from_claims_that_nobody_has() {
+    let mut world = two(Fault::Refused);
+    world.failing = 0;
+    world.edit(&json!({ "scaleStrategy": { "enablePVCReuse": true } }));
+    settle(&mut world);
+    let names: Vec<String> = world.pods.keys().cloned().collect();
+    world.edit(&json!({ "replicas": 1 }));
+    world.delete(&names[0]);
+    settle(&mut world);
+    assert_eq!((world.pods.len(), world.claims.len()), (1, 2));
+    world.pods.get_mut(&names[1]).unwrap()["metadata"]["finalizers"] = json!(["example.io/dead"]);
+    world.delete(&names[1]);
+    let (_, plan) = world.reconcile();
+    assert_eq!(made(&plan), [(names[0].clone(), 0)]);
+
+    world.edit(&json!({ "replicas": 2 }));
+    settle(&mut world);
+    assert_eq!(world.pods.len(), 2, "one of them is going");
+    let waits = condition(&world, "Progressing").unwrap().message;
+    assert!(
+        waits.contains("to be gone, for another to take over its claims"),
+        "{waits}"
+    );
+    world.pods.remove(&names[1]);
+    settle(&mut world);
+    assert_eq!(
+        world.pods.keys().collect::<Vec<_>>(),
+        names.iter().collect::<Vec<_>>()
+    );
+    assert_eq!(world.claims.len(), 2);
 }

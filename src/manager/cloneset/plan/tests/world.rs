@@ -38,6 +38,7 @@ pub struct World {
     pub slow: bool,
     /// Names of jobs that are being deleted.
     pub going: BTreeSet<String>,
+    pub switches: Switches,
     made: u64,
 }
 
@@ -61,6 +62,7 @@ impl World {
             unseen: BTreeSet::new(),
             slow: false,
             going: BTreeSet::new(),
+            switches: Switches::default(),
             made: 0,
         };
         world.settle_revision();
@@ -80,15 +82,21 @@ impl World {
         let mut template = self.set["spec"]["template"].clone();
         template["$patch"] = json!("replace");
         let data = json!({ "spec": { "template": template } });
+        if self.revisions.last().is_some_and(|r| r.data == data) {
+            // Claims alone change nothing.
+            return;
+        }
+        let claims = Some(self.set["spec"]["volumeClaimTemplates"].to_string());
         let known = self.revisions.iter().position(|r| r.data == data);
-        let revision = known
-            .map(|at| self.revisions.remove(at))
-            .unwrap_or_else(|| Revision {
+        let revision = match known.map(|at| self.revisions.remove(at)) {
+            Some(known) => Revision { claims, ..known },
+            None => Revision {
                 name: format!("s-{}", self.fresh()),
                 data,
-                claims: None,
+                claims,
                 downloaded: false,
-            });
+            },
+        };
         self.revisions.push(revision);
     }
 
@@ -143,7 +151,7 @@ impl World {
             nodes: BTreeMap::new(),
             failures: self.failures.clone(),
             left: self.left.clone(),
-            switches: Switches::default(),
+            switches: self.switches,
             seed: self.made,
         }
     }
