@@ -74,7 +74,8 @@ pub async fn settle(
     let mut all: Vec<Revision> = known.iter().map(|view| view.revision.clone()).collect();
     revision::sort(&mut all);
     let status = work.set.status.as_ref();
-    let mut collisions = status.and_then(|s| s.collision_count);
+    // A status is written a moment later, by a pass that finds the revision and has no collision to count.
+    let mut collisions = status.and_then(|s| s.collision_count).max(memory.collisions);
     let wanted = wanted(work, &all, collisions, memory).await?;
     let update = match revision::plan(&wanted, &all) {
         Step::Use { name } => name,
@@ -83,13 +84,16 @@ pub async fn settle(
             number,
             claim_hash,
         } => {
-            let stored = promote(work, &name, number, claim_hash).await?;
+            let view = known.iter().find(|view| view.revision.name == name);
+            let version = view.map(|view| view.resource_version.as_str());
+            let stored = promote(work, &name, version, number, claim_hash).await?;
             all.retain(|one| one.name != name);
             all.push(stored);
             name
         }
         Step::Create { number } => {
             let stored = create(work, wanted, number, &mut collisions).await?;
+            memory.collisions = collisions;
             let name = stored.name.clone();
             all.push(stored);
             name
@@ -199,18 +203,27 @@ pub async fn look_up(work: &Work<'_>, name: &str) -> Result<(), Error> {
     Ok(())
 }
 
+/// Makes an old revision the newest, if it is as it was seen: another may have taken its name.
 async fn promote(
     work: &Work<'_>,
     name: &str,
+    version: Option<&str>,
     number: i64,
     claim_hash: Option<String>,
 ) -> Result<Revision, Error> {
-    let mut patch = json!({ "revision": number });
+    let mut patch = json!({ "metadata": { "resourceVersion": version }, "revision": number });
     if let Some(hash) = claim_hash {
         patch["metadata"]["annotations"][keys::VOLUME_CLAIM_TEMPLATE_HASH] = json!(hash);
     }
-    let stored = write::patch_merge(&api(work), name, &patch).await?;
-    Ok(keep(work, &stored))
+    match write::patch_merge(&api(work), name, &patch).await {
+        Ok(stored) => Ok(keep(work, &stored)),
+        Err(error) => {
+            if error.conflict() || error.not_found() {
+                look_up(work, name).await?;
+            }
+            Err(error)
+        }
+    }
 }
 
 /// Makes the revision, under another name where its own is taken by one that says something else.

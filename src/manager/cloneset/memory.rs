@@ -46,6 +46,8 @@ pub struct Memory {
     pub uid: String,
     /// What its template stands for, and for which generation that was found out.
     pub wanted: Option<(i64, Result<Wanted, Refused>)>,
+    /// How often the name of a revision was taken, which the status may not say yet.
+    pub collisions: Option<i32>,
     /// The generation that the last pass looked at.
     generation: i64,
     /// How often what failed did so in a row, and when it did last.

@@ -193,7 +193,7 @@ async fn pass(work: &Work<'_>, memory: &mut Memory, acted: &mut bool) -> Result<
     let gathered = begin.elapsed();
     let history = match history::settle(work, &seen.revisions, memory).await {
         Ok(history) => history,
-        Err(Unfit::Failed(error)) if error.retryable() => return Err(error),
+        Err(Unfit::Failed(error)) if error.retryable() || error.not_found() => return Err(error),
         Err(Unfit::Failed(error)) => {
             refuse(work, memory, error.to_string(), now).await?;
             return Err(error);
