@@ -80,7 +80,8 @@ pub struct CloneSetSpec<S = CloneSetScaleStrategy, U = CloneSetUpdateStrategy> {
     /// Seconds that a Pod must be ready for to be available, 0 or greater; 0 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_ready_seconds: Option<i32>,
-    /// Seconds after which a rollout without progress is told to be stuck; never when absent, or 2147483647.
+    /// Seconds after the beginning of a rollout, or its going on after a pause, at which it is told to be too late if
+    /// it has not ended; never when absent, or 2147483647.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress_deadline_seconds: Option<i32>,
     /// Hooks in the life of the Pods.
