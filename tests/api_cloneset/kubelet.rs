@@ -35,6 +35,14 @@ pub async fn play(pods: Api<DynamicObject>) {
     }
 }
 
+/// Assigns a Pod to a node.
+pub async fn bind(pods: &Api<DynamicObject>, pod: &str, node: &str) -> kube::Result<Value> {
+    let binding = json!({ "apiVersion": "v1", "kind": "Binding", "metadata": { "name": pod },
+        "target": { "kind": "Node", "name": node } });
+    pods.create_subresource("binding", pod, &PostParams::default(), &binding)
+        .await
+}
+
 async fn look_after(
     pods: &Api<DynamicObject>,
     pod: &Value,
@@ -48,11 +56,7 @@ async fn look_after(
     }
     if pod["spec"]["nodeName"].is_null() {
         if pod["spec"]["nodeSelector"][NO_NODE].is_null() {
-            let binding = json!({ "apiVersion": "v1", "kind": "Binding", "metadata": { "name": name },
-                "target": { "kind": "Node", "name": "node" } });
-            let _: Value = pods
-                .create_subresource("binding", name, &PostParams::default(), &binding)
-                .await?;
+            bind(pods, name, "node").await?;
         }
         return Ok(());
     }

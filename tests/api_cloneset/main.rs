@@ -3,12 +3,17 @@
 
 mod apart;
 mod costs;
+mod deletion;
 mod document;
 mod errors;
 mod field;
+mod gates;
+mod history;
 mod kubelet;
 mod life;
+mod locked;
 mod manuals;
+mod on_delete;
 mod order;
 mod scale;
 mod standing;
@@ -16,6 +21,7 @@ mod steady;
 mod story;
 #[path = "../support/mod.rs"]
 mod support;
+mod times;
 mod update;
 #[path = "../api_manager/world.rs"]
 #[allow(dead_code, reason = "the controllers' other tests use the rest of it")]

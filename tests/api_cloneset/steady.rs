@@ -7,8 +7,21 @@ use serde_json::json;
 use crate::field::{Field, identities};
 use crate::world::{World, until, world};
 
+/// What the manager has asked the API server for in this namespace: verb, resource, name. Its watches are apart, as are
+/// the lists of a whole kind that each begins with.
+fn read(field: &Field) -> Vec<String> {
+    let all = field.world.plane.reads_of_manager().unwrap();
+    assert!(!all.is_empty(), "reads are logged");
+    let here = |event: &&serde_json::Value| event["objectRef"]["namespace"] == field.namespace.as_str();
+    let words = |event: &serde_json::Value| {
+        let object = &event["objectRef"];
+        format!("{} {} {}", event["verb"], object["resource"], object["name"])
+    };
+    all.iter().filter(here).map(words).collect()
+}
+
 #[tokio::test]
-async fn nothing_is_written_when_nothing_has_changed() {
+async fn nothing_is_written_nor_read_when_nothing_has_changed() {
     let field = Field::new(world(), "steady").await;
     field.set("web", json!({})).await;
     field.settled("web").await;
@@ -40,6 +53,7 @@ async fn nothing_is_written_when_nothing_has_changed() {
     field.set("other", json!({ "replicas": 1 })).await;
     field.settled("other").await;
     assert_eq!(of_web(), before);
+    assert_eq!(read(&field), Vec::<String>::new());
 }
 
 #[tokio::test]

@@ -78,6 +78,11 @@ impl World {
 
     /// The same, with a pause before a node that has become ready gets its NodeImage.
     pub fn manager_that_waits(&self, name: &'static str, pause: &str) -> Replica {
+        self.manager_with(name, &[format!("--nodeimage-creation-delay={pause}")])
+    }
+
+    /// A replica of the manager with these arguments besides those that say where things are.
+    pub fn manager_with(&self, name: &'static str, more: &[String]) -> Replica {
         let kubeconfig = self
             .plane
             .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
@@ -91,8 +96,8 @@ impl World {
                 format!("--kubeconfig={}", kubeconfig.display()),
                 format!("--health-probe-addr={health}"),
                 format!("--metrics-addr={health}"),
-                format!("--nodeimage-creation-delay={pause}"),
             ])
+            .args(more)
             .env("WEBHOOK_HOST", "127.0.0.1")
             .env("WEBHOOK_PORT", free_port().to_string())
             .env("RUST_LOG", "info,kruise=debug")

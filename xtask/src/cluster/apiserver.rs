@@ -25,6 +25,9 @@ const NAMES: [&str; 4] = [
     "kubernetes.default.svc",
 ];
 
+/// The account of our manager, whose reads are logged, too.
+const MANAGER: &str = "system:serviceaccount:kruise-system:kruise-manager";
+
 /// File in the bed's folder with a line of JSON for each write but those of Leases: who, what, result.
 pub(super) const AUDIT_LOG: &str = "audit.log";
 
@@ -126,8 +129,9 @@ fn audit_policy() -> String {
         "kind": "Policy",
         "omitStages": ["RequestReceived"],
         "rules": [
-            { "level": "None", "verbs": ["get", "list", "watch"] },
             { "level": "None", "resources": [{ "group": "coordination.k8s.io", "resources": ["leases"] }] },
+            { "level": "Metadata", "verbs": ["get", "list"], "users": [MANAGER] },
+            { "level": "None", "verbs": ["get", "list", "watch"] },
             { "level": "Metadata" },
         ],
     })

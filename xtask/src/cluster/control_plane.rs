@@ -156,6 +156,20 @@ impl ControlPlane {
     /// Every write but those of Leases that anybody has seen, as lines of JSON (`audit.k8s.io/v1` events at level
     /// Metadata).
     pub fn writes(&self) -> Result<Vec<serde_json::Value>> {
+        let mut all = self.requests()?;
+        all.retain(|event| !reads(event));
+        Ok(all)
+    }
+
+    /// The gets and lists of our manager, but for those of Leases, in the same form.
+    pub fn reads_of_manager(&self) -> Result<Vec<serde_json::Value>> {
+        let mut all = self.requests()?;
+        all.retain(reads);
+        Ok(all)
+    }
+
+    /// What is in the audit log.
+    fn requests(&self) -> Result<Vec<serde_json::Value>> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let log = || fs::read_to_string(self.dir().join(apiserver::AUDIT_LOG));
         // Watches tell of a write a moment before it is logged; one that is begun now is logged after it.
@@ -297,6 +311,10 @@ impl Ports {
             services: false,
         })
     }
+}
+
+fn reads(event: &serde_json::Value) -> bool {
+    matches!(event["verb"].as_str(), Some("get" | "list"))
 }
 
 enum Login<'a> {

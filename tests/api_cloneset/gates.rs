@@ -1,0 +1,137 @@
+//! Feature gates that are off when nobody says anything.
+
+use kruise::api::cloneset::CloneSet;
+use serde_json::{Value, json};
+
+use crate::field::{Field, identities};
+use crate::pods::{label, revision, state, wanted_image};
+use crate::world::World;
+
+const GATES: &str =
+    "CloneSetShortHash=true,PreparingUpdateAsUpdate=true,RecreatePodWhenChangeVCTInCloneSetGate=true";
+
+fn claims(storage: &str) -> Value {
+    json!([{ "metadata": { "name": "data" }, "spec": { "accessModes": ["ReadWriteOnce"],
+        "resources": { "requests": { "storage": storage } } } }])
+}
+
+/// All Pods say their revision by its short hash alone.
+async fn hashes_are_short(field: &Field, set: &CloneSet) {
+    let update = set.status.as_ref().unwrap().update_revision.clone();
+    let short = update.strip_prefix("web-").unwrap();
+    let pods = field.pods_of("web").await;
+    for pod in &pods {
+        assert_eq!([revision(pod), label(pod, "pod-template-hash")], [short, short]);
+    }
+    let revisions = field.api("apps", "v1", "ControllerRevision");
+    let labels = revisions.get(&update).await.unwrap().metadata.labels.unwrap();
+    assert_eq!(labels["controller.kubernetes.io/hash"], short);
+}
+
+/// How much storage each claim asks for that is a Pod's.
+async fn storage(field: &Field) -> Vec<String> {
+    let all = field.api("", "v1", "PersistentVolumeClaim");
+    let all = all.list(&Default::default()).await.unwrap().items.into_iter();
+    let there = all.filter(|claim| claim.metadata.deletion_timestamp.is_none());
+    there
+        .map(|claim| {
+            let asked = &claim.data["spec"]["resources"]["requests"]["storage"];
+            asked.as_str().unwrap().to_owned()
+        })
+        .collect()
+}
+
+/// Another image is given to the Pods as they are; with other claim templates, new Pods take their places.
+async fn other_claims_ask_for_new_pods(field: &Field) {
+    let mut spec = json!({ "volumeClaimTemplates": claims("1Gi") });
+    spec["template"] = json!({ "metadata": { "labels": { "app": "web" } } });
+    field.set("web", spec).await;
+    let set = field.settled("web").await;
+    hashes_are_short(field, &set).await;
+    let before = identities(&field.pods_of("web").await);
+
+    field.image("web", "example.com/app:2").await;
+    let set = field.settled("web").await;
+    hashes_are_short(field, &set).await;
+    assert_eq!(identities(&field.pods_of("web").await), before, "in place");
+
+    let set = field
+        .edit(
+            "web",
+            json!({ "spec": { "volumeClaimTemplates": claims("2Gi") } }),
+        )
+        .await;
+    field.settled("web").await;
+    assert_eq!(identities(&field.pods_of("web").await), before, "claims alone");
+    assert_eq!(storage(field).await, ["1Gi"; 3]);
+    assert!(set.status.is_some());
+
+    field.image("web", "example.com/app:3").await;
+    let set = field.settled("web").await;
+    hashes_are_short(field, &set).await;
+    let after = identities(&field.pods_of("web").await);
+    assert!(
+        before.iter().all(|one| !after.contains(one)),
+        "{before:?} {after:?}"
+    );
+    assert_eq!(storage(field).await, ["2Gi"; 3]);
+
+    field.image("web", "example.com/app:4").await;
+    field.settled("web").await;
+    assert_eq!(
+        identities(&field.pods_of("web").await),
+        after,
+        "the same claims again"
+    );
+}
+
+/// A Pod that waits for its hook counts as updated, so that a new one makes up for it with the old revision.
+async fn a_prepared_pod_makes_room_for_an_old_one(field: &Field) {
+    let hook = json!({ "labelsHandler": { "example.com/hold": "yes" } });
+    let rolling = json!({ "podUpdatePolicy": "InPlaceIfPossible", "partition": "90%", "maxUnavailable": 1 });
+    let mut spec = json!({ "lifecycle": { "inPlaceUpdate": hook } });
+    spec["updateStrategy"] = json!({ "rollingUpdate": rolling });
+    spec["template"] = json!({ "metadata": { "labels": { "app": "held", "example.com/hold": "yes" } } });
+    field.set("held", spec).await;
+    field.settled("held").await;
+    field.image("held", "example.com/app:2").await;
+    let prepared = |pods: &[&Value]| pods.iter().filter(|p| state(p) == "PreparingUpdate").count() == 1;
+    field.until_pods("held", "one is prepared", prepared).await;
+    field.edit("held", json!({ "spec": { "replicas": 4 } })).await;
+    let pods = field
+        .until_pods("held", "four", |pods| pods.len() == 4 && prepared(pods))
+        .await;
+    let old = pods
+        .iter()
+        .filter(|pod| wanted_image(pod, 0) == "example.com/app:1");
+    assert_eq!(old.count(), 4, "the prepared one is the one to be updated");
+    let name = pods.iter().find(|p| state(p) == "PreparingUpdate").unwrap()["metadata"]["name"].clone();
+    let free = kube::api::Patch::Merge(json!({ "metadata": { "labels": { "example.com/hold": null } } }));
+    let params = kube::api::PatchParams::default();
+    field
+        .pods()
+        .patch(name.as_str().unwrap(), &params, &free)
+        .await
+        .unwrap();
+    let pods = field
+        .until_pods("held", "updated", |pods| {
+            pods.iter().any(|p| state(p) == "Updated")
+        })
+        .await;
+    let new = pods
+        .iter()
+        .filter(|pod| wanted_image(pod, 0) == "example.com/app:2");
+    assert_eq!((new.count(), pods.len()), (1, 4));
+}
+
+#[tokio::test]
+async fn gates_that_are_off_by_default_do_what_they_say() {
+    let world: &'static World = Box::leak(Box::new(World::new()));
+    let mut manager = world.manager_with("kruise-manager", &[format!("--feature-gates={GATES}")]);
+    manager.start().unwrap();
+    let field = Field::new(world, "gates").await;
+    tokio::join!(
+        other_claims_ask_for_new_pods(&field),
+        a_prepared_pod_makes_room_for_an_old_one(&field)
+    );
+}

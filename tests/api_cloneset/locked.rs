@@ -1,0 +1,151 @@
+//! What stands in the way of one Pod delays that Pod alone.
+
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use xtask::cluster::wait;
+
+use crate::errors::says;
+use crate::field::{Field, identities};
+use crate::pods::{name, runs};
+use crate::world::{PATIENCE, world};
+
+/// Pods with this label are nobody's to change.
+const LOCK: &str = "example.com/locked";
+const NEW: &str = "example.com/app:2";
+
+/// A policy that refuses every change of the Pods with the label, but for their status.
+async fn lock(field: &Field, pod: &str) {
+    let policies = |kind: &str| {
+        let (group, version) = ("admissionregistration.k8s.io", "v1");
+        crate::support::untyped::untyped(&field.admin, group, version, kind, None)
+    };
+    let rule =
+        json!({ "apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"] });
+    let selector = json!({ "matchLabels": { "kubernetes.io/metadata.name": field.namespace } });
+    let refused = json!({ "expression": format!("!('{LOCK}' in oldObject.metadata.?labels.orValue({{}}))"),
+        "message": "this Pod is locked" });
+    let policy = json!({ "metadata": { "name": "locked" }, "spec": {
+        "failurePolicy": "Fail", "validations": [refused],
+        "matchConstraints": { "resourceRules": [rule], "namespaceSelector": selector } } });
+    field.create(&policies("ValidatingAdmissionPolicy"), policy).await;
+    let binding = json!({ "metadata": { "name": "locked" },
+        "spec": { "policyName": "locked", "validationActions": ["Deny"] } });
+    field
+        .create(&policies("ValidatingAdmissionPolicyBinding"), binding)
+        .await;
+    let label = Patch::Merge(json!({ "metadata": { "labels": { LOCK: "yes" } } }));
+    let params = PatchParams::default();
+    field.pods().patch(pod, &params, &label).await.unwrap();
+    let note = Patch::Merge(json!({ "metadata": { "annotations": { "example.com/probe": "x" } } }));
+    let probe = PatchParams::default().dry_run();
+    let refused = || async {
+        field
+            .pods()
+            .patch(pod, &probe, &note)
+            .await
+            .is_err()
+            .then_some(())
+    };
+    field.until("the policy is in effect", refused).await;
+}
+
+/// Somebody who writes a Pod all the time, until it is dropped.
+struct Writer(JoinHandle<()>);
+
+impl Writer {
+    fn of(field: &Field, pod: &str) -> Self {
+        let (pods, pod) = (field.pods(), pod.to_owned());
+        Self(tokio::spawn(async move {
+            for number in 0_u64.. {
+                let note =
+                    json!({ "metadata": { "annotations": { "example.com/note": number.to_string() } } });
+                // Whatever becomes of it, the next one follows.
+                let _ = pods
+                    .patch(&pod, &PatchParams::default(), &Patch::Merge(note))
+                    .await;
+            }
+        }))
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The manager's patches of Pods here, but for those of their status: name and code of the answer.
+fn patches(field: &Field) -> Vec<(String, i64)> {
+    let all = field.world.plane.writes().unwrap();
+    let ours = all.iter().filter(|w| {
+        let object = &w["objectRef"];
+        w["user"]["username"] == "system:serviceaccount:kruise-system:kruise-manager"
+            && object["namespace"] == field.namespace.as_str()
+            && object["resource"] == "pods"
+            && object["subresource"].is_null()
+            && w["verb"] == "patch"
+    });
+    let of = |w: &Value| {
+        let name = w["objectRef"]["name"].as_str().unwrap().to_owned();
+        (name, w["responseStatus"]["code"].as_i64().unwrap())
+    };
+    ours.map(of).collect()
+}
+
+#[tokio::test]
+async fn a_pod_that_cannot_be_changed_holds_up_no_other() {
+    let field = Field::new(world(), "locked").await;
+    field.set("web", json!({ "replicas": 6 })).await;
+    field.settled("web").await;
+    let before = field.pods_of("web").await;
+    let names: Vec<String> = before.iter().map(name).collect();
+    let (locked, busy) = (&names[0], &names[1]);
+    lock(&field, locked).await;
+    let writer = Writer::of(&field, busy);
+    field.image("web", NEW).await;
+    let others = |pods: &[&Value]| {
+        let done = |pod: &&&Value| runs(pod, NEW) && crate::pods::serves(pod);
+        pods.iter().filter(done).count() == 5
+    };
+    let pods = field.until_pods("web", "all but one are updated", others).await;
+    assert!(!runs(&pods[0], NEW), "it is locked");
+    drop(writer);
+    says(&field, "FailedUpdate", "this Pod is locked").await;
+
+    let tries = wait::until("the locked one is tried again", PATIENCE, || {
+        let all = patches(&field);
+        let of_it = all.iter().filter(|(name, _)| name == locked);
+        Ok((of_it.count() >= 3).then_some(all))
+    });
+    let tries = tries.unwrap();
+    let second = tries
+        .iter()
+        .enumerate()
+        .filter(|(_, (name, _))| name == locked)
+        .nth(1);
+    let mut first: Vec<&String> = tries[..second.unwrap().0].iter().map(|(name, _)| name).collect();
+    first.sort();
+    assert_eq!(
+        first,
+        names.iter().collect::<Vec<_>>(),
+        "each once in the first pass"
+    );
+    let conflicts = tries.iter().filter(|(_, code)| *code == 409).count();
+    assert_eq!(conflicts, 0, "a patch names what it changes, and no version");
+
+    let unlock = Patch::Merge(json!({ "spec": { "validations": [{ "expression": "true" }] } }));
+    let policies = crate::support::untyped::untyped(
+        &field.admin,
+        "admissionregistration.k8s.io",
+        "v1",
+        "ValidatingAdmissionPolicy",
+        None,
+    );
+    policies
+        .patch("locked", &PatchParams::default(), &unlock)
+        .await
+        .unwrap();
+    field.settled("web").await;
+    assert_eq!(identities(&field.pods_of("web").await), identities(&before));
+}
