@@ -1,25 +1,26 @@
 //! What stands in the way of one Pod delays that Pod alone.
 
-use kube::api::{Patch, PatchParams};
+use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use xtask::cluster::wait;
 
 use crate::errors::says;
 use crate::field::{Field, identities};
-use crate::pods::{name, runs};
+use crate::pods::{name, runs, serves, state};
+use crate::support::untyped::untyped;
 use crate::world::{PATIENCE, world};
 
 /// Pods with this label are nobody's to change.
 const LOCK: &str = "example.com/locked";
 const NEW: &str = "example.com/app:2";
 
+fn policies(field: &Field, kind: &str) -> Api<DynamicObject> {
+    untyped(&field.admin, "admissionregistration.k8s.io", "v1", kind, None)
+}
+
 /// A policy that refuses every change of the Pods with the label, but for their status.
 async fn lock(field: &Field, pod: &str) {
-    let policies = |kind: &str| {
-        let (group, version) = ("admissionregistration.k8s.io", "v1");
-        crate::support::untyped::untyped(&field.admin, group, version, kind, None)
-    };
     let rule =
         json!({ "apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"] });
     let selector = json!({ "matchLabels": { "kubernetes.io/metadata.name": field.namespace } });
@@ -28,11 +29,13 @@ async fn lock(field: &Field, pod: &str) {
     let policy = json!({ "metadata": { "name": "locked" }, "spec": {
         "failurePolicy": "Fail", "validations": [refused],
         "matchConstraints": { "resourceRules": [rule], "namespaceSelector": selector } } });
-    field.create(&policies("ValidatingAdmissionPolicy"), policy).await;
+    field
+        .create(&policies(field, "ValidatingAdmissionPolicy"), policy)
+        .await;
     let binding = json!({ "metadata": { "name": "locked" },
         "spec": { "policyName": "locked", "validationActions": ["Deny"] } });
     field
-        .create(&policies("ValidatingAdmissionPolicyBinding"), binding)
+        .create(&policies(field, "ValidatingAdmissionPolicyBinding"), binding)
         .await;
     let label = Patch::Merge(json!({ "metadata": { "labels": { LOCK: "yes" } } }));
     let params = PatchParams::default();
@@ -75,15 +78,15 @@ impl Drop for Writer {
     }
 }
 
-/// The manager's patches of Pods here, but for those of their status: name and code of the answer.
-fn patches(field: &Field) -> Vec<(String, i64)> {
+/// The manager's patches of Pods here, or of a subresource of theirs: name and code of the answer.
+fn patches(field: &Field, subresource: Option<&str>) -> Vec<(String, i64)> {
     let all = field.world.plane.writes().unwrap();
     let ours = all.iter().filter(|w| {
         let object = &w["objectRef"];
         w["user"]["username"] == "system:serviceaccount:kruise-system:kruise-manager"
             && object["namespace"] == field.namespace.as_str()
             && object["resource"] == "pods"
-            && object["subresource"].is_null()
+            && object["subresource"].as_str() == subresource
             && w["verb"] == "patch"
     });
     let of = |w: &Value| {
@@ -91,6 +94,36 @@ fn patches(field: &Field) -> Vec<(String, i64)> {
         (name, w["responseStatus"]["code"].as_i64().unwrap())
     };
     ours.map(of).collect()
+}
+
+/// Each Pod was asked for once before this one was again.
+fn all_before_the_second_of(last: &String, names: &[String], tries: &[(String, i64)]) {
+    let again = tries
+        .iter()
+        .enumerate()
+        .filter(|(_, (name, _))| name == last)
+        .nth(1);
+    let before = &tries[..again.map_or(tries.len(), |(at, _)| at)];
+    let mut before: Vec<&String> = before.iter().map(|(name, _)| name).collect();
+    before.sort();
+    assert_eq!(
+        before,
+        names.iter().collect::<Vec<_>>(),
+        "each once in the first pass"
+    );
+}
+
+/// The first pass asks for each Pod's change, and no version of a Pod is asked for.
+fn each_once_before_the_locked_one_again(field: &Field, locked: &String, names: &[String]) {
+    let tries = wait::until("the locked one is tried again", PATIENCE, || {
+        let all = patches(field, None);
+        let of_it = all.iter().filter(|(name, _)| name == locked);
+        Ok((of_it.count() >= 3).then_some(all))
+    });
+    let tries = tries.unwrap();
+    all_before_the_second_of(locked, names, &tries);
+    let conflicts = tries.iter().filter(|(_, code)| *code == 409).count();
+    assert_eq!(conflicts, 0, "a patch names what it changes, and no version");
 }
 
 #[tokio::test]
@@ -105,7 +138,7 @@ async fn a_pod_that_cannot_be_changed_holds_up_no_other() {
     let writer = Writer::of(&field, busy);
     field.image("web", NEW).await;
     let others = |pods: &[&Value]| {
-        let done = |pod: &&&Value| runs(pod, NEW) && crate::pods::serves(pod);
+        let done = |pod: &&&Value| runs(pod, NEW) && serves(pod);
         pods.iter().filter(done).count() == 5
     };
     let pods = field.until_pods("web", "all but one are updated", others).await;
@@ -113,39 +146,47 @@ async fn a_pod_that_cannot_be_changed_holds_up_no_other() {
     drop(writer);
     says(&field, "FailedUpdate", "this Pod is locked").await;
 
-    let tries = wait::until("the locked one is tried again", PATIENCE, || {
-        let all = patches(&field);
-        let of_it = all.iter().filter(|(name, _)| name == locked);
-        Ok((of_it.count() >= 3).then_some(all))
-    });
-    let tries = tries.unwrap();
-    let second = tries
-        .iter()
-        .enumerate()
-        .filter(|(_, (name, _))| name == locked)
-        .nth(1);
-    let mut first: Vec<&String> = tries[..second.unwrap().0].iter().map(|(name, _)| name).collect();
-    first.sort();
-    assert_eq!(
-        first,
-        names.iter().collect::<Vec<_>>(),
-        "each once in the first pass"
-    );
-    let conflicts = tries.iter().filter(|(_, code)| *code == 409).count();
-    assert_eq!(conflicts, 0, "a patch names what it changes, and no version");
-
+    each_once_before_the_locked_one_again(&field, locked, &names);
     let unlock = Patch::Merge(json!({ "spec": { "validations": [{ "expression": "true" }] } }));
-    let policies = crate::support::untyped::untyped(
-        &field.admin,
-        "admissionregistration.k8s.io",
-        "v1",
-        "ValidatingAdmissionPolicy",
-        None,
-    );
-    policies
+    policies(&field, "ValidatingAdmissionPolicy")
         .patch("locked", &PatchParams::default(), &unlock)
         .await
         .unwrap();
     field.settled("web").await;
     assert_eq!(identities(&field.pods_of("web").await), identities(&before));
+}
+
+/// A change of who holds a Pod unready is one of a list, so it names the version of the Pod, and is refused where
+/// somebody is quicker.
+#[tokio::test]
+async fn a_conflict_holds_up_no_other_pod() {
+    let field = Field::new(world(), "busy").await;
+    let hook = json!({ "labelsHandler": { "example.com/hold": "yes" }, "markPodNotReady": true });
+    let mut spec = json!({ "replicas": 4, "lifecycle": { "inPlaceUpdate": hook } });
+    spec["template"] = json!({ "metadata": { "labels": { "example.com/hold": "yes" } } });
+    field.set("web", spec).await;
+    field.settled("web").await;
+    let names: Vec<String> = field.pods_of("web").await.iter().map(name).collect();
+    let busy = &names[0];
+    let held = |pod: &Value| state(pod) == "PreparingUpdate";
+    // Chance decides who is quicker.
+    for round in 0.. {
+        assert!(round < 20, "there was no conflict");
+        let from = patches(&field, Some("status")).len();
+        let writers = [(); 4].map(|()| Writer::of(&field, busy));
+        field.image("web", NEW).await;
+        let others = |pods: &[&Value]| pods[1..].iter().all(|pod| held(pod));
+        field.until_pods("web", "all but one are held", others).await;
+        drop(writers);
+        let all = |pods: &[&Value]| pods.iter().all(|pod| held(pod));
+        field.until_pods("web", "all are held", all).await;
+        let tries = patches(&field, Some("status")).split_off(from);
+        if tries.contains(&(busy.clone(), 409)) {
+            all_before_the_second_of(busy, &names, &tries);
+            break;
+        }
+        field.image("web", "example.com/app:1").await;
+        let back = |pods: &[&Value]| pods.iter().all(|pod| state(pod) == "Normal");
+        field.until_pods("web", "all are in use again", back).await;
+    }
 }

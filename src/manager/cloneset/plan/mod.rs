@@ -13,23 +13,24 @@
 //!
 //! # Where OpenKruise is odd
 //!
-//! Kept, for somebody may count on it: while any deletion is planned, ordinary scaling in waits; Pods that are ready for less than `minReadySeconds` count against the limit
-//! of deletions; a Pod whose deletion is cancelled is `PreparingNormal` first; order priority puts Pods without any
-//! listed label first; a Pod that is marked for deletion keeps its place among those to update; deletions are not
-//! cancelled where a hook marks Pods not ready; claims alone change nothing.
+//! Kept, for somebody may count on it: while any deletion is planned, ordinary scaling in waits; Pods that are ready
+//! for less than `minReadySeconds` count against the limit of deletions; a Pod whose deletion is cancelled is
+//! `PreparingNormal` first; order priority puts Pods without any listed label first; deletions are not cancelled where
+//! a hook marks Pods not ready; claims alone change nothing.
 //!
 //! Mended: `OnDelete` counts with the `maxUnavailable` of its `rollingUpdate`, which our CRD fills in for every type
-//! (20 %, rounded up); orphans are adopted; conditions of failures go when they are over; the progress deadline starts with the
-//! rollout; fractions of percents count; Pods that cannot be made do not stop deletions that are due; Pods
+//! (20 %, rounded up); orphans are adopted; conditions of failures go when they are over; the progress deadline starts
+//! with the rollout; fractions of percents count; Pods that cannot be made do not stop deletions that are due; Pods
 //! that are both unavailable and marked for deletion count as unavailable when others are deleted; a Pod that is
-//! unavailable anyway is updated also while Pods are missing; claims
-//! without an id are nobody's; claims of a Pod that is refused stay for the next try, which has the same name; a claim
-//! that could not be deleted with its Pod is nobody else's, and is deleted later; volumes keep the order of their templates; keys that are removed, or the first of
-//! their map, are seen as environment; a last batch of resources is done; a Pod prepared for an update that it is
-//! not to have any more goes back, also when it was prepared for a roll-back; a Pod in use is held by none of our
-//! keys; a Pod whose deletion is cancelled in mid-update goes on with the update; a registry's port is no tag; resizing
-//! and updating do not collide; what is marked for deletion already is not marked, nor told, again; changes of
-//! metadata alone do not make a Pod unready.
+//! marked for deletion takes its place first among those to update, so that no other is taken for it; a Pod that is
+//! unavailable anyway is updated also while Pods are missing; claims that no Pod has wait for no Pod that is going;
+//! claims without an id are nobody's; claims of a Pod that is refused stay for the next try, which has the same name;
+//! a claim that could not be deleted with its Pod is nobody else's, and is deleted later; volumes keep the order of
+//! their templates; keys that are removed, or the first of their map, are seen as environment; a last batch of
+//! resources is done; a Pod prepared for an update that it is not to have any more goes back, also when it was
+//! prepared for a roll-back; a Pod in use is held by none of our keys; a Pod whose deletion is cancelled in mid-update
+//! goes on with the update; a registry's port is no tag; resizing and updating do not collide; what is marked for
+//! deletion already is not marked, nor told, again; changes of metadata alone do not make a Pod unready.
 
 mod create;
 mod lifecycle;
