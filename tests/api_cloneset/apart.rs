@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use xtask::cluster::{Options, wait};
 
 use crate::field::{Field, identities};
+use crate::refused::pods_in_mid_update_are_finished;
 use crate::world::{PATIENCE, World, until};
 
 /// Fields of Pods that came after the release that our types are of, each behind a gate of its own.
@@ -203,6 +204,7 @@ async fn what_was_stored_without_a_webhook_keeps_its_pods_and_fields_that_nobody
     assert!(why.contains("recursion limit"), "{why}");
     // What follows is seen all the same, by this manager and by the next one, which has to list it.
     nothing_is_made_of_a_mistake(&field).await;
+    pods_in_mid_update_are_finished(world).await;
 
     let set = field.set("web", json!({ "template": template() })).await;
     let filled = &set.spec.template["spec"]["dnsPolicy"];

@@ -11,7 +11,7 @@ use crate::kubelet::{NO_IMAGE, NO_NODE};
 use crate::world::{PATIENCE, until, world};
 
 /// What a condition says; nothing where it is absent.
-fn said(set: &CloneSet, type_: &str) -> String {
+pub fn said(set: &CloneSet, type_: &str) -> String {
     let conditions = set
         .status
         .as_ref()
@@ -106,7 +106,7 @@ async fn a_quota_of_revisions_is_told_and_another_spec_is_tried_at_once() {
     quota(&field, "count/controllerrevisions.apps", 0).await;
     field.set("web", json!({})).await;
     says(&field, "FailedUpdate", "exceeded quota: few").await;
-    says(&field, "Progressing", "CloneSet cannot be acted upon: ").await;
+    says(&field, "Progressing", "CloneSet cannot be updated: ").await;
     field.event("FailedUpdate", "web").await;
     quota(&field, "count/controllerrevisions.apps", 9).await;
     field.edit("web", json!({ "spec": { "replicas": 2 } })).await;

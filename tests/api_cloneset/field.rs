@@ -44,6 +44,16 @@ impl Field {
         }
     }
 
+    /// From now on nobody runs the Pods.
+    pub fn kubelet_goes(&self) {
+        self.kubelet.abort();
+    }
+
+    /// The Pods run again, in other containers.
+    pub fn kubelet_comes_back(&mut self) {
+        self.kubelet = tokio::spawn(kubelet::play(self.sets.pods()));
+    }
+
     /// Makes a CloneSet with one container `app`; `spec` is laid over its spec.
     pub async fn set(&self, name: &str, spec: Value) -> CloneSet {
         let template = json!({

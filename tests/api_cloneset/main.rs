@@ -15,6 +15,7 @@ mod locked;
 mod manuals;
 mod on_delete;
 mod order;
+mod refused;
 mod scale;
 mod standing;
 mod steady;

@@ -8,7 +8,7 @@ use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::Api;
 use serde_json::{Value, json};
 
-use super::memory::{Memory, Refused};
+use super::memory::Memory;
 use super::observe::revision_at;
 use super::plan;
 use super::revision::{self, Owner, Revision, Step, Wanted};
@@ -23,32 +23,42 @@ use crate::manager::view::RevisionView;
 
 /// Names that may be taken before somebody must look.
 const COLLISIONS: i32 = 20;
-/// After so long the API server is asked again about a template that it refused: it may have other rules by then.
-pub const ASK_AGAIN: Duration = Duration::from_secs(60);
 
 /// The revisions of a CloneSet, and what they are to it.
 pub struct History {
     /// All of them, the oldest first.
     pub all: Vec<Revision>,
-    /// Name of the revision that the template stands for.
+    /// Name of the newest revision; empty when there is none.
     pub update: String,
     /// Name of the revision that Pods had before.
     pub current: String,
     /// How often a name was taken.
     pub collisions: Option<i32>,
+    /// Whether the newest revision is what the template stands for.
+    pub template: plan::Template,
+    /// When that is to be tried again, if it is not.
+    pub again: Option<Duration>,
+    /// The category of the error that this try ended with.
+    pub failed: Option<&'static str>,
 }
 
-/// Why there is no revision to work with.
+/// Why there is no revision for the template.
+#[derive(Debug, thiserror::Error)]
 pub enum Unfit {
-    /// The CloneSet cannot be acted upon until somebody changes it.
+    /// There will be none until somebody changes something.
+    #[error("{0}")]
     Mistake(String),
-    /// There was no answer.
-    Failed(Error),
+    /// There was no answer, or no revision may be made.
+    #[error(transparent)]
+    Failed(#[from] Error),
 }
 
-impl From<Error> for Unfit {
-    fn from(error: Error) -> Self {
-        Self::Failed(error)
+impl Unfit {
+    fn category(&self) -> &'static str {
+        match self {
+            Self::Mistake(_) => "mistake",
+            Self::Failed(error) => error.category(),
+        }
     }
 }
 
@@ -64,21 +74,53 @@ fn owner(set: &CloneSet) -> Owner<'_> {
     }
 }
 
-/// Sees to it that the newest revision is what the template stands for.
-pub async fn settle(
-    work: &Work<'_>,
-    known: &[Arc<RevisionView>],
-    memory: &mut Memory,
-) -> Result<History, Unfit> {
-    adopt(work, known).await?;
+/// The revisions. The newest is what the template stands for, unless there can be no such revision for now: then it is
+/// the last that there could be.
+pub async fn settle(work: &Work<'_>, known: &[Arc<RevisionView>], memory: &mut Memory) -> History {
     let mut all: Vec<Revision> = known.iter().map(|view| view.revision.clone()).collect();
     revision::sort(&mut all);
     let status = work.set.status.as_ref();
     // A status is written a moment later, by a pass that finds the revision and has no collision to count.
-    let mut collisions = status.and_then(|s| s.collision_count).max(memory.collisions);
-    let wanted = wanted(work, &all, collisions, memory).await?;
-    let update = match revision::plan(&wanted, &all) {
-        Step::Use { name } => name,
+    let before = status.and_then(|s| s.collision_count).max(memory.collisions);
+    let (mut collisions, mut failed) = (before, None);
+    let generation = work.set.metadata.generation.unwrap_or_default();
+    let mut unsettled = memory.unsettled(generation, Instant::now());
+    if unsettled.is_none() {
+        match newest(work, known, &mut all, &mut collisions, memory).await {
+            Ok(()) => memory.settled(),
+            Err(unfit) => {
+                tracing::warn!(set = %work.name, error = %unfit, "the template has no revision");
+                (collisions, failed) = (before, Some(unfit.category()));
+                unsettled = Some(memory.not_settled(generation, &unfit, Instant::now()));
+            }
+        }
+    }
+    let (template, again) = unsettled.unzip();
+    let update = all.last().map(|one| one.name.clone()).unwrap_or_default();
+    let current = revision::current(status.map_or("", |s| &s.current_revision), &update, &all).to_owned();
+    History {
+        all,
+        update,
+        current,
+        collisions,
+        template: template.unwrap_or_default(),
+        again,
+        failed,
+    }
+}
+
+/// Sees to it that the newest revision is what the template stands for.
+async fn newest(
+    work: &Work<'_>,
+    known: &[Arc<RevisionView>],
+    all: &mut Vec<Revision>,
+    collisions: &mut Option<i32>,
+    memory: &mut Memory,
+) -> Result<(), Unfit> {
+    adopt(work, known).await?;
+    let wanted = wanted(work, all, *collisions, memory).await?;
+    match revision::plan(&wanted, all) {
+        Step::Use { .. } => {}
         Step::Promote {
             name,
             number,
@@ -89,24 +131,13 @@ pub async fn settle(
             let stored = promote(work, &name, version, number, claim_hash).await?;
             all.retain(|one| one.name != name);
             all.push(stored);
-            name
         }
         Step::Create { number } => {
-            let stored = create(work, wanted, number, &mut collisions).await?;
-            memory.collisions = collisions;
-            let name = stored.name.clone();
-            all.push(stored);
-            name
+            all.push(create(work, wanted, number, collisions).await?);
+            memory.collisions = *collisions;
         }
-    };
-    let before = status.map_or("", |s| &s.current_revision);
-    let current = revision::current(before, &update, &all).to_owned();
-    Ok(History {
-        all,
-        update,
-        current,
-        collisions,
-    })
+    }
+    Ok(())
 }
 
 /// Takes revisions of nobody that the selector picks, as Kubernetes' own workloads do: what a deletion without the
@@ -132,7 +163,7 @@ async fn adopt(work: &Work<'_>, known: &[Arc<RevisionView>]) -> Result<(), Error
     Ok(())
 }
 
-/// What the template stands for: found out once for each generation, or again after a while where it was refused.
+/// What the template stands for: found out once for each generation.
 async fn wanted(
     work: &Work<'_>,
     all: &[Revision],
@@ -140,41 +171,32 @@ async fn wanted(
     memory: &mut Memory,
 ) -> Result<Wanted, Unfit> {
     let generation = work.set.metadata.generation.unwrap_or_default();
-    let now = Instant::now();
-    let stands = |found: &Result<_, Refused>| found.as_ref().err().is_none_or(|no| now < no.until);
-    let known = memory.wanted.take();
-    let result = match known.filter(|(of, found)| *of == generation && stands(found)) {
-        Some((_, result)) => result,
-        None => find_out(work, all, collisions).await?.map_err(|why| Refused {
-            why,
-            until: now + ASK_AGAIN,
-        }),
+    let known = memory.wanted.take().filter(|(of, _)| *of == generation);
+    let wanted = match known {
+        Some((_, wanted)) => wanted,
+        None => find_out(work, all, collisions).await?,
     };
-    memory.wanted = Some((generation, result.clone()));
-    result.map_err(|no| Unfit::Mistake(no.why))
+    memory.wanted = Some((generation, wanted.clone()));
+    Ok(wanted)
 }
 
-async fn find_out(
-    work: &Work<'_>,
-    all: &[Revision],
-    collisions: Option<i32>,
-) -> Result<Result<Wanted, String>, Error> {
+async fn find_out(work: &Work<'_>, all: &[Revision], collisions: Option<i32>) -> Result<Wanted, Unfit> {
     let spec = json!(work.set.spec);
     let mistakes = mistakes(&spec);
     if !mistakes.is_empty() {
-        return Ok(Err(mistakes.join("; ")));
+        return Err(Unfit::Mistake(mistakes.join("; ")));
     }
     let asked = templates(&spec);
     let owner = owner(work.set);
     let of = |template: &Value, claims: &[Value]| revision::wanted(&owner, template, claims, collisions);
     // A template that a revision holds has its defaults; others may have been stored while the webhook was away.
     if revision::stands_for(&asked.template, all).is_some() {
-        return Ok(Ok(of(&asked.template, &asked.claims)));
+        return Ok(of(&asked.template, &asked.claims));
     }
     let before = all.last().and_then(Revision::template);
     match pod_template::ask(&work.ctx.cluster, owner.namespace, &asked, before.as_ref()).await? {
-        Answer::Good { templates, .. } => Ok(Ok(of(&templates.template, &templates.claims))),
-        Answer::Bad(why) => Ok(Err(why)),
+        Answer::Good { templates, .. } => Ok(of(&templates.template, &templates.claims)),
+        Answer::Bad(why) => Err(Unfit::Mistake(why)),
     }
 }
 

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
-use super::plan::{Failure, LeftOver, Subject};
+use super::history::Unfit;
+use super::plan::{Failure, LeftOver, Subject, Template};
 use super::revision::Wanted;
 use crate::cluster::Error;
 
@@ -14,6 +15,8 @@ use crate::cluster::Error;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// Longest pause after failures.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// After so long the API server is asked again about a template that it refused: it may have other rules by then.
+const ASK_AGAIN: Duration = Duration::from_secs(60);
 /// So many conflicts in a row are ordinary life: somebody else was quicker.
 const CONFLICTS: u32 = 5;
 /// Statuses within this time go together.
@@ -30,13 +33,13 @@ const BUSY: u32 = 100;
 /// The least pause after that: no defect of ours is to keep the API server busy.
 const BUSY_REST: Duration = Duration::from_millis(200);
 
-/// A template that the API server refuses.
-#[derive(Clone)]
-pub struct Refused {
-    /// Why.
-    pub why: String,
-    /// When it may be asked again.
-    pub until: Instant,
+/// A template that has no revision, and for whose it is not to be tried before a time.
+struct Unsettled {
+    /// The generation that this is about.
+    generation: i64,
+    tries: u32,
+    until: Instant,
+    why: String,
 }
 
 /// What is remembered of one CloneSet.
@@ -45,7 +48,9 @@ pub struct Memory {
     /// UID of the CloneSet.
     pub uid: String,
     /// What its template stands for, and for which generation that was found out.
-    pub wanted: Option<(i64, Result<Wanted, Refused>)>,
+    pub wanted: Option<(i64, Wanted)>,
+    /// Why it has no revision.
+    unsettled: Option<Unsettled>,
     /// How often the name of a revision was taken, which the status may not say yet.
     pub collisions: Option<i32>,
     /// The generation that the last pass looked at.
@@ -117,9 +122,7 @@ impl Memory {
         if error.conflict() && *tries <= CONFLICTS {
             return false;
         }
-        let doubled = FIRST_PAUSE.saturating_mul(1 << (*tries - 1).min(16));
-        let pause = error.retry_after().unwrap_or(doubled).min(LONGEST_PAUSE);
-        let pause = SignedDuration::try_from(pause).unwrap_or(SignedDuration::ZERO);
+        let pause = SignedDuration::try_from(pause(*tries, error)).unwrap_or(SignedDuration::ZERO);
         let failure = Failure {
             scale,
             until: now.checked_add(pause).unwrap_or(now),
@@ -127,6 +130,40 @@ impl Memory {
         };
         self.failures.insert(subject, failure);
         true
+    }
+
+    /// What became of the template of this generation, and how long it is until its revision is to be tried for; nothing
+    /// when it may be now.
+    pub fn unsettled(&self, generation: i64, now: Instant) -> Option<(Template, Duration)> {
+        let known = self.unsettled.as_ref().filter(|u| u.generation == generation)?;
+        let pause = known
+            .until
+            .checked_duration_since(now)
+            .filter(|left| !left.is_zero())?;
+        Some((Template::Refused(known.why.clone()), pause))
+    }
+
+    /// The template has its revision.
+    pub fn settled(&mut self) {
+        self.unsettled = None;
+    }
+
+    /// The template got no revision; what is to be told of that, and how long it is until the next try.
+    pub fn not_settled(&mut self, generation: i64, unfit: &Unfit, now: Instant) -> (Template, Duration) {
+        let before = self.unsettled.take().filter(|u| u.generation == generation);
+        let tries = before.map_or(0, |u| u.tries).saturating_add(1);
+        let (why, wait) = match unfit {
+            Unfit::Mistake(why) => (why.clone(), ASK_AGAIN),
+            Unfit::Failed(error) => (error.to_string(), pause(tries, error)),
+        };
+        let known = Unsettled {
+            generation,
+            tries,
+            until: now + wait,
+            why: why.clone(),
+        };
+        self.unsettled = Some(known);
+        (Template::Refused(why), wait)
     }
 
     /// Forgets failures whose time has long passed: what they were about is done, or not wanted any more. Another
@@ -146,6 +183,12 @@ impl Memory {
             .retain(|_, failure| now.duration_since(failure.until) < long);
         self.tries.retain(|_, (_, last)| now.duration_since(*last) < long);
     }
+}
+
+/// How long to wait after the last of so many tries.
+fn pause(tries: u32, error: &Error) -> Duration {
+    let doubled = FIRST_PAUSE.saturating_mul(1 << tries.saturating_sub(1).min(16));
+    error.retry_after().unwrap_or(doubled).min(LONGEST_PAUSE)
 }
 
 /// When a status is written: changes within 0.1 s go together, and more of them while there is no end of changes.
@@ -224,6 +267,30 @@ mod tests {
         assert!(memory.failed(Subject::Creation, true, &refused(403, "Forbidden"), now));
         memory.forget(1, &[], now);
         assert!(memory.failures.is_empty(), "another spec is tried at once");
+    }
+
+    #[test]
+    fn a_template_is_tried_ever_later_and_another_at_once() {
+        let (mut memory, mut now) = (Memory::default(), Instant::now());
+        let full = || Unfit::Failed(refused(403, "Forbidden"));
+        assert_eq!(memory.unsettled(1, now), None);
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            let (said, pause) = memory.not_settled(1, &full(), now);
+            assert_eq!(memory.unsettled(1, now), Some((said, pause)));
+            assert_eq!(memory.unsettled(2, now), None, "another generation");
+            now += pause;
+            assert_eq!(memory.unsettled(1, now), None, "its time has come");
+            pauses.push(pause.as_millis());
+        }
+        assert_eq!(pauses, [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000]);
+        let mistake = Unfit::Mistake("no such field".to_owned());
+        assert_eq!(
+            memory.not_settled(2, &mistake, now),
+            (Template::Refused("no such field".to_owned()), ASK_AGAIN)
+        );
+        memory.settled();
+        assert_eq!(memory.unsettled(2, now), None);
     }
 
     #[test]

@@ -30,7 +30,7 @@ use crate::api::cloneset::CloneSet;
 use crate::cluster::queue::Again;
 use crate::cluster::{Error, Key};
 use crate::ops::metrics::metrics;
-use history::{History, Unfit};
+use history::History;
 use memory::Memory;
 use observe::{Belongings, Changes, Index};
 use plan::{Observed, Switches, plan};
@@ -171,9 +171,8 @@ async fn look_after(shared: Arc<Shared>, key: Key) -> Result<Again, Error> {
 /// A pass, and how long it took.
 async fn measured(work: &Work<'_>, memory: &mut Memory) -> Result<Again, Error> {
     let begin = Instant::now();
-    let mut acted = false;
-    let again = pass(work, memory, &mut acted).await;
-    let done = if acted { "acted" } else { "idle" };
+    let mut done = "idle";
+    let again = pass(work, memory, &mut done).await;
     let result = again.as_ref().map_or_else(Error::category, |_| done);
     let passes = &metrics().cloneset_passes;
     let passes = passes.get_or_create(&[("result", result.to_owned())]);
@@ -181,8 +180,8 @@ async fn measured(work: &Work<'_>, memory: &mut Memory) -> Result<Again, Error> 
     again
 }
 
-/// Observe, plan, act, report; then say when to look again.
-async fn pass(work: &Work<'_>, memory: &mut Memory, acted: &mut bool) -> Result<Again, Error> {
+/// Observe, plan, act, report; then say when to look again. `word` is what it came to.
+async fn pass(work: &Work<'_>, memory: &mut Memory, word: &mut &'static str) -> Result<Again, Error> {
     look_up(work).await?;
     let now = work.ctx.cluster.clock.now();
     let generation = work.set.metadata.generation.unwrap_or_default();
@@ -191,22 +190,18 @@ async fn pass(work: &Work<'_>, memory: &mut Memory, acted: &mut bool) -> Result<
     let seen = work.index().belongings(work.set, &work.uid);
     memory.left.settle(&seen.pods, &seen.claims);
     let gathered = begin.elapsed();
-    let history = match history::settle(work, &seen.revisions, memory).await {
-        Ok(history) => history,
-        Err(Unfit::Failed(error)) if error.retryable() || error.not_found() => return Err(error),
-        Err(Unfit::Failed(error)) => {
-            refuse(work, memory, error.to_string(), now).await?;
-            return Err(error);
-        }
-        Err(Unfit::Mistake(why)) => return refuse(work, memory, why, now).await,
-    };
+    let history = history::settle(work, &seen.revisions, memory).await;
     let begin = Instant::now();
     let observed = observed(work, seen, &history, memory);
     let planned = plan(&observed, now);
     let (planned_at, cost) = (Instant::now(), gathered + begin.elapsed());
     let wake = planned.wake.map(|at| until(at, now));
     let done = act::carry_out(work, planned.acts, memory).await;
-    *acted = done.acted;
+    *word = match history.failed {
+        Some(category) => category,
+        None if done.acted => "acted",
+        None => "idle",
+    };
     memory.pause(cost, done.acted, planned_at);
     report::tell(work, done.tally, planned.events, memory);
     let status = report::status(work, planned.status, !done.acted, memory).await?;
@@ -217,7 +212,8 @@ async fn pass(work: &Work<'_>, memory: &mut Memory, acted: &mut bool) -> Result<
     }
     let at_once = done.acted.then_some(Duration::ZERO);
     let unseen = work.index().next_look_up(&work.uid, Instant::now());
-    Ok([wake, status, at_once, unseen].into_iter().flatten().min())
+    let all = [wake, status, at_once, unseen, history.again];
+    Ok(all.into_iter().flatten().min())
 }
 
 /// How long it is until then; nothing when it has passed.
@@ -274,6 +270,7 @@ fn observed(work: &Work<'_>, seen: Belongings, history: &History, memory: &Memor
         claims: seen.claims,
         current: history.current.clone(),
         update: history.update.clone(),
+        template: history.template.clone(),
         collisions: history.collisions,
         jobs: seen.jobs,
         nodes,
@@ -282,22 +279,4 @@ fn observed(work: &Work<'_>, seen: Belongings, history: &History, memory: &Memor
         switches: work.shared.switches,
         seed: work.shared.chance.hash_one(Instant::now()),
     }
-}
-
-/// A CloneSet that cannot be acted upon: says why, and leaves everything as it is.
-async fn refuse(work: &Work<'_>, memory: &mut Memory, why: String, now: Timestamp) -> Result<Again, Error> {
-    let mut status = work.set.status.clone().unwrap_or_default();
-    status.observed_generation = work.set.metadata.generation;
-    plan::refused(&mut status, &why, now);
-    let event = plan::Event {
-        warning: true,
-        reason: "FailedUpdate",
-        message: why,
-    };
-    report::tell(work, report::Tally::default(), vec![event], memory);
-    let changed = work.set.status.as_ref() != Some(&status);
-    let told = report::status(work, changed.then_some(status), true, memory).await?;
-    Ok(Some(
-        told.map_or(history::ASK_AGAIN, |told| told.min(history::ASK_AGAIN)),
-    ))
 }

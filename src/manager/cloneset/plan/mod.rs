@@ -58,9 +58,8 @@ use jiff::Timestamp;
 use serde_json::json;
 
 use refresh::Pending;
-pub use status::refused;
 pub use types::{
-    Act, Claim, Event, Failure, LeftOver, Observed, Outcome, Plan, Revision, Subject, Switches, Why,
+    Act, Claim, Event, Failure, LeftOver, Observed, Outcome, Plan, Revision, Subject, Switches, Template, Why,
 };
 use view::{Draft, View};
 

@@ -3,8 +3,9 @@
 use serde_json::json;
 
 use super::create::owner;
-use super::types::Why;
+use super::types::{Revision, Why};
 use super::view::{Draft, View};
+use crate::api::cloneset::texts;
 use crate::in_place::{Pod, Target, Write};
 use crate::manager::view::matches;
 
@@ -16,12 +17,12 @@ use crate::manager::view::matches;
 pub(super) fn claim(view: &mut View<'_>, draft: &mut Draft) -> bool {
     let observed = view.observed;
     let uid = observed.set.metadata.uid.clone().unwrap_or_default();
-    let mut early = false;
+    let (mut early, trusted) = (false, trusted(view));
     for pod in observed.pods.iter().map(AsRef::as_ref) {
         let matching = matches(&view.spec.selector, &pod.labels);
         match &pod.controller {
             Some(controller) if *controller == uid => {
-                if matching {
+                if matching || !trusted {
                     if pod.active() {
                         view.count(pod);
                     }
@@ -29,7 +30,7 @@ pub(super) fn claim(view: &mut View<'_>, draft: &mut Draft) -> bool {
                     draft.patch(view, pod, Why::Release, vec![release(pod, &uid)]);
                 }
             }
-            None if matching && pod.active() => {
+            None if matching && pod.active() && trusted => {
                 let reference = json!({ "metadata": { "ownerReferences": [owner(view)] } });
                 let write = Write::new(Target::Pod, pod, reference);
                 early |= draft.patch(view, pod, Why::Adopt, vec![write]);
@@ -38,6 +39,16 @@ pub(super) fn claim(view: &mut View<'_>, draft: &mut Draft) -> bool {
         }
     }
     early
+}
+
+/// Whether the selector may be gone by. Where what the CloneSet asks for is refused the mistake may be the selector's,
+/// unless it picks what was made so far.
+fn trusted(view: &View<'_>) -> bool {
+    let picks = |revision: &Revision| {
+        let labels = texts(&revision.data["spec"]["template"]["metadata"]["labels"]);
+        matches(&view.spec.selector, &labels)
+    };
+    !view.held() || view.revision(&view.observed.update).is_some_and(picks)
 }
 
 fn release(pod: &Pod, uid: &str) -> Write {

@@ -30,7 +30,7 @@ const TTL: i32 = 600;
 /// The revision is labelled when all its jobs exist, so that one that cannot be made is tried again.
 pub(super) fn pre_download(view: &View<'_>, updated_ready: i32, draft: &mut Draft) {
     let observed = view.observed;
-    if !observed.switches.pre_download {
+    if !observed.switches.pre_download || view.held() {
         return;
     }
     if observed.current == observed.update {

@@ -25,7 +25,8 @@ pub(super) fn scale(view: &View<'_>, claims: &BTreeSet<&str>, draft: &mut Draft)
         return true;
     }
     let numbers = view.numbers(|pod| view.scaled_as_updated(pod));
-    if numbers.scale_up > 0 {
+    // Without any revision there is nothing to make Pods of.
+    if numbers.scale_up > 0 && view.revision(&view.observed.update).is_some() {
         limited(view, &numbers, draft);
         if make(view, claims, &numbers, draft) {
             return true;

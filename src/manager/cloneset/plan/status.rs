@@ -5,7 +5,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 
 use super::pods;
 use super::progress::{self, PROGRESSING};
+use super::types::{Event, Template};
 use super::view::{Draft, Seen, View};
+use super::waits::waits;
 use crate::api::cloneset::{CloneSetCondition, CloneSetStatus};
 
 /// Condition: Pods could not be made or deleted.
@@ -25,7 +27,13 @@ pub(super) fn counters(view: &View<'_>) -> CloneSetStatus {
     let expected = view.limits.replicas - view.limits.partition;
     let all = updated == replicas && i64::from(replicas) == view.limits.replicas;
     CloneSetStatus {
-        observed_generation: observed.set.metadata.generation,
+        // As with upstream, and with Deployments: a template that is not taken in is not observed, or tools that
+        // wait for a rollout would take the last one for it.
+        observed_generation: if view.held() {
+            before.observed_generation
+        } else {
+            observed.set.metadata.generation
+        },
         replicas,
         ready_replicas: count(&|p| p.ready),
         available_replicas: count(&|p| p.available),
@@ -58,7 +66,10 @@ pub(super) fn conditions(view: &View<'_>, status: &mut CloneSetStatus, draft: &m
         }
     }
     failures(view, status, draft);
-    progress::set_condition(view, status, draft);
+    match &view.observed.template {
+        Template::Taken => progress::set_condition(view, status, draft),
+        Template::Refused(why) => refused(view, status, why, draft),
+    }
 }
 
 /// What failed and is yet to be tried again, as conditions that go when it is over.
@@ -67,26 +78,34 @@ fn failures(view: &View<'_>, status: &mut CloneSetStatus, draft: &Draft) {
         let failures = view.observed.failures.values();
         let current = failures.filter(|f| f.scale == scale && f.until > view.now);
         let stuck = draft.stuck.iter().filter(|_| !scale);
-        let message = current.map(|f| f.message.clone()).chain(stuck.cloned()).min();
-        match message {
+        let others = current.map(|f| f.message.clone()).chain(stuck.cloned()).min();
+        let template = match &view.observed.template {
+            Template::Refused(why) if !scale => Some(why.clone()),
+            _ => None,
+        };
+        match template.or(others) {
             Some(message) => set(&mut status.conditions, type_, "True", "", &message, view.now),
             None => status.conditions.retain(|c| c.type_ != type_),
         }
     }
 }
 
-/// Says in the status that a CloneSet cannot be acted upon, and why.
-pub fn refused(status: &mut CloneSetStatus, why: &str, now: Timestamp) {
-    let waits = format!("CloneSet cannot be acted upon: {why}");
-    set(&mut status.conditions, FAILED_UPDATE, "True", "", why, now);
+/// Says that there is no update for as long as the template is as it is, and why.
+fn refused(view: &View<'_>, status: &mut CloneSetStatus, why: &str, draft: &mut Draft) {
+    let message = format!("CloneSet cannot be updated: {why}{}", waits(view, draft));
     set(
         &mut status.conditions,
         PROGRESSING,
         "False",
         FAILED_UPDATE,
-        &waits,
-        now,
+        &message,
+        view.now,
     );
+    draft.events.push(Event {
+        warning: true,
+        reason: FAILED_UPDATE,
+        message: why.to_owned(),
+    });
 }
 
 /// Sets a condition. Its times tell since when it has this status and reason; a message may change meanwhile.

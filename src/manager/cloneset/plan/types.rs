@@ -20,12 +20,14 @@ pub struct Observed {
     pub pods: Vec<Arc<Pod>>,
     /// The claims that it owns.
     pub claims: Vec<Claim>,
-    /// Its revisions, the oldest first. Those named below are among them.
+    /// Its revisions, the oldest first. Those named below are among them, unless there are none at all.
     pub revisions: Vec<Arc<Revision>>,
     /// Name of the revision that Pods had before the update.
     pub current: String,
-    /// Name of the revision that the template stands for.
+    /// Name of the revision that the template stands for, or did last; empty when there is none.
     pub update: String,
+    /// Whether it does.
+    pub template: Template,
     /// How often the name of a new revision was taken already.
     pub collisions: Option<i32>,
     /// Names of the ImagePullJobs that it controls, without those that are being deleted.
@@ -40,6 +42,17 @@ pub struct Observed {
     pub switches: Switches,
     /// Chance, for names of new Pods.
     pub seed: u64,
+}
+
+/// What became of the CloneSet's template.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Template {
+    /// The update revision stands for it.
+    #[default]
+    Taken,
+    /// There is no revision for it, for this reason. The Pods are looked after all the same, with the revisions that
+    /// there are; none is updated.
+    Refused(String),
 }
 
 /// A claim of the CloneSet.

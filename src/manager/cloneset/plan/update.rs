@@ -36,7 +36,7 @@ pub(super) fn update(
     let (candidates, mut wanted) = choose(view, &numbers, forward);
     let first = wanted.min(candidates.len());
     restore(view, &candidates[..first], pending);
-    if view.spec.rolling_update().is_some_and(|r| r.paused) {
+    if view.held() || view.spec.rolling_update().is_some_and(|r| r.paused) {
         return;
     }
     let observed = view.observed;

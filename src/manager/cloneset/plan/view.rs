@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::limits::Limits;
 use super::numbers::{Counted, Numbers, numbers};
 use super::pods;
-use super::types::{Act, Event, Observed, Plan, Revision, Subject, Why};
+use super::types::{Act, Event, Observed, Plan, Revision, Subject, Template, Why};
 use crate::api::cloneset::CloneSetSpec;
 use crate::api::keys;
 use crate::api::lifecycle::{Lifecycle, LifecycleHook, LifecycleStateType as State};
@@ -92,6 +92,11 @@ impl<'a> View<'a> {
 
     pub fn in_place_update(&self) -> Option<&'a LifecycleHook> {
         self.lifecycle()?.in_place_update.as_ref()
+    }
+
+    /// Whether nothing is known to update Pods to: what the CloneSet asks for cannot be used.
+    pub fn held(&self) -> bool {
+        self.observed.template != Template::Taken
     }
 
     /// Takes in a Pod that counts.

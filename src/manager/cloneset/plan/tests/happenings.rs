@@ -55,6 +55,8 @@ pub(super) enum Happening {
     PvcReuse(bool),
     Exclude(bool),
     OnDelete(bool),
+    /// The API server refuses new templates from now on, or no more.
+    Refusing(bool),
 }
 
 pub(super) fn happening() -> impl Strategy<Value = Happening> {
@@ -96,6 +98,7 @@ pub(super) fn happening() -> impl Strategy<Value = Happening> {
         1 => any::<bool>().prop_map(PvcReuse),
         1 => any::<bool>().prop_map(Exclude),
         1 => any::<bool>().prop_map(OnDelete),
+        2 => any::<bool>().prop_map(Refusing),
     ]
 }
 
@@ -176,6 +179,7 @@ fn others(world: &mut World, happening: &Happening) {
             }
         }
         Happening::Apart(n) => label(world, *n, "app", |app| if app == "x" { "apart" } else { "x" }),
+        Happening::Refusing(refusing) => world.refuse(*refusing),
         Happening::Rank(n) => label(world, *n, "rank", |rank| if rank == "1" { "2" } else { "1" }),
         other => edit(world, other),
     }

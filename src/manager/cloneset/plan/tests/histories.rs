@@ -64,6 +64,7 @@ pub(super) fn pass(world: &mut World) {
 
 /// The world stops changing, and everybody does what is asked of them.
 fn rest(world: &mut World) {
+    world.refuse(false);
     if world.set["spec"]["template"]["spec"]["containers"][0]["image"] == "app:bad" {
         container(world, "image", json!("app:4"));
     }

@@ -12,7 +12,7 @@ use super::world::World;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::Pod;
 use crate::manager::cloneset::plan::limits::{Limits, on_delete};
-use crate::manager::cloneset::plan::{Act, Observed, PATCHES, Plan, Subject, Why, pods};
+use crate::manager::cloneset::plan::{Act, Observed, PATCHES, Plan, Subject, Template, Why, pods};
 
 /// What a pass does to the Pods.
 #[derive(Default)]
@@ -51,8 +51,19 @@ pub(super) fn check(world: &World, observed: &Observed, planned: &Plan, unseen: 
     planned.acts.iter().for_each(|act| pass.take(act, &mut taken));
     pass.hold(&taken);
     partition::kept(observed, planned, &pass.limits, &pass.active, pass.now);
+    assert!(
+        observed.template == Template::Taken || !planned.acts.iter().any(updates),
+        "a Pod is updated though the template is refused: {:?}",
+        planned.acts
+    );
     says_why(observed, planned);
     pass.no_claim_is_idle(planned);
+}
+
+/// Whether it is a step of an update that had not begun.
+fn updates(act: &Act) -> bool {
+    let begins = [Why::UpdateInPlace, Why::UpdateReCreate, Why::PrepareUpdate];
+    matches!(act, Act::PatchPod { why, .. } if begins.contains(why))
 }
 
 /// Where a rollout goes on and nothing is done about it, the condition says what is waited for.

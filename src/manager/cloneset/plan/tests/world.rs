@@ -12,7 +12,7 @@ use crate::api::keys;
 use crate::in_place::tests::apply;
 use crate::in_place::{Pod, Target, Write};
 use crate::manager::cloneset::plan::{
-    Claim, Failure, LeftOver, Observed, Plan, Revision, Subject, Switches, plan,
+    Claim, Failure, LeftOver, Observed, Plan, Revision, Subject, Switches, Template, plan,
 };
 
 /// The hook that users put on Pods.
@@ -24,6 +24,9 @@ pub struct World {
     pub pods: BTreeMap<String, Value>,
     pub claims: BTreeMap<String, Value>,
     pub revisions: Vec<Revision>,
+    /// Whether the API server refuses templates that are new.
+    pub refusing: bool,
+    pub template: Template,
     pub failures: BTreeMap<Subject, Failure>,
     pub jobs: Vec<String>,
     pub now: Timestamp,
@@ -53,6 +56,8 @@ impl World {
             pods: BTreeMap::new(),
             claims: BTreeMap::new(),
             revisions: Vec::new(),
+            refusing: false,
+            template: Template::Taken,
             failures: BTreeMap::new(),
             jobs: Vec::new(),
             now: Timestamp::from_second(1_700_000_000).unwrap(),
@@ -77,17 +82,29 @@ impl World {
         self.settle_revision();
     }
 
-    /// The revision of the template becomes the newest.
+    /// The API server refuses new templates, or no more.
+    pub fn refuse(&mut self, refusing: bool) {
+        self.refusing = refusing;
+        self.settle_revision();
+    }
+
+    /// The revision of the template becomes the newest, if it may.
     fn settle_revision(&mut self) {
         let mut template = self.set["spec"]["template"].clone();
         template["$patch"] = json!("replace");
         let data = json!({ "spec": { "template": template } });
         if self.revisions.last().is_some_and(|r| r.data == data) {
             // Claims alone change nothing.
+            self.template = Template::Taken;
             return;
         }
         let claims = Some(self.set["spec"]["volumeClaimTemplates"].to_string());
         let known = self.revisions.iter().position(|r| r.data == data);
+        if self.refusing && known.is_none() {
+            self.template = Template::Refused("no such field".to_owned());
+            return;
+        }
+        self.template = Template::Taken;
         let revision = match known.map(|at| self.revisions.remove(at)) {
             Some(known) => Revision { claims, ..known },
             None => Revision {
@@ -107,7 +124,7 @@ impl World {
 
     pub fn observe(&self) -> Observed {
         let set: CloneSet = serde_json::from_value(self.set.clone()).unwrap();
-        let update = self.revisions.last().unwrap().name.clone();
+        let update = self.revisions.last().map(|r| r.name.clone()).unwrap_or_default();
         let current = set
             .status
             .as_ref()
@@ -146,6 +163,7 @@ impl World {
             revisions: self.revisions.iter().cloned().map(Arc::new).collect(),
             current: if known { current } else { update.clone() },
             update,
+            template: self.template.clone(),
             collisions: None,
             jobs: self.jobs.clone(),
             nodes: BTreeMap::new(),

@@ -1,0 +1,118 @@
+//! A template that is refused stops the update, and nothing else: the Pods that are there are looked after.
+
+use kruise::api::cloneset::CloneSet;
+use kube::api::DeleteParams;
+use serde_json::{Value, json};
+
+use crate::errors::{quota, said, says};
+use crate::field::Field;
+use crate::pods::{self, is, uid, wanted_image};
+use crate::world::{World, until, world};
+
+const GATE: &str = "InPlaceUpdateReady";
+
+/// Waits until so many Pods are ready, whatever template the status is about.
+async fn ready(field: &Field, set: &str, count: i32) -> CloneSet {
+    until(&field.sets(), set, "so many Pods ready", move |set: &CloneSet| {
+        let status = set.status.as_ref();
+        status.is_some_and(|s| [s.replicas, s.ready_replicas, s.available_replicas] == [count; 3])
+    })
+    .await
+}
+
+/// Whether the status is about a template that is older than the CloneSet's.
+fn behind(set: &CloneSet) -> bool {
+    set.status.as_ref().unwrap().observed_generation < set.metadata.generation
+}
+
+/// Asks for an image while nobody runs the Pods: all of them are in mid-update, out of their Services.
+async fn all_in_mid_update(field: &Field, image: &str) -> Vec<Value> {
+    field.kubelet_goes();
+    field.image("web", image).await;
+    let begun = |pod: &&Value| wanted_image(pod, 0) == image && !is(pod, GATE);
+    let there = field
+        .until_pods("web", "all in mid-update", |pods| pods.iter().all(begun))
+        .await;
+    until(&field.sets(), "web", "none ready", |set: &CloneSet| {
+        set.status.as_ref().is_some_and(|s| s.ready_replicas == 0)
+    })
+    .await;
+    there
+}
+
+/// Gives the template one container `app`.
+async fn containers(field: &Field, app: Value) {
+    let template = json!({ "spec": { "containers": [app] } });
+    field
+        .edit("web", json!({ "spec": { "template": template } }))
+        .await;
+}
+
+/// All Pods are to run that image.
+fn run(pods: &[Value], image: &str) {
+    let images: Vec<String> = pods.iter().map(|pod| wanted_image(pod, 0)).collect();
+    assert!(images.iter().all(|one| one == image), "{images:?}");
+}
+
+/// Deletes a Pod, and waits for another in its place.
+async fn another_for(field: &Field, pod: &Value) -> Vec<Value> {
+    let params = DeleteParams::default();
+    field.pods().delete(&pods::name(pod), &params).await.unwrap();
+    let there = |pods: &[&Value]| {
+        let good = |one: &&Value| uid(one) != uid(pod) && is(one, "Ready");
+        pods.len() == 3 && pods.iter().all(good)
+    };
+    field.until_pods("web", "another in its place", there).await
+}
+
+/// A rollout has begun, and somebody applies a template that the API server's own dry run refuses, where no webhook
+/// stops them.
+pub async fn pods_in_mid_update_are_finished(world: &'static World) {
+    let mut field = Field::new(world, "mid-update").await;
+    field.set("web", json!({})).await;
+    field.settled("web").await;
+    let before = all_in_mid_update(&field, "example.com/app:2").await;
+    let mistake =
+        json!({ "name": "app", "image": "example.com/app:3", "ports": [{ "containerPort": 99_999 }] });
+    containers(&field, mistake).await;
+    says(&field, "FailedUpdate", "containerPort: Invalid value: 99999").await;
+
+    field.kubelet_comes_back();
+    let set = ready(&field, "web", 3).await;
+    assert!(behind(&set), "{:?}", set.status);
+    let open = |pods: &[&Value]| pods.iter().all(|pod| is(pod, GATE));
+    let after = field.until_pods("web", "their gates open", open).await;
+    assert_eq!(pods::identities(&before), pods::identities(&after), "they stay");
+    run(&after, "example.com/app:2");
+    run(&another_for(&field, &after[0]).await, "example.com/app:2");
+    let set = says(&field, "Progressing", "CloneSet cannot be updated: ").await;
+    let told = said(&set, "Progressing");
+    assert!(told.contains("99999"), "{told}");
+
+    containers(&field, json!({ "name": "app", "image": "example.com/app:3" })).await;
+    let set = field.settled("web").await;
+    assert_eq!(said(&set, "FailedUpdate"), "");
+    run(&field.pods_of("web").await, "example.com/app:3");
+}
+
+#[tokio::test]
+async fn pods_are_kept_while_a_quota_has_no_room_for_another_revision() {
+    let field = Field::new(world(), "one-revision").await;
+    quota(&field, "count/controllerrevisions.apps", 1).await;
+    field.set("web", json!({})).await;
+    field.settled("web").await;
+    field
+        .image_and("web", "example.com/app:2", json!({ "replicas": 5 }))
+        .await;
+    says(&field, "FailedUpdate", "exceeded quota: few").await;
+    let set = ready(&field, "web", 5).await;
+    assert!(behind(&set), "{:?}", set.status);
+    field.edit("web", json!({ "spec": { "replicas": 2 } })).await;
+    ready(&field, "web", 2).await;
+    run(&field.pods_of("web").await, "example.com/app:1");
+
+    quota(&field, "count/controllerrevisions.apps", 9).await;
+    let set = field.settled("web").await;
+    assert_eq!(said(&set, "FailedUpdate"), "");
+    run(&field.pods_of("web").await, "example.com/app:2");
+}
