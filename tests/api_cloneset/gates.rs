@@ -4,6 +4,7 @@ use kruise::api::cloneset::CloneSet;
 use serde_json::{Value, json};
 
 use crate::field::{Field, identities};
+use crate::manager::Manager;
 use crate::pods::{label, revision, state, wanted_image};
 use crate::world::World;
 
@@ -127,7 +128,11 @@ async fn a_prepared_pod_makes_room_for_an_old_one(field: &Field) {
 #[tokio::test]
 async fn gates_that_are_off_by_default_do_what_they_say() {
     let world: &'static World = Box::leak(Box::new(World::new()));
-    let mut manager = world.manager_with("kruise-manager", &[format!("--feature-gates={GATES}")]);
+    let mut manager = Manager::somewhere_with(
+        &world.plane,
+        "kruise-manager",
+        &[format!("--feature-gates={GATES}")],
+    );
     manager.start().unwrap();
     let field = Field::new(world, "gates").await;
     tokio::join!(

@@ -8,6 +8,8 @@ use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams
 use kube::runtime::watcher;
 use serde_json::{Value, json};
 
+use crate::waits::events;
+
 /// Images of this name cannot be pulled.
 pub const NO_IMAGE: &str = "nowhere.example/none:1";
 /// Pods that ask for this are not scheduled.
@@ -25,9 +27,9 @@ struct Running {
 /// Runs the Pods until it is dropped: what has a node runs, is ready when its gates are, and goes when it is deleted.
 pub async fn play(pods: Api<DynamicObject>) {
     let mut containers: HashMap<(String, String), Running> = HashMap::new();
-    let mut events = std::pin::pin!(watcher(pods.clone(), watcher::Config::default()));
+    let mut events = std::pin::pin!(events(pods.clone(), watcher::Config::default()));
     while let Some(event) = events.next().await {
-        let Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) = event else {
+        let (watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) = event else {
             continue;
         };
         // Whatever fails is done at the next event; the API server may be away.

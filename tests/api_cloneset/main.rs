@@ -28,4 +28,4 @@ mod update;
 #[allow(dead_code, reason = "the controllers' other tests use the rest of it")]
 mod world;
 
-use support::{connect, pods, readiness, sets};
+use support::{connect, manager, pods, sets, waits};

@@ -5,12 +5,17 @@ use kruise::api::node_image::NodeImage;
 use kube::api::Api;
 use serde_json::json;
 
+use crate::manager::Manager;
 use crate::world::{Answer, World, answer, asked, completed, create, job, jobs, node, until};
 
 #[tokio::test]
 async fn a_job_waits_for_the_nodeimage_of_a_node_that_has_just_become_ready() {
     let world = World::new();
-    let mut manager = world.manager_that_waits("kruise-manager", "5s");
+    let mut manager = Manager::somewhere_with(
+        &world.plane,
+        "kruise-manager",
+        &["--nodeimage-creation-delay=5s".into()],
+    );
     manager.start().unwrap();
     let admin = world.admin().await;
     let images = Api::<NodeImage>::all(admin.client.clone());

@@ -2,20 +2,18 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod arrival;
-#[path = "../support/connect.rs"]
-mod connect;
 mod election;
-#[path = "../support/etcd.rs"]
-mod etcd;
 mod jobs;
 mod nodes;
 mod old_daemon;
 mod old_versions;
 mod pods;
-#[path = "../support/readiness.rs"]
-mod readiness;
 mod requests;
 mod scale;
 mod secrets;
 mod silence;
+#[path = "../support/mod.rs"]
+mod support;
 mod world;
+
+use support::{connect, etcd, manager, waits};

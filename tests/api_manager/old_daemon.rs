@@ -23,6 +23,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use xtask::cluster::Bound;
 
+use crate::waits::events;
 use crate::world::{connect, world};
 
 /// The daemon of a node, until dropped.
@@ -76,9 +77,9 @@ fn unless_conflict<T>(outcome: Result<T, kube::Error>) {
 async fn images(cluster: Cluster, node: &'static str, mut may_end: watch::Receiver<bool>) {
     let api: Api<NodeImage> = Api::all(cluster.client.clone());
     let own = watcher::Config::default().fields(&format!("metadata.name={node}"));
-    let mut events = std::pin::pin!(watcher(api.clone(), own));
+    let mut events = std::pin::pin!(events(api.clone(), own));
     while let Some(event) = events.next().await {
-        let (Ok(watcher::Event::Apply(mut image)) | Ok(watcher::Event::InitApply(mut image))) = event else {
+        let (watcher::Event::Apply(mut image) | watcher::Event::InitApply(mut image)) = event else {
             continue;
         };
         let Some(status) = next_status(&image, Time(cluster.clock.now())) else {
@@ -160,9 +161,9 @@ fn step(name: &str, tag: &ImageTagSpec, known: Option<ImageTagStatus>, now: &Tim
 async fn requests(cluster: Cluster, node: &'static str, stopped_tx: UnboundedSender<String>) {
     let api: Api<ContainerRecreateRequest> = Api::all(cluster.client.clone());
     let mine = format!("crr.apps.kruise.io/node-name={node},crr.apps.kruise.io/active=true");
-    let mut events = std::pin::pin!(watcher(api, watcher::Config::default().labels(&mine)));
+    let mut events = std::pin::pin!(events(api, watcher::Config::default().labels(&mine)));
     while let Some(event) = events.next().await {
-        let (Ok(watcher::Event::Apply(request)) | Ok(watcher::Event::InitApply(request))) = event else {
+        let (watcher::Event::Apply(request) | watcher::Event::InitApply(request)) = event else {
             continue;
         };
         let done = request

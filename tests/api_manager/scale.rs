@@ -15,6 +15,7 @@ use kube::runtime::watcher;
 use serde_json::json;
 use xtask::cluster::Component;
 
+use crate::waits::events;
 use crate::world::{Answer, World, answer_object, completed, create, job, jobs, set_ready, until};
 
 const NODES: usize = 1000;
@@ -130,11 +131,9 @@ fn cpu_seconds(manager: &Component) -> f64 {
 /// Answers every NodeImage that is asked for something, and counts how often its spec was written.
 async fn play_daemons(admin: Cluster, writes: Writes) {
     let images = Api::<NodeImage>::all(admin.client.clone());
-    let events = watcher(images, watcher::Config::default());
-    events
+    events(images, watcher::Config::default())
         .filter_map(async |event| match event {
-            // Listed anew where the watch ends, as it does when another leader writes its address into the CRD.
-            Ok(watcher::Event::Apply(image) | watcher::Event::InitApply(image)) => {
+            watcher::Event::Apply(image) | watcher::Event::InitApply(image) => {
                 Some(image).filter(|image| !image.spec.images.is_empty())
             }
             _ => None,
@@ -156,10 +155,10 @@ async fn play_daemons(admin: Cluster, writes: Writes) {
 
 /// How often the job's status is written until it ends.
 async fn count_job_writes(jobs: Api<ImagePullJob>) -> usize {
-    let mut events = std::pin::pin!(watcher(jobs, watcher::Config::default()));
+    let mut events = std::pin::pin!(events(jobs, watcher::Config::default()));
     let mut seen = 0;
     while let Some(event) = events.next().await {
-        if let Ok(watcher::Event::Apply(job) | watcher::Event::InitApply(job)) = event
+        if let watcher::Event::Apply(job) | watcher::Event::InitApply(job) = event
             && job.name_any() == "scale"
             && job.status.is_some()
         {

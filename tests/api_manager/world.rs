@@ -1,26 +1,23 @@
 //! An API server with everything from `deploy/default`, the manager's program, and daemons that we play.
 
-use std::net::TcpListener;
-use std::ops::{Deref, DerefMut};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use futures::StreamExt;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kruise::api::image_pull_job::ImagePullJob;
 use kruise::api::node_image::NodeImage;
 use kruise::cluster::Cluster;
 use kube::api::{Api, Patch, PatchParams, PostParams};
-use kube::runtime::watcher;
 use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use xtask::cluster::{Bound, Component, ControlPlane, Options, wait};
+use xtask::cluster::{ControlPlane, Options};
 
 pub use crate::connect::connect;
-use crate::readiness::{readiness, ready};
+use crate::manager::Manager;
+use crate::waits;
 
 /// How long anything may take to happen before a test gives up; machines can be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -38,17 +35,12 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
 /// A bed, and its manager where it has one.
 pub struct World {
     pub plane: ControlPlane,
-    _manager: Option<Replica>,
+    _manager: Option<Manager>,
 }
 
 /// The world that most tests share.
 pub fn world() -> &'static World {
     &WORLD
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
 }
 
 impl World {
@@ -72,78 +64,12 @@ impl World {
     }
 
     /// A replica of the manager, not started yet; ready when its answer says so.
-    pub fn manager(&self, name: &'static str) -> Replica {
-        self.manager_that_waits(name, "0s")
-    }
-
-    /// The same, with a pause before a node that has become ready gets its NodeImage.
-    pub fn manager_that_waits(&self, name: &'static str, pause: &str) -> Replica {
-        self.manager_with(name, &[format!("--nodeimage-creation-delay={pause}")])
-    }
-
-    /// A replica of the manager with these arguments besides those that say where things are.
-    pub fn manager_with(&self, name: &'static str, more: &[String]) -> Replica {
-        let kubeconfig = self
-            .plane
-            .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
-            .unwrap();
-        let health = format!("127.0.0.1:{}", free_port());
-        let probe = health.clone();
-        let program = self
-            .plane
-            .component(name, env!("CARGO_BIN_EXE_kruise-manager"))
-            .args([
-                format!("--kubeconfig={}", kubeconfig.display()),
-                format!("--health-probe-addr={health}"),
-                format!("--metrics-addr={health}"),
-            ])
-            .args(more)
-            .env("WEBHOOK_HOST", "127.0.0.1")
-            .env("WEBHOOK_PORT", free_port().to_string())
-            .env("RUST_LOG", "info,kruise=debug")
-            .ready(move || ready(&probe));
-        Replica { program, health }
+    pub fn manager(&self, name: &'static str) -> Manager {
+        Manager::somewhere(&self.plane, name)
     }
 
     pub async fn admin(&self) -> Cluster {
         connect(self.plane.kubeconfig()).await
-    }
-}
-
-/// A replica of the manager.
-pub struct Replica {
-    program: Component,
-    health: String,
-}
-
-impl Replica {
-    /// Waits until its readiness answer has these words, whatever its code.
-    pub fn until_it_says(&self, words: &str) {
-        wait::until(words, PATIENCE, || {
-            Ok(readiness(&self.health).contains(words).then_some(()))
-        })
-        .unwrap_or_else(|why| panic!("{why}; it says {:?}", readiness(&self.health)));
-    }
-}
-
-impl Drop for Replica {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("end of {}:\n{}", self.log().display(), self.tail());
-        }
-    }
-}
-
-impl Deref for Replica {
-    type Target = Component;
-    fn deref(&self) -> &Component {
-        &self.program
-    }
-}
-
-impl DerefMut for Replica {
-    fn deref_mut(&mut self) -> &mut Component {
-        &mut self.program
     }
 }
 
@@ -178,30 +104,12 @@ where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Serialize + Send + 'static,
 {
     let caller = std::panic::Location::caller();
-    let (api, name) = (api.clone(), name.to_owned());
+    let what = format!("{caller}: {name}: {what}");
+    let (api, config) = (api.clone(), waits::named(name));
     async move {
-        let mut last = None;
-        let seen = async {
-            let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
-            let mut events = std::pin::pin!(watcher(api.clone(), config));
-            while let Some(event) = events.next().await {
-                if let Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) = event {
-                    if wanted(&object) {
-                        return Some(object);
-                    }
-                    last = Some(object);
-                }
-            }
-            None
-        };
-        match tokio::time::timeout(PATIENCE, seen).await {
-            Ok(Some(object)) => object,
-            _ => panic!(
-                "{caller}: {name} never became as wanted ({what}); it is {}",
-                last.map(|o| serde_json::to_string(&o).unwrap())
-                    .unwrap_or_default()
-            ),
-        }
+        let wanted = |found: &[&K]| found.first().is_some_and(|object| wanted(object));
+        let mut found = waits::follow(&what, &String::new, api, config, |object| object, wanted).await;
+        found.remove(0)
     }
 }
 

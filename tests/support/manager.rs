@@ -9,6 +9,9 @@ use xtask::cluster::{Bound, Component, ControlPlane, wait};
 use super::readiness::{readiness, ready};
 use super::waits::PATIENCE;
 
+/// Nodes get their NodeImages when they become ready.
+const AT_ONCE: &str = "--nodeimage-creation-delay=0s";
+
 /// A manager of the bed, with a token of its own; ends on drop.
 pub struct Manager {
     program: Component,
@@ -20,6 +23,10 @@ pub struct Manager {
 impl Manager {
     /// Describes it; it tells its health at `health`.
     pub fn new(plane: &ControlPlane, name: &'static str, health: &str, webhooks: u16) -> Self {
+        Self::with(plane, name, health, webhooks, &[AT_ONCE.into()])
+    }
+
+    fn with(plane: &ControlPlane, name: &'static str, health: &str, webhooks: u16, more: &[String]) -> Self {
         let account = plane
             .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
             .unwrap();
@@ -34,8 +41,8 @@ impl Manager {
                 format!("--kubeconfig={}", kubeconfig.display()),
                 format!("--health-probe-addr={health}"),
                 format!("--metrics-addr={health}"),
-                "--nodeimage-creation-delay=0s".into(),
             ])
+            .args(more)
             .env("WEBHOOK_HOST", "127.0.0.1")
             .env("WEBHOOK_PORT", webhooks.to_string())
             .env("POD_NAMESPACE", "kruise-system")
@@ -50,9 +57,14 @@ impl Manager {
 
     /// One that listens where nobody does.
     pub fn somewhere(plane: &ControlPlane, name: &'static str) -> Self {
+        Self::somewhere_with(plane, name, &[AT_ONCE.into()])
+    }
+
+    /// The same, with these arguments besides those that say where things are.
+    pub fn somewhere_with(plane: &ControlPlane, name: &'static str, more: &[String]) -> Self {
         let held = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let [health, webhooks] = held.map(|held| held.local_addr().unwrap());
-        Self::new(plane, name, &health.to_string(), webhooks.port())
+        Self::with(plane, name, &health.to_string(), webhooks.port(), more)
     }
 
     /// Waits until its readiness answer has these words, whatever its code.

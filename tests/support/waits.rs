@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use futures::StreamExt;
+use futures::{Stream, StreamExt};
 use kube::api::Api;
 use kube::runtime::watcher;
 use kube::{Resource, ResourceExt};
@@ -33,6 +33,20 @@ pub async fn until<T, F: Future<Output = Option<T>>>(
     }
 }
 
+/// What a watch tells. Where it fails, since the API server is away or the objects' CRD is written, it begins anew after
+/// a moment.
+pub fn events<K>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = watcher::Event<K>>
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    watcher(api, config).filter_map(async |event| {
+        if event.is_err() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        event.ok()
+    })
+}
+
 /// Follows objects, as `read` takes them, until they are as wanted, all together in the order of their names; asked
 /// for every state of the whole that is told of.
 pub async fn follow<K, T>(
@@ -50,24 +64,19 @@ where
     let mut known: BTreeMap<String, T> = BTreeMap::new();
     let reached = async {
         let mut whole = false;
-        let mut events = std::pin::pin!(watcher(api, config));
+        let mut events = std::pin::pin!(events(api, config));
         while let Some(event) = events.next().await {
             match event {
                 // The first list, or one that is made anew where a watch has ended.
-                Ok(watcher::Event::Init) => {
+                watcher::Event::Init => {
                     whole = false;
                     known.clear();
                 }
-                Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => {
+                watcher::Event::Apply(object) | watcher::Event::InitApply(object) => {
                     drop(known.insert(object.name_any(), read(object)));
                 }
-                Ok(watcher::Event::Delete(object)) => drop(known.remove(&object.name_any())),
-                Ok(watcher::Event::InitDone) => whole = true,
-                // The API server is away, or the object's CRD is written: the watch begins anew.
-                Err(_) => {
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                    continue;
-                }
+                watcher::Event::Delete(object) => drop(known.remove(&object.name_any())),
+                watcher::Event::InitDone => whole = true,
             }
             if whole && wanted(&known.values().collect::<Vec<_>>()) {
                 return;

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Resource;
 use serde_json::{Value, json};
 
-use super::known::{At, CONFIRM};
+use super::known::CONFIRM;
 use super::memory::Memory;
 use super::observe::{claim_at, job_at, pod_at, set_at};
 use super::plan::{Act, Outcome, Why};
@@ -351,9 +351,7 @@ async fn create_job(work: &Work<'_>, job: &ImagePullJob) -> Result<(), Error> {
             .wrote(&Key::of(&stored), job_at(&stored), Instant::now()),
         Err(error) if error.already_exists() => {
             let name = job.meta().name.clone().unwrap_or_default();
-            let found = look_up_job(work, &name).await?;
-            // Neither one of somebody else nor one that goes will do.
-            if found.is_some_and(|at| at.group != work.uid || at.deleting) {
+            if !look_up_job(work, &name).await? {
                 return Err(error);
             }
         }
@@ -362,12 +360,14 @@ async fn create_job(work: &Work<'_>, job: &ImagePullJob) -> Result<(), Error> {
     Ok(())
 }
 
-/// Reads a job from the API server itself, and takes note of it.
-pub async fn look_up_job(work: &Work<'_>, name: &str) -> Result<Option<At<()>>, Error> {
+/// Reads a job from the API server itself, and takes note of it. Whether it will do: one of somebody else will not, nor
+/// one that goes.
+pub async fn look_up_job(work: &Work<'_>, name: &str) -> Result<bool, Error> {
     let found = write::get(&work.api::<ImagePullJob>(), name).await?;
-    let at = || found.as_ref().map(job_at);
-    work.index().jobs.read(&work.key(name), at(), Instant::now());
-    Ok(at())
+    let at = found.as_ref().map(job_at);
+    let good = at.as_ref().is_none_or(|at| at.group == work.uid && !at.deleting);
+    work.index().jobs.read(&work.key(name), at, Instant::now());
+    Ok(good)
 }
 
 async fn delete_job(work: &Work<'_>, name: &str) -> Result<(), Error> {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use futures::StreamExt;
 use kube::api::{Api, DynamicObject};
@@ -11,6 +10,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use super::super::pods::{deleting, name, serves, state, uid};
+use super::super::waits::events;
 
 /// Every version of the Pods passes by, in the order in which they were written.
 pub struct Witness {
@@ -67,31 +67,29 @@ async fn follow(
 ) {
     let (mut known, mut listed): (BTreeMap<String, Value>, _) = (BTreeMap::new(), BTreeMap::new());
     let mut first = Some(first);
-    let mut events = std::pin::pin!(watcher(pods, config));
+    let mut events = std::pin::pin!(events(pods, config));
     while let Some(event) = events.next().await {
         match event {
-            Ok(watcher::Event::Init) => listed.clear(),
-            Ok(watcher::Event::InitApply(pod)) => {
+            watcher::Event::Init => {
+                listed.clear();
+                continue;
+            }
+            watcher::Event::InitApply(pod) => {
                 listed.insert(pod.metadata.name.clone().unwrap_or_default(), json!(pod));
                 continue;
             }
-            Ok(watcher::Event::InitDone) => known = std::mem::take(&mut listed),
-            Ok(watcher::Event::Apply(pod)) => {
+            watcher::Event::InitDone => known = std::mem::take(&mut listed),
+            watcher::Event::Apply(pod) => {
                 known.insert(pod.metadata.name.clone().unwrap_or_default(), json!(pod));
             }
-            Ok(watcher::Event::Delete(pod)) => {
+            watcher::Event::Delete(pod) => {
                 known.remove(&pod.metadata.name.unwrap_or_default());
             }
-            // The API server is away: the watch begins anew.
-            Err(_) => {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
         }
-        if matches!(known.len(), 0) && first.is_some() {
-            continue;
+        // Before the first Pod there is none to miss.
+        if !known.is_empty() || !seen.lock().unwrap().ever.is_empty() {
+            seen.lock().unwrap().look(&known);
         }
-        seen.lock().unwrap().look(&known);
         if let Some(first) = first.take() {
             let _ = first.send(());
         }
