@@ -9,6 +9,7 @@ use tokio::task::JoinHandle;
 use crate::kubelet;
 use crate::pods::{self, text};
 use crate::sets::Sets;
+use crate::workloads::Witness;
 use crate::world::World;
 
 /// A namespace of its own, whose Pods run.
@@ -64,6 +65,11 @@ impl Field {
             },
         });
         self.make(name, template, json!("100%"), &spec).await
+    }
+
+    /// One who watches the CloneSet's Pods from now on.
+    pub async fn witness(&self, set: &str) -> Witness {
+        Witness::new(self.pods(), &format!("app={set}")).await
     }
 
     /// Accepted writes of the manager in this namespace: verb, resource with subresource, name.

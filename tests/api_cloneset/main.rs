@@ -4,6 +4,7 @@
 mod apart;
 mod costs;
 mod deletion;
+mod dies;
 mod document;
 mod errors;
 mod field;
@@ -12,9 +13,11 @@ mod history;
 mod kubelet;
 mod life;
 mod locked;
+mod lost;
 mod manuals;
 mod on_delete;
 mod order;
+mod proxy;
 mod refused;
 mod scale;
 mod standing;
@@ -28,4 +31,4 @@ mod update;
 #[allow(dead_code, reason = "the controllers' other tests use the rest of it")]
 mod world;
 
-use support::{connect, manager, pods, sets, waits};
+use support::{connect, manager, pods, sets, waits, workloads};

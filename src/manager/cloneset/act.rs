@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::known::CONFIRM;
 use super::memory::Memory;
 use super::observe::{claim_at, job_at, pod_at, set_at};
-use super::plan::{Act, Outcome, Why};
+use super::plan::{Act, Outcome, Why, hand_over};
 use super::report::Tally;
 use super::{Work, history};
 use crate::api::cloneset::CloneSet;
@@ -60,12 +60,10 @@ pub async fn carry_out(work: &Work<'_>, acts: Vec<Act>, memory: &mut Memory) -> 
                 None => break,
             }
         }
-        let Some(outcomes) = running.next().await else {
+        let Some((act, result)) = running.next().await else {
             break;
         };
-        for (act, result) in outcomes {
-            done.note(work, &act, result, memory);
-        }
+        done.note(work, &act, result, memory);
     }
     memory.made(done.made, done.refused, AT_ONCE);
     done
@@ -141,15 +139,18 @@ pub async fn alive(work: &Work<'_>) -> Result<bool, Error> {
     }))
 }
 
-/// Does one act, and what belongs to it.
-async fn one(work: &Work<'_>, act: Act) -> Vec<(Act, Result<(), Error>)> {
+/// Does one act.
+async fn one(work: &Work<'_>, act: Act) -> (Act, Result<(), Error>) {
     // The semaphore is never closed.
     let _permit = work.writes.acquire().await;
     let result = match &act {
         Act::CreatePod { name, pod, claims } => create_pod(work, name, pod, claims).await,
         Act::DeletePod {
-            uid, name, version, ..
-        } => delete_pod(work, uid, name, version.as_deref()).await,
+            uid,
+            name,
+            version,
+            claims,
+        } => delete_pod(work, uid, name, version.as_deref(), claims).await,
         Act::PatchPod {
             uid, name, writes, ..
         } => patch_pod(work, uid, name, writes).await,
@@ -160,19 +161,7 @@ async fn one(work: &Work<'_>, act: Act) -> Vec<(Act, Result<(), Error>)> {
         Act::LabelRevision { name, label } => history::label(work, name, label).await,
         Act::PatchSet(patch) => patch_set(work, patch).await,
     };
-    let claims = match (&act, &result) {
-        (Act::DeletePod { claims, .. }, Ok(())) => claims.clone(),
-        _ => Vec::new(),
-    };
-    let mut outcomes = vec![(act, result)];
-    for name in claims {
-        let uid = work.index().claims.get(&work.key(&name)).map(|c| c.uid.clone());
-        let uid = uid.unwrap_or_default();
-        if let Err(error) = delete_claim(work, &name, &uid).await {
-            outcomes.push((Act::DeleteClaim { name, uid }, Err(error)));
-        }
-    }
-    outcomes
+    (act, result)
 }
 
 fn keep_pod(work: &Work<'_>, stored: &RawPod) {
@@ -255,17 +244,25 @@ pub async fn look_up_claim(work: &Work<'_>, name: &str) -> Result<Option<ClaimVi
     Ok(view)
 }
 
-async fn delete_pod(work: &Work<'_>, uid: &str, name: &str, version: Option<&str>) -> Result<(), Error> {
-    match write::delete_seen(&work.api::<RawPod>(), name, Some(uid), version).await {
-        Ok(()) => work.index().pods.doom(&work.key(name), uid, Instant::now()),
-        Err(error) => {
-            if error.conflict() {
-                look_up_pod(work, name).await?;
-            }
-            return Err(error);
-        }
+async fn delete_pod(
+    work: &Work<'_>,
+    uid: &str,
+    name: &str,
+    version: Option<&str>,
+    claims: &[String],
+) -> Result<(), Error> {
+    for claim in claims {
+        patch_claim(work, claim, &hand_over(name, uid)).await?;
     }
-    Ok(())
+    let key = work.key(name);
+    let deleted = write::delete_seen(&work.api::<RawPod>(), name, Some(uid), version).await;
+    match &deleted {
+        Ok(()) => work.index().pods.doom(&key, uid, Instant::now()),
+        Err(error) if error.conflict() => drop(look_up_pod(work, name).await?),
+        Err(error) if error.in_doubt() => work.index().pods.doubt(&key),
+        Err(_) => {}
+    }
+    deleted
 }
 
 async fn patch_pod(work: &Work<'_>, uid: &str, name: &str, writes: &[Write]) -> Result<(), Error> {
@@ -298,6 +295,9 @@ async fn not_patched(
         if error.not_found() && there.is_none_or(|pod| pod.uid != uid) {
             return Ok(());
         }
+    }
+    if error.in_doubt() {
+        work.index().pods.doubt(&work.key(name));
     }
     let begun = done.iter().any(|write| write.to != Target::Status);
     if !done.is_empty() && !begun && !error.retryable() {

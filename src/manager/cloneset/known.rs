@@ -2,7 +2,8 @@
 //!
 //! A watch is behind our writes. So an object that a write returned stands until the watch has brought it or a newer
 //! one, and one that we deleted counts as being deleted. What the watch has not confirmed within [`CONFIRM`] is to be
-//! read from the API server itself. Nothing ever waits for a confirmation.
+//! read from the API server itself, and so is at once what a write without an answer was about. Nothing ever waits for
+//! a confirmation.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -37,6 +38,8 @@ struct Item<T> {
     doomed: bool,
     /// Since when a write of ours is not confirmed by the watch.
     unseen: Option<Instant>,
+    /// A write of ours had no answer, so that this may be old.
+    doubtful: bool,
 }
 
 /// All objects of one kind. Those of a group are together, for they are looked at together.
@@ -58,9 +61,11 @@ impl<T> Known<T> {
     /// The watch brought an object. While a write of ours is not confirmed, an older version is no news; versions of
     /// one kind are numbers that grow, unless somebody restores a backup.
     pub fn watched(&mut self, key: &Key, at: At<T>) {
-        let (mut doomed, mut unseen) = (false, None);
+        let (mut doomed, mut unseen, mut doubtful) = (false, None, false);
         let version = number(&at.version);
         if let Some(known) = self.item(key) {
+            // This may be somebody else's write from before ours.
+            doubtful = known.doubtful && known.uid == at.uid;
             if known.unseen.is_some() && version < known.version {
                 return;
             }
@@ -69,6 +74,9 @@ impl<T> Known<T> {
             }
         }
         self.put(key, at, doomed, unseen);
+        if doubtful {
+            self.doubt(key);
+        }
     }
 
     /// The watch says that the object of that UID is gone.
@@ -97,6 +105,13 @@ impl<T> Known<T> {
         if let Some(known) = known.filter(|known| !known.deleting) {
             known.doomed = true;
             known.unseen = Some(now);
+        }
+    }
+
+    /// A write of ours had no answer: it may have been done.
+    pub fn doubt(&mut self, key: &Key) {
+        if let Some(known) = self.item_mut(key) {
+            known.doubtful = true;
         }
     }
 
@@ -129,11 +144,15 @@ impl<T> Known<T> {
         items.map(|(key, known)| (key, &known.object, known.doomed || known.deleting))
     }
 
-    /// Our writes in `group` that are not confirmed: those to read now, and how long the next one has still.
+    /// Our writes in `group` that are not confirmed: what is to be read now, and how long the next one has still.
     pub fn unconfirmed(&self, group: &str, now: Instant) -> (Vec<Key>, Option<Duration>) {
         let mut due = Vec::new();
         let mut next: Option<Duration> = None;
         for (key, known) in self.groups.get(group).into_iter().flatten() {
+            if known.doubtful {
+                due.push(key.clone());
+                continue;
+            }
             let Some(since) = known.unseen else { continue };
             match (since + CONFIRM).checked_duration_since(now) {
                 Some(left) if !left.is_zero() => next = Some(next.map_or(left, |n| n.min(left))),
@@ -159,6 +178,7 @@ impl<T> Known<T> {
             object: at.object,
             doomed,
             unseen,
+            doubtful: false,
         };
         if let Some(there) = self.group_of.get(key).filter(|group| ***group == *at.group)
             && let Some(items) = self.groups.get_mut(there)
@@ -269,6 +289,29 @@ mod tests {
         known.watched(&key, at("a", "22", "g", false));
         known.watched(&key, at("a", "5", "g", false));
         assert_eq!(told(&known, "g"), ["a@5"], "from a backup");
+    }
+
+    #[test]
+    fn what_a_write_without_an_answer_was_about_is_read_at_once() {
+        let (mut known, key, now) = (Known::default(), Key::namespaced("n", "p"), Instant::now());
+        known.doubt(&key);
+        known.watched(&key, at("a", "20", "g", false));
+        assert_eq!(known.unconfirmed("g", now), (vec![], None));
+        known.doubt(&key);
+        known.watched(&key, at("a", "21", "g", false));
+        assert_eq!(known.unconfirmed("g", now), (vec![key.clone()], None));
+        known.read(&key, Some(at("a", "22", "g", false)), now);
+        assert_eq!(known.unconfirmed("g", now), (vec![], Some(CONFIRM)));
+        known.doubt(&key);
+        known.wrote(&key, at("a", "23", "g", false), now);
+        assert_eq!(known.unconfirmed("g", now), (vec![], Some(CONFIRM)), "answered");
+        known.doubt(&key);
+        known.watched(&key, at("b", "24", "g", false));
+        assert_eq!(
+            known.unconfirmed("g", now),
+            (vec![], None),
+            "another of the same name"
+        );
     }
 
     #[test]

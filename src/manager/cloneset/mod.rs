@@ -188,7 +188,7 @@ async fn pass(work: &Work<'_>, memory: &mut Memory, word: &mut &'static str) -> 
     memory.forget(generation, &work.set.spec.volume_claim_templates, now);
     let begin = Instant::now();
     let seen = work.index().belongings(work.set, &work.uid);
-    memory.left.settle(&seen.pods, &seen.claims);
+    memory.left.settle(&seen.pods);
     let gathered = begin.elapsed();
     let history = history::settle(work, &seen.revisions, memory).await;
     let begin = Instant::now();
@@ -221,7 +221,8 @@ fn until(at: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO)
 }
 
-/// Reads from the API server itself what we wrote and the watch has not brought in all that time.
+/// Reads from the API server itself what we wrote and the watch has not brought in all that time, and what we may have
+/// written.
 async fn look_up(work: &Work<'_>) -> Result<(), Error> {
     let now = Instant::now();
     let (pods, claims, jobs, revisions) = {
@@ -234,7 +235,7 @@ async fn look_up(work: &Work<'_>) -> Result<(), Error> {
         )
     };
     for key in pods {
-        tracing::warn!(set = %work.name, pod = key.name, "the watch has not shown our write; reading the Pod");
+        tracing::warn!(set = %work.name, pod = key.name, "what our write came to is not known; reading the Pod");
         act::look_up_pod(work, &key.name).await?;
     }
     for key in claims {
@@ -268,6 +269,7 @@ fn observed(work: &Work<'_>, seen: Belongings, history: &History, memory: &Memor
         revisions: history.observed(&seen.pods),
         pods: seen.pods,
         claims: seen.claims,
+        given: seen.given,
         current: history.current.clone(),
         update: history.update.clone(),
         template: history.template.clone(),

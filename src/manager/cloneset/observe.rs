@@ -1,6 +1,6 @@
 //! What is known of all CloneSets and what belongs to them, by owner, so that a look costs what that one has.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use super::known::{At, Known};
 use super::plan::Claim;
 use crate::api::cloneset::CloneSet;
 use crate::api::image_pull_job::ImagePullJob;
+use crate::api::keys;
 use crate::cluster::{Change, Key};
 use crate::in_place::Pod;
 use crate::manager::Stores;
@@ -38,6 +39,8 @@ pub struct Belongings {
     pub pods: Vec<Arc<Pod>>,
     /// Its claims.
     pub claims: Vec<Claim>,
+    /// Names of the claims that its Pods own, by the Pod's UID, without those that go.
+    pub given: BTreeMap<String, Vec<String>>,
     /// Its revisions, and those of nobody that it selects; in no order.
     pub revisions: Vec<Arc<RevisionView>>,
     /// Names of its jobs, without those that go.
@@ -159,6 +162,7 @@ impl Index {
         Belongings {
             pods: own.chain(strays).map(pod).collect(),
             claims: self.claims.of(uid).map(claim).filter(|c| !taken(c)).collect(),
+            given: self.given(set, uid),
             revisions: revisions
                 .filter(|(.., going)| !going)
                 .map(|(_, view, _)| Arc::clone(view))
@@ -170,6 +174,21 @@ impl Index {
                 .map(|(key, ..)| key.name.clone())
                 .collect(),
         }
+    }
+
+    /// Names of the claims that Pods of the CloneSet own, but for those that were never its own.
+    fn given(&self, set: &CloneSet, uid: &str) -> BTreeMap<String, Vec<String>> {
+        // Each Pod is looked at, so not where there is nothing to find.
+        let any = !set.spec.volume_claim_templates.is_empty();
+        let pods = self.pods.of(uid).filter(|_| any);
+        let names = |pod: &Pod| {
+            let id = pod.labels.get(keys::CLONESET_INSTANCE_ID);
+            let claims = self.claims.of(&pod.uid);
+            let once_ours = claims.filter(|(_, claim, going)| !going && Some(&claim.instance) == id);
+            once_ours.map(|(key, ..)| key.name.clone()).collect::<Vec<_>>()
+        };
+        let given = pods.map(|(_, pod, _)| (pod.uid.clone(), names(pod)));
+        given.filter(|(_, names)| !names.is_empty()).collect()
     }
 
     /// How long it is until a write of ours has to be looked up, if one is not confirmed.
@@ -324,5 +343,48 @@ impl Index {
             Said::Job(change) => self.job(change, &mut wake),
         }
         wake
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn claims_that_were_a_pod_s_own_from_the_beginning_are_not_ours_to_take_back() {
+        let mut index = Index::default();
+        let pod = Pod::of(&json!({ "metadata": {
+            "name": "s-abcde", "namespace": "n", "uid": "pod", "resourceVersion": "1",
+            "labels": { (keys::CLONESET_INSTANCE_ID): "abcde" },
+            "ownerReferences": [{ "uid": "set", "controller": true }],
+        } }));
+        let key = Key::namespaced("n", "s-abcde");
+        index.pods.watched(&key, pod_at(&key, Arc::new(pod)));
+        // The second is of an ephemeral volume.
+        for (name, instance) in [("data-s-abcde", "abcde"), ("s-abcde-scratch", "")] {
+            let (name, instance) = (name.to_owned(), instance.to_owned());
+            let view = ClaimView {
+                resource_version: "1".to_owned(),
+                owner: Some("pod".to_owned()),
+                claim: Claim {
+                    name: name.clone(),
+                    instance,
+                    ..Claim::default()
+                },
+            };
+            index
+                .claims
+                .watched(&Key::namespaced("n", &name), claim_at(&view));
+        }
+        let set = json!({ "metadata": { "name": "s", "namespace": "n" }, "spec": {
+            "selector": {}, "template": {}, "volumeClaimTemplates": [{ "metadata": { "name": "data" } }],
+        } });
+        let set: CloneSet = serde_json::from_value(set).unwrap();
+        let given = index.belongings(&set, "set").given;
+        let data = vec!["data-s-abcde".to_owned()];
+        assert_eq!(given, BTreeMap::from([("pod".to_owned(), data)]));
     }
 }

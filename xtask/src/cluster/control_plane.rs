@@ -28,6 +28,8 @@ const MARK: &str = "audit-mark-";
 pub struct Options {
     /// Run kube-controller-manager, so that service accounts, garbage collection, EndpointSlices and more work.
     pub controllers: bool,
+    /// Which of its controllers, as `NAME,…`; empty for all that it runs by default.
+    pub only: &'static str,
     /// Run kube-scheduler.
     pub scheduler: bool,
     /// Feature gates of the API server, as `NAME=true,…`; empty for its own defaults.
@@ -111,7 +113,11 @@ impl ControlPlane {
         apiserver.start()?;
         let mut controller_manager = options
             .controllers
-            .then(|| managers::controller_manager(cache, &sandbox, &certs, &admin, ports.controller_manager));
+            .then(|| managers::controller_manager(cache, &sandbox, &certs, &admin, ports.controller_manager))
+            .map(|manager| match options.only {
+                "" => manager,
+                only => manager.args([format!("--controllers={only}")]),
+            });
         let mut scheduler = options
             .scheduler
             .then(|| managers::scheduler(cache, &sandbox, &admin, ports.scheduler));

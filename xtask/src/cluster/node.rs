@@ -140,7 +140,7 @@ impl Node {
         let all = Options {
             controllers: true,
             scheduler: true,
-            gates: "",
+            ..Options::default()
         };
         let plane = ControlPlane::start_in(&cache, sandbox, &ports, all)?;
         let mut kubelet = kubelet::kubelet(&cache, &plane, &runtime.network)?;

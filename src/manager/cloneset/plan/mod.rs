@@ -25,8 +25,8 @@
 //! marked for deletion takes its place first among those to update, so that no other is taken for it; a Pod that is
 //! unavailable anyway is updated also while Pods are missing; claims that no Pod has wait for no Pod that is going;
 //! claims without an id are nobody's; claims of a Pod that is refused stay for the next try, which has the same name;
-//! a claim that could not be deleted with its Pod is nobody else's, and is deleted later; volumes keep the order of
-//! their templates; keys that are removed, or the first of their map, are seen as environment; a last batch of
+//! claims are given to their Pod before it is deleted, so that they go with it and to nobody else, whatever happens in
+//! between; volumes keep the order of their templates; keys that are removed, or the first of their map, are seen as environment; a last batch of
 //! resources is done; a Pod prepared for an update that it is not to have any more goes back, also when it was
 //! prepared for a roll-back; a Pod in use is held by none of our keys; a Pod whose deletion is cancelled in mid-update
 //! goes on with the update; a registry's port is no tag; resizing and updating do not collide; what is marked for
@@ -62,6 +62,7 @@ pub use types::{
     Act, Claim, Event, Failure, LeftOver, Observed, Outcome, Plan, Revision, Subject, Switches, Template, Why,
 };
 use view::{Draft, View};
+pub use volumes::hand_over;
 
 /// What to do at `now` about a CloneSet that is not being deleted, given what is observed of it. The same observation
 /// gives the same plan.
@@ -89,6 +90,7 @@ const PATCHES: usize = 500;
 fn work(view: &View<'_>, early: bool, draft: &mut Draft) {
     let claims = volumes::clean_up(view, draft);
     let scaled = early || scale::scale(view, &claims, draft);
+    volumes::take_back(view, draft);
     let mut pending: BTreeMap<String, Pending> = BTreeMap::new();
     let mut room = PATCHES;
     for pod in &view.pods {

@@ -1,6 +1,6 @@
 //! What the plan is given, and what it says.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -20,6 +20,8 @@ pub struct Observed {
     pub pods: Vec<Arc<Pod>>,
     /// The claims that it owns.
     pub claims: Vec<Claim>,
+    /// Names of the claims that its Pods own, by the Pod's UID, without those that are being deleted.
+    pub given: BTreeMap<String, Vec<String>>,
     /// Its revisions, the oldest first. Those named below are among them, unless there are none at all.
     pub revisions: Vec<Arc<Revision>>,
     /// Name of the revision that Pods had before the update.
@@ -128,38 +130,27 @@ pub struct LeftOver {
     /// Names of Pods that were to be made, and until when they may turn up where it is not known that they were refused.
     /// Their claims may be there, and hold nothing yet.
     pub pods: BTreeMap<String, Option<Timestamp>>,
-    /// UIDs of claims that were to be deleted.
-    pub claims: BTreeSet<String>,
 }
 
 impl LeftOver {
     /// Takes note of what an act came to.
     pub fn note(&mut self, act: &Act, outcome: Outcome) {
-        match act {
-            Act::CreatePod { name, .. } => {
-                self.pods.remove(name);
-                match outcome {
-                    Outcome::Over => {}
-                    Outcome::Refused => self.pods.extend([(name.clone(), None)]),
-                    Outcome::Unknown(until) => self.pods.extend([(name.clone(), Some(until))]),
-                }
-            }
-            Act::DeleteClaim { uid, .. } => {
-                self.claims.remove(uid);
-                self.claims
-                    .extend((outcome != Outcome::Over).then(|| uid.clone()));
-            }
-            _ => {}
+        let Act::CreatePod { name, .. } = act else {
+            return;
+        };
+        self.pods.remove(name);
+        match outcome {
+            Outcome::Over => {}
+            Outcome::Refused => self.pods.extend([(name.clone(), None)]),
+            Outcome::Unknown(until) => self.pods.extend([(name.clone(), Some(until))]),
         }
     }
 
-    /// Forgets what is done, or not to be done any more, by what is there now.
-    pub fn settle(&mut self, pods: &[Arc<Pod>], claims: &[Claim]) {
+    /// Forgets the Pods that are there now.
+    pub fn settle(&mut self, pods: &[Arc<Pod>]) {
         for pod in pods {
             self.pods.remove(&pod.name);
         }
-        self.claims
-            .retain(|uid| claims.iter().any(|claim| claim.uid == *uid && !claim.deleting));
     }
 }
 
@@ -225,7 +216,8 @@ pub enum Act {
         /// The claims that are missing.
         claims: Vec<Value>,
     },
-    /// Delete a Pod, and then its claims. A claim that cannot be deleted is a [`Self::DeleteClaim`] that failed.
+    /// Give its claims to a Pod ([`hand_over`](super::hand_over)), so that they go with it, then delete it. The first
+    /// write that fails ends the act.
     DeletePod {
         /// Which.
         uid: String,
@@ -233,7 +225,7 @@ pub enum Act {
         name: String,
         /// The version that it must have, where a hook could come onto it meanwhile.
         version: Option<String>,
-        /// Names of its claims.
+        /// Names of its claims that are not its own yet.
         claims: Vec<String>,
     },
     /// Patch a Pod, one write after the other; the first that fails ends the act.

@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 use super::create::{self, owner};
-use super::types::Act;
+use super::types::{Act, Subject};
 use super::view::{Draft, View};
 use crate::api::cloneset::texts;
 use crate::api::keys;
+use crate::api::lifecycle::LifecycleStateType as State;
 use crate::in_place::Pod;
 
 /// Names of the claims that stay. Where claims are not reused, those of Pods that are gone are deleted, and those
@@ -37,11 +38,8 @@ pub(super) fn clean_up<'a>(view: &View<'a>, draft: &mut Draft) -> BTreeSet<&'a s
         let (name, uid, id) = (claim.name.clone(), claim.uid.clone(), claim.instance.as_str());
         let stays = reuse || id.is_empty() || tried.contains(&id);
         match pods.get(id) {
-            _ if view.observed.left.claims.contains(&uid) => {
-                draft.act(view, Act::DeleteClaim { name, uid });
-            }
             Some(pod) if !stays && !pod.active() => {
-                let patch = hand_over(pod);
+                let patch = hand_over(&pod.name, &pod.uid);
                 draft.act(view, Act::PatchClaim { name, patch });
             }
             None if !stays => {
@@ -55,19 +53,46 @@ pub(super) fn clean_up<'a>(view: &View<'a>, draft: &mut Draft) -> BTreeSet<&'a s
     kept
 }
 
-/// Makes a Pod the one owner of a claim.
-fn hand_over(pod: &Pod) -> Value {
+/// The merge patch that makes a Pod the one owner of a claim, so that the garbage collector deletes the claim once the
+/// Pod is gone.
+#[must_use]
+pub fn hand_over(name: &str, uid: &str) -> Value {
     json!({ "metadata": { "ownerReferences": [{
         "apiVersion": "v1",
         "kind": "Pod",
-        "name": pod.name,
-        "uid": pod.uid,
+        "name": name,
+        "uid": uid,
         "controller": true,
         "blockOwnerDeletion": true,
     }]}})
 }
 
-/// Names of all claims of a Pod, which go with it when we delete it.
+/// Takes back the claims of Pods that were to be deleted and are not: somebody else's deletion is not to take them along.
+pub(super) fn take_back(view: &View<'_>, draft: &mut Draft) {
+    if view.observed.given.is_empty() {
+        return;
+    }
+    for pod in &view.pods {
+        let goes = pod.specified || pod.state == State::PreparingDelete || draft.touched(pod);
+        let Some(claims) = view.observed.given.get(&pod.uid).filter(|_| !goes) else {
+            continue;
+        };
+        // Its deletion may be tried again.
+        if let Some(until) = view.delayed(&Subject::Pod(pod.uid.clone())) {
+            draft.wake_at(until);
+            continue;
+        }
+        for name in claims {
+            let (name, patch) = (
+                name.clone(),
+                json!({ "metadata": { "ownerReferences": [owner(view)] } }),
+            );
+            draft.act(view, Act::PatchClaim { name, patch });
+        }
+    }
+}
+
+/// Names of the claims that are to be given to a Pod before it is deleted.
 pub(super) fn of_pod(view: &View<'_>, pod: &Pod) -> Vec<String> {
     let id = pod
         .labels

@@ -4,8 +4,8 @@ use jiff::ToSpan;
 use serde_json::{Value, json};
 
 use super::world::{World, patch};
-use crate::manager::cloneset::plan::types::LeftOver;
-use crate::manager::cloneset::plan::{Act, Failure, Outcome};
+use crate::api::keys;
+use crate::manager::cloneset::plan::{Act, Failure, LeftOver, Outcome, hand_over};
 
 /// How an act fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,16 +41,14 @@ impl World {
                 }
                 (Some(act.clone()), Outcome::Unknown(sure))
             }
-            (Some(Fault::HalfDone), Act::DeletePod { name, claims, .. }) => {
-                self.delete(name);
-                for name in claims {
-                    let act = Act::DeleteClaim {
-                        name: name.clone(),
-                        uid: name.clone(),
-                    };
-                    self.fail(&act, Outcome::Refused);
-                }
-                (None, Outcome::Over)
+            (
+                Some(Fault::HalfDone),
+                Act::DeletePod {
+                    uid, name, claims, ..
+                },
+            ) => {
+                self.give(claims, name, uid);
+                (Some(act.clone()), Outcome::Refused)
             }
             (Some(Fault::HalfDone), Act::PatchPod { name, writes, .. }) => {
                 let pod = self.pods.get_mut(name).unwrap();
@@ -79,6 +77,13 @@ impl World {
         self.failures.insert(act.subject(), failure);
     }
 
+    /// Gives claims to a Pod.
+    fn give(&mut self, claims: &[String], name: &str, uid: &str) {
+        for claim in claims {
+            json_patch::merge(self.claims.get_mut(claim).unwrap(), &hand_over(name, uid));
+        }
+    }
+
     /// Makes those that are missing; whether the Pod can have them all.
     fn make_claims(&mut self, claims: &[Value]) -> bool {
         for claim in claims {
@@ -97,9 +102,13 @@ impl World {
             Act::CreatePod { name, pod, claims } => {
                 return self.make_claims(claims) && self.create(name, pod.clone());
             }
-            Act::DeletePod { name, claims, .. } => {
+            Act::DeletePod {
+                uid, name, claims, ..
+            } => {
+                self.give(claims, name, uid);
+                let id = self.pods[name]["metadata"]["labels"][keys::CLONESET_INSTANCE_ID].as_str();
+                self.spent.extend(id.map(str::to_owned));
                 self.delete(name);
-                claims.iter().for_each(|claim| self.delete_claim(claim));
             }
             Act::PatchPod {
                 uid, name, writes, ..
@@ -132,6 +141,13 @@ impl World {
         true
     }
 
+    /// The manager dies, and another one begins: what was only remembered is lost.
+    pub fn restart(&mut self) {
+        self.left = LeftOver::default();
+        self.failures.clear();
+        self.unseen.clear();
+    }
+
     /// The watch shows everything, and what was to go is gone.
     pub fn catch_up(&mut self) {
         (self.slow, self.failing) = (false, 0);
@@ -143,9 +159,6 @@ impl World {
     /// Forgets what is done, as each pass begins.
     pub fn settle_left(&mut self) {
         let observed = self.observe();
-        let LeftOver { pods, claims } = &self.left;
-        if !pods.is_empty() || !claims.is_empty() {
-            self.left.settle(&observed.pods, &observed.claims);
-        }
+        self.left.settle(&observed.pods);
     }
 }

@@ -22,6 +22,8 @@ pub(super) enum Happening {
     Specified(u8),
     ToDelete(u8),
     Failing(u8),
+    /// The manager dies, and another one begins.
+    Restart,
     /// What is deleted takes its time from now on, or no more.
     Slow(bool),
     /// Somebody makes a Pod that the selector picks.
@@ -72,6 +74,7 @@ pub(super) fn happening() -> impl Strategy<Value = Happening> {
         1 => n().prop_map(Specified),
         1 => n().prop_map(ToDelete),
         2 => n().prop_map(Failing),
+        1 => Just(Restart),
         1 => any::<bool>().prop_map(Slow),
         1 => Just(Stray),
         1 => n().prop_map(Foreign),
@@ -151,6 +154,7 @@ pub(super) fn happen(world: &mut World, happening: &Happening) {
             let faults = [Fault::Refused, Fault::HalfDone, Fault::Lost];
             (world.failing, world.fault) = (usize::from(*n % 4), faults[usize::from(n / 4 % 3)]);
         }
+        Happening::Restart => world.restart(),
         other => others(world, other),
     }
 }

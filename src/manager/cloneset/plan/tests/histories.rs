@@ -137,7 +137,11 @@ fn reached(world: &World) {
             let claim = pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"]
                 .as_str()
                 .unwrap();
-            assert!(world.claims.contains_key(claim), "a Pod lacks its claim");
+            let owner = &world.claims[claim]["metadata"]["ownerReferences"][0]["uid"];
+            assert_eq!(
+                owner, "set",
+                "a claim would go with its Pod, whoever deletes that"
+            );
         }
     }
     no_claim_is_left(world, &observed);
@@ -150,8 +154,16 @@ fn reached(world: &World) {
     }
 }
 
-/// Every claim is a Pod's, unless claims are kept for later ones.
+/// Every claim is a Pod's, unless claims are kept for later ones: of Pods that the CloneSet did not delete.
 fn no_claim_is_left(world: &World, observed: &Observed) {
+    for claim in world.claims.values() {
+        let id = &claim["metadata"]["labels"][keys::CLONESET_INSTANCE_ID];
+        let id = id.as_str().unwrap();
+        assert!(
+            !world.spent.contains(id),
+            "its Pod was deleted, and it was not: {claim}"
+        );
+    }
     let strategy = observed.set.spec.scale_strategy.as_ref();
     if strategy.is_some_and(|s| s.enable_pvc_reuse) {
         return;

@@ -174,7 +174,7 @@ impl Pass<'_> {
         let of_pod = |id: &str| observed.pods.iter().any(|pod| pod.name == format!("s-{id}"));
         let going = |id: &str| {
             let mut of = observed.claims.iter().filter(|claim| claim.instance == id);
-            of.any(|claim| claim.deleting || observed.left.claims.contains(&claim.uid))
+            of.any(|claim| claim.deleting)
         };
         let mut ids = observed.claims.iter().map(|claim| claim.instance.as_str());
         let idle = ids.find(|id| !of_pod(id) && !going(id));

@@ -102,24 +102,57 @@ fn claims_of_a_pod_that_may_turn_up_stay_for_a_while() {
     assert_eq!(world.claims.len(), 0);
 }
 
+/// Two Pods, of which one was to be deleted and is not, but its claim is its own already.
+fn half_deleted(reuse: bool) -> World {
+    let mut world = two(Fault::HalfDone);
+    world.failing = 0;
+    world.edit(&json!({ "scaleStrategy": { "enablePVCReuse": reuse } }));
+    settle(&mut world);
+    world.edit(&json!({ "replicas": 1 }));
+    world.failing = 1;
+    world.reconcile();
+    assert_eq!((world.pods.len(), world.claims.len()), (2, 2));
+    assert_eq!(world.observe().given.len(), 1);
+    world
+}
+
 #[test]
-fn a_claim_that_outlives_its_pod_is_nobody_s_and_is_deleted_later() {
-    for reuse in [false, true] {
-        let mut world = two(Fault::HalfDone);
-        world.failing = 0;
-        world.edit(&json!({ "scaleStrategy": { "enablePVCReuse": reuse } }));
-        settle(&mut world);
+fn a_claim_goes_with_its_pod_whatever_happens_in_between() {
+    for (reuse, dies) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut world = half_deleted(reuse);
         let before: Vec<String> = world.claims.keys().cloned().collect();
-        world.edit(&json!({ "replicas": 1 }));
-        world.failing = 1;
-        world.reconcile();
-        assert_eq!((world.pods.len(), world.claims.len()), (1, 2));
-        world.edit(&json!({ "replicas": 2 }));
+        if dies {
+            world.restart();
+        }
         at_last(&mut world);
-        assert_eq!((world.pods.len(), world.claims.len()), (2, 2), "reuse {reuse}");
+        assert_eq!((world.pods.len(), world.claims.len()), (1, 1), "reuse {reuse}");
+        world.edit(&json!({ "replicas": 2 }));
+        settle(&mut world);
         let kept = before.iter().filter(|claim| world.claims.contains_key(*claim));
         assert_eq!(kept.count(), 1, "the other has another one's data");
-        assert!(world.left.claims.is_empty());
+    }
+}
+
+#[test]
+fn a_claim_of_a_pod_that_stays_after_all_is_taken_back() {
+    for dies in [false, true] {
+        let mut world = half_deleted(true);
+        world.edit(&json!({ "replicas": 2 }));
+        if dies {
+            world.restart();
+        }
+        let (pods, claims) = (world.pods.clone(), world.claims.len());
+        at_last(&mut world);
+        assert_eq!(
+            pods.keys().collect::<Vec<_>>(),
+            world.pods.keys().collect::<Vec<_>>()
+        );
+        assert!(world.observe().given.is_empty());
+        let gone = pods.keys().next().unwrap();
+        world.delete(gone);
+        settle(&mut world);
+        assert!(world.pods.contains_key(gone), "another takes the id over");
+        assert_eq!(world.claims.len(), claims);
     }
 }
 

@@ -42,6 +42,8 @@ pub struct World {
     /// Names of jobs that are being deleted.
     pub going: BTreeSet<String>,
     pub switches: Switches,
+    /// Ids of Pods that the CloneSet deleted; their claims are to go with them.
+    pub spent: BTreeSet<String>,
     made: u64,
 }
 
@@ -68,6 +70,7 @@ impl World {
             slow: false,
             going: BTreeSet::new(),
             switches: Switches::default(),
+            spent: BTreeSet::new(),
             made: 0,
         };
         world.settle_revision();
@@ -160,6 +163,7 @@ impl World {
                 .map(claim)
                 .filter(|c| !taken(c))
                 .collect(),
+            given: self.given(),
             revisions: self.revisions.iter().cloned().map(Arc::new).collect(),
             current: if known { current } else { update.clone() },
             update,
@@ -172,6 +176,21 @@ impl World {
             switches: self.switches,
             seed: self.made,
         }
+    }
+
+    /// Names of the claims that Pods of ours own, by the Pod's UID.
+    fn given(&self) -> BTreeMap<String, Vec<String>> {
+        let mut given: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let owner = |object: &Value| object["metadata"]["ownerReferences"][0]["uid"].clone();
+        let ours = self.pods.values().filter(|pod| owner(pod) == "set");
+        for uid in ours.filter_map(|pod| pod["metadata"]["uid"].as_str()) {
+            let stay = self.claims.iter().filter(|(_, claim)| {
+                owner(claim) == uid && !claim["metadata"]["deletionTimestamp"].is_string()
+            });
+            let names: Vec<String> = stay.map(|(name, _)| name.clone()).collect();
+            given.extend((!names.is_empty()).then(|| (uid.to_owned(), names)));
+        }
+        given
     }
 
     /// One pass: plans and acts. Returns what was observed and planned.
