@@ -190,6 +190,17 @@ fn what_was_patched_in_between_may_come_yet_whatever_the_daemon_says() {
     kubelet.restart();
     kubelet.report();
     kubelet.waits("not seen");
+
+    let mut kubelet = Kubelet::new(true);
+    kubelet.daemon = true;
+    kubelet.update("main:2");
+    kubelet.sync();
+    kubelet.update("main:3");
+    kubelet.update("main:2");
+    kubelet.report();
+    kubelet.waits("not seen");
+    kubelet.sync();
+    assert!(kubelet.done() && kubelet.runs.0 == 1, "it stays");
 }
 
 #[derive(Clone, Debug)]
