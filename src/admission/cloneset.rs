@@ -3,6 +3,9 @@
 //! None of it is needed for a CloneSet to work: the manager asks for defaults itself where nobody did, and acts
 //! on no CloneSet that has [`mistakes`].
 
+use std::borrow::Cow;
+
+use json_patch::jsonptr::PointerBuf;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::{Value, json};
@@ -210,23 +213,51 @@ pub(super) fn keeps_pods(object: &Value) -> bool {
     object["spec"]["updateStrategy"]["rollingUpdate"]["podUpdatePolicy"] == "InPlaceOnly"
 }
 
-/// Changes between two Pod specs with defaults that cannot be made in a Pod, as JSON pointers.
+/// How many changes are told: each repeats all the keys around it, and these may be as long as an object.
+const TOLD: usize = 8;
+
+/// Changes between two Pod specs with defaults that cannot be made in a Pod, the first few, as JSON pointers.
 fn needs_new_pod(before: &Value, after: &Value) -> Vec<String> {
-    use json_patch::PatchOperation::Replace;
-    let changes = json_patch::diff(before, after).0;
-    let fixed = changes.into_iter().filter(|change| {
-        let path = change.path().to_string();
-        !(matches!(change, Replace(_)) && changes_in_place(&path))
-    });
-    fixed.map(|change| change.path().to_string()).collect()
+    let mut found = Vec::new();
+    compare(Some(before), Some(after), &mut Vec::new(), &mut found);
+    found
+}
+
+fn compare<'a>(
+    before: Option<&'a Value>,
+    after: Option<&'a Value>,
+    path: &mut Vec<Cow<'a, str>>,
+    found: &mut Vec<String>,
+) {
+    let mut below = |key: Cow<'a, str>, before, after| {
+        path.push(key);
+        compare(before, after, path, found);
+        path.pop();
+    };
+    match (before, after) {
+        (Some(Value::Object(before)), Some(Value::Object(after))) => {
+            let added = after.keys().filter(|key| !before.contains_key(*key));
+            for key in before.keys().chain(added) {
+                below(key.into(), before.get(key), after.get(key));
+            }
+        }
+        (Some(Value::Array(before)), Some(Value::Array(after))) => {
+            for at in 0..before.len().max(after.len()) {
+                below(at.to_string().into(), before.get(at), after.get(at));
+            }
+        }
+        (before, after) if before == after || found.len() == TOLD => {}
+        (Some(_), Some(_)) if changes_in_place(path) => {}
+        _ => found.push(PointerBuf::from_tokens(path.iter().map(AsRef::<str>::as_ref)).to_string()),
+    }
 }
 
 /// Whether a field of a running Pod can be given another value.
-fn changes_in_place(path: &str) -> bool {
-    let steps: Vec<_> = path.split('/').collect();
+fn changes_in_place(path: &[Cow<str>]) -> bool {
+    let steps: Vec<&str> = path.iter().map(AsRef::as_ref).collect();
     match steps[..] {
-        ["", "containers", _, "image"] => true,
-        ["", "containers", _, "resources", of, what] => {
+        ["containers", _, "image"] => true,
+        ["containers", _, "resources", of, what] => {
             ["limits", "requests"].contains(&of) && ["cpu", "memory"].contains(&what)
         }
         _ => false,
