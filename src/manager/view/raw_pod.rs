@@ -1,19 +1,18 @@
 //! A Pod as the API server sends it, with every field, known to us or not.
 
-use std::borrow::Cow;
 use std::fmt;
 
-use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Resource;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-/// A Pod as the API server sends it. Only [`Resource::meta`] is typed, and holds no more than what names the object.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// A Pod as the API server sends it. Only its metadata is typed, and holds no more than what names the object.
+#[derive(kube::Resource, Clone, Debug, Default, PartialEq)]
+#[resource(inherit = Pod)]
 pub struct RawPod {
-    meta: ObjectMeta,
+    metadata: ObjectMeta,
     json: Value,
 }
 
@@ -28,14 +27,14 @@ impl RawPod {
 impl From<Value> for RawPod {
     fn from(json: Value) -> Self {
         let text = |key: &str| json["metadata"][key].as_str().map(str::to_owned);
-        let meta = ObjectMeta {
+        let metadata = ObjectMeta {
             name: text("name"),
             namespace: text("namespace"),
             uid: text("uid"),
             resource_version: text("resourceVersion"),
             ..ObjectMeta::default()
         };
-        Self { meta, json }
+        Self { metadata, json }
     }
 }
 
@@ -90,34 +89,11 @@ impl Serialize for RawPod {
     }
 }
 
-impl Resource for RawPod {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        "Pod".into()
-    }
-    fn group((): &()) -> Cow<'_, str> {
-        "".into()
-    }
-    fn version((): &()) -> Cow<'_, str> {
-        "v1".into()
-    }
-    fn plural((): &()) -> Cow<'_, str> {
-        "pods".into()
-    }
-    fn meta(&self) -> &ObjectMeta {
-        &self.meta
-    }
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.meta
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use kube::Resource;
     use serde_json::json;
 
     #[test]
