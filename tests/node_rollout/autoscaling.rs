@@ -12,6 +12,13 @@ async fn kubectl_scales_up_and_down() {
     let before = space.settled_set("web", json!({ "replicas": 1 })).await;
     space.kubectl(&["scale", "clone/web", "--current-replicas=1", "--replicas=3"]);
     assert_eq!(space.settled("web").await.replicas, 3);
+    // As `docs/cloneset.md` has it.
+    let reason = r#"--for=jsonpath={.status.conditions[?(@.type=="Progressing")].reason}=CloneSetAvailable"#;
+    let generation = space.kubectl(&["get", "clone/web", "--output=jsonpath={.metadata.generation}"]);
+    let told = format!("--for=jsonpath={{.status.observedGeneration}}={generation}");
+    for wait in [told.as_str(), reason] {
+        space.kubectl(&["wait", "clone/web", wait, "--timeout=60s"]);
+    }
     let path = format!(
         "/apis/apps.kruise.io/v1beta1/namespaces/{}/clonesets/web/scale",
         space.namespace

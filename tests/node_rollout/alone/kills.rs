@@ -5,8 +5,8 @@ use std::ops::Deref;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
-use xtask::cluster::Image;
 
+use super::fresh_image;
 use crate::pods::{container, identities, revision, runs, state};
 use crate::workloads::{Bed, Seen, Space, alone};
 
@@ -66,15 +66,6 @@ async fn moment(space: &Space<impl Deref<Target = Bed>>, image: &str, begun: usi
     pods.iter().any(updating)
 }
 
-/// An image like no other: kubelet makes a container wait that comes back with an image it had lately.
-fn image(space: &Space<impl Deref<Target = Bed>>, number: u32) -> String {
-    let name = format!("rollout/number-{number}:1");
-    let script = format!("trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done; : {number}");
-    let image = Image::busybox().script(&script);
-    space.bed.node.runtime.registry.push(&name, &image).unwrap();
-    name
-}
-
 /// Waits for the end of the rollout: the same Pods, each restarted once for each of the updates.
 async fn ended_right(
     space: &Space<impl Deref<Target = Bed>>,
@@ -123,7 +114,7 @@ async fn a_manager_that_dies_in_mid_rollout_is_followed_by_one_that_ends_it_righ
         if space.pods_of("web").await.values().all(|pod| runs(pod, &wanted)) {
             ended_right(&space, &wanted, &before, updates).await;
             updates += 1;
-            wanted = image(&space, updates);
+            wanted = fresh_image(&space, &format!("number-{updates}"));
             space.image("web", &wanted).await;
             space.image("new", &wanted).await;
         }

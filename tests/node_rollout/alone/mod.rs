@@ -3,3 +3,20 @@
 
 mod kills;
 mod outages;
+
+use std::ops::Deref;
+
+use xtask::cluster::Image;
+
+use crate::workloads::{Bed, Space};
+
+/// An image like no other, in this bed's registry: kubelet holds a container back for 10 s that comes back with an
+/// image it had lately.
+fn fresh_image(space: &Space<impl Deref<Target = Bed>>, name: &str) -> String {
+    let image = Image::busybox().script(&format!(
+        "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done; : {name}"
+    ));
+    let name = format!("rollout/{name}:1");
+    space.bed.node.runtime.registry.push(&name, &image).unwrap();
+    name
+}

@@ -7,6 +7,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use super::fresh_image;
 use crate::manager::Manager;
 use crate::pods::{container, identities, runs, state, text};
 use crate::programs::manager;
@@ -30,7 +31,8 @@ async fn a_rollout_goes_on_when_the_api_server_is_back() {
     amid(&space).await;
     space.bed.node.plane.apiserver.restart().unwrap();
     space.settled("web").await;
-    space.image("web", "kruise-test/term:1").await;
+    let last = fresh_image(&space, "back");
+    space.image("web", &last).await;
     amid(&space).await;
     space.bed.node.plane.apiserver.kill().unwrap();
     // Longer than a Lease lasts.
@@ -40,7 +42,7 @@ async fn a_rollout_goes_on_when_the_api_server_is_back() {
     let pods = space.pods_of("web").await;
     assert_eq!(identities(pods.values()), before);
     for pod in pods.values() {
-        assert!(runs(pod, "kruise-test/term:1"), "{pod}");
+        assert!(runs(pod, &last), "{pod}");
         assert_eq!(
             container(pod, "app").restarts,
             2,
@@ -109,7 +111,7 @@ async fn a_leader_that_was_stopped_and_lost_the_lease_writes_nothing_more() {
         .until_pods("many", "all of them", |pods| pods.len() >= 200)
         .await;
     // There is work when it wakes up.
-    space.image("web", "kruise-test/term:1").await;
+    space.image("web", &fresh_image(&space, "woken")).await;
     space.edit("many", json!({ "spec": { "replicas": 180 } })).await;
     amid(&space).await;
     let woken = Timestamp::now();
