@@ -3,9 +3,8 @@
 use k8s_openapi::api::core::v1::Pod;
 use kruise::api::in_place::{RuntimeContainerMeta, RuntimeContainerMetaSet};
 use kube::ResourceExt;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
-use xtask::cluster::NODE_NAME;
 
 use crate::bed::{Bed, Test, statuses};
 
@@ -97,12 +96,15 @@ impl<G: std::ops::Deref<Target = Bed>> Told for Test<G> {
     async fn make(&self, name: &str, containers: Value, metadata: Value) -> Pod {
         let mut own =
             json!({"labels": {"ver": "v1"}, "annotations": {"cfg": "1", "kruise.io/sidecarset-hash": "{}"}});
+        own["name"] = json!(name);
         json_patch::merge(&mut own, &metadata);
-        create(self, name, containers, own).await
+        self.make_pod(own, containers, json!({})).await
     }
 
-    async fn bare(&self, name: &str, metadata: Value) -> Pod {
-        create(self, name, json!([container("main", &[])]), metadata).await
+    async fn bare(&self, name: &str, mut metadata: Value) -> Pod {
+        metadata["name"] = json!(name);
+        self.make_pod(metadata, json!([container("main", &[])]), json!({}))
+            .await
     }
 
     async fn told(
@@ -169,30 +171,4 @@ impl<G: std::ops::Deref<Target = Bed>> Told for Test<G> {
         let text = std::fs::read_to_string(self.log.join(file)).unwrap();
         text.lines().map(str::to_owned).collect()
     }
-}
-
-async fn create<G: std::ops::Deref<Target = Bed>>(
-    test: &Test<G>,
-    name: &str,
-    mut containers: Value,
-    metadata: Value,
-) -> Pod {
-    for container in containers.as_array_mut().unwrap() {
-        container["volumeMounts"] = json!([{"name": "log", "mountPath": "/log"}]);
-        container["imagePullPolicy"] = json!("IfNotPresent");
-    }
-    let mut pod = json!({"metadata": metadata, "spec": {
-        "nodeName": NODE_NAME, "containers": containers, "volumes": [{"name": "log", "hostPath": {"path": test.log}}],
-    }});
-    pod["metadata"]["name"] = json!(name);
-    let pod = serde_json::from_value(pod).unwrap();
-    test.api::<Pod>()
-        .create(&PostParams::default(), &pod)
-        .await
-        .unwrap();
-    let ready = |pod: &Pod| {
-        let statuses = statuses(pod);
-        !statuses.is_empty() && statuses.values().all(|status| status.ready)
-    };
-    test.follow(name, "all containers ready", ready).await.0
 }

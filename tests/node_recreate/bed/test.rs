@@ -1,7 +1,6 @@
 //! A namespace of one test, to make things in and to ask what happened.
 
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,10 +11,10 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kruise::api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus,
 };
-use kube::Client;
+use kruise::cluster::write::Object;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use kube::core::NamespaceResourceScope;
+use kube::{Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 use xtask::cluster::NODE_NAME;
@@ -25,6 +24,10 @@ use crate::connect::connect;
 use crate::waits::{self, named};
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+/// Objects of a namespace.
+pub trait Kind: Object + Resource<Scope = NamespaceResourceScope> + Send + 'static {}
+impl<K: Object + Resource<Scope = NamespaceResourceScope> + Send + 'static> Kind for K {}
 
 /// A namespace of its own on the shared node.
 pub struct Test<G> {
@@ -59,10 +62,7 @@ impl<G: std::ops::Deref<Target = Bed>> Test<G> {
         test
     }
 
-    pub fn api<K>(&self) -> Api<K>
-    where
-        K: kube::Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>,
-    {
+    pub fn api<K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>>(&self) -> Api<K> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
@@ -72,37 +72,19 @@ impl<G: std::ops::Deref<Target = Bed>> Test<G> {
     }
 
     /// Follows one object until `wanted` says that it is as it should be; returns it, and every version seen.
-    pub async fn follow<K>(&self, name: &str, what: &str, wanted: impl Fn(&K) -> bool) -> (K, Vec<K>)
-    where
-        K: kube::Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>
-            + Clone
-            + Debug
-            + DeserializeOwned
-            + Serialize
-            + Send
-            + 'static,
-    {
+    pub async fn follow<K: Kind>(&self, name: &str, what: &str, wanted: impl Fn(&K) -> bool) -> (K, Vec<K>) {
         self.follow_from(name, what, wanted, async {}).await.0
     }
 
     /// The same for an object that is made only when the watch is there, so that no version is missed; and what
     /// `make` came to.
-    pub async fn follow_from<K, T>(
+    pub async fn follow_from<K: Kind, T>(
         &self,
         name: &str,
         what: &str,
         wanted: impl Fn(&K) -> bool,
         make: impl Future<Output = T>,
-    ) -> ((K, Vec<K>), T)
-    where
-        K: kube::Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>
-            + Clone
-            + Debug
-            + DeserializeOwned
-            + Serialize
-            + Send
-            + 'static,
-    {
+    ) -> ((K, Vec<K>), T) {
         let watching = Notify::new();
         let mut seen = Vec::new();
         let wanted = |found: &[&K]| {
@@ -123,6 +105,12 @@ impl<G: std::ops::Deref<Target = Bed>> Test<G> {
 
     /// Creates a Pod whose containers have these specs, with the log folder at `/log`, and waits until it is ready.
     pub async fn pod(&self, name: &str, containers: Value, more: Value) -> Pod {
+        self.make_pod(json!({"name": name, "labels": {"app": name}}), containers, more)
+            .await
+    }
+
+    /// The same with that metadata.
+    pub async fn make_pod(&self, metadata: Value, containers: Value, more: Value) -> Pod {
         let mut spec = json!({
             "nodeName": NODE_NAME, "containers": containers, "terminationGracePeriodSeconds": 30,
             "volumes": [{"name": "log", "hostPath": {"path": self.log}}],
@@ -134,12 +122,10 @@ impl<G: std::ops::Deref<Target = Bed>> Test<G> {
                 container["imagePullPolicy"] = json!("IfNotPresent");
             }
         }
-        let pod = json!({"metadata": {"name": name, "labels": {"app": name}}, "spec": spec});
-        self.api::<Pod>()
-            .create(&PostParams::default(), &serde_json::from_value(pod).unwrap())
-            .await
-            .unwrap();
-        self.follow(name, "all containers ready", |pod: &Pod| {
+        let pod = json!({"metadata": metadata, "spec": spec});
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        self.api().create(&PostParams::default(), &pod).await.unwrap();
+        self.follow(&pod.name_any(), "all containers ready", |pod: &Pod| {
             let statuses = statuses(pod);
             !statuses.is_empty() && statuses.values().all(|status| status.ready)
         })
@@ -260,13 +246,7 @@ impl<G: std::ops::Deref<Target = Bed>> Test<G> {
         .await
     }
 
-    pub async fn patch_status<K>(&self, name: &str, patch: Value)
-    where
-        K: kube::Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>
-            + Clone
-            + Debug
-            + DeserializeOwned,
-    {
+    pub async fn patch_status<K: Kind>(&self, name: &str, patch: Value) {
         let patch = Patch::Strategic(patch);
         self.api::<K>()
             .patch_status(name, &PatchParams::default(), &patch)

@@ -214,10 +214,7 @@ fn list(state: &State, request: &v1::ListContainersRequest) -> v1::ListContainer
     let containers = of_pod
         .map(|(id, c)| v1::Container {
             id: id.clone(),
-            metadata: Some(v1::ContainerMetadata {
-                name: c.name.clone(),
-                attempt: c.restart_count,
-            }),
+            metadata: Some(metadata(c)),
             state: if c.running { 1 } else { 2 },
             created_at: c.created_at,
             labels: labels(c),
@@ -225,6 +222,13 @@ fn list(state: &State, request: &v1::ListContainersRequest) -> v1::ListContainer
         })
         .collect();
     v1::ListContainersResponse { containers }
+}
+
+fn metadata(c: &FakeContainer) -> v1::ContainerMetadata {
+    v1::ContainerMetadata {
+        name: c.name.clone(),
+        attempt: c.restart_count,
+    }
 }
 
 fn labels(c: &FakeContainer) -> HashMap<String, String> {
@@ -242,10 +246,7 @@ fn status(
         .ok_or_else(|| Status::not_found("no such container"))?;
     let status = v1::ContainerStatus {
         id: id.clone(),
-        metadata: Some(v1::ContainerMetadata {
-            name: c.name.clone(),
-            attempt: c.restart_count,
-        }),
+        metadata: Some(metadata(c)),
         state: if c.running { 1 } else { 2 },
         created_at: c.created_at,
         started_at: c.created_at,
