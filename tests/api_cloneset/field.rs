@@ -67,6 +67,22 @@ impl Field {
         self.make(name, template, json!("100%"), &spec).await
     }
 
+    /// The claims that CloneSets own. Those that were given to Pods are for a garbage collector, which few beds have.
+    pub async fn claims(&self) -> Vec<Value> {
+        let claims = self.api("", "v1", "PersistentVolumeClaim");
+        let list = claims.list(&Default::default()).await.unwrap();
+        let all = list.items.into_iter().map(|claim| json!(claim));
+        all.filter(|c| !pods::deleting(c) && c["metadata"]["ownerReferences"][0]["kind"] == "CloneSet")
+            .collect()
+    }
+
+    /// What `kubectl describe` says of the CloneSet.
+    pub fn described(&self, name: &str) -> String {
+        let (set, namespace) = (format!("clone/{name}"), format!("--namespace={}", self.namespace));
+        let text = self.world.plane.kubectl(&["describe", &set, &namespace]);
+        text.unwrap()
+    }
+
     /// One who watches the CloneSet's Pods from now on.
     pub async fn witness(&self, set: &str) -> Witness {
         Witness::new(self.pods(), &format!("app={set}")).await

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::field::{Field, identities};
 use crate::manager::Manager;
-use crate::pods::{label, revision, state, wanted_image};
+use crate::pods::{label, revision, state, text, wanted_image};
 use crate::world::World;
 
 const GATES: &str =
@@ -31,15 +31,9 @@ async fn hashes_are_short(field: &Field, set: &CloneSet) {
 
 /// How much storage each claim asks for that is a Pod's.
 async fn storage(field: &Field) -> Vec<String> {
-    let all = field.api("", "v1", "PersistentVolumeClaim");
-    let all = all.list(&Default::default()).await.unwrap().items.into_iter();
-    let there = all.filter(|claim| claim.metadata.deletion_timestamp.is_none());
-    there
-        .map(|claim| {
-            let asked = &claim.data["spec"]["resources"]["requests"]["storage"];
-            asked.as_str().unwrap().to_owned()
-        })
-        .collect()
+    let all = field.claims().await;
+    let asked = |claim: &Value| text(&claim["spec"]["resources"]["requests"]["storage"]);
+    all.iter().map(asked).collect()
 }
 
 /// Another image is given to the Pods as they are; with other claim templates, new Pods take their places.

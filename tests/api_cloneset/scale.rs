@@ -18,18 +18,6 @@ fn claims() -> Value {
     }]})
 }
 
-/// Names and UIDs of all claims that the CloneSet owns; those of Pods are left to the garbage collector.
-async fn claims_of(field: &Field) -> Vec<(String, String)> {
-    let list = field.api("", "v1", "PersistentVolumeClaim");
-    let list = list.list(&Default::default()).await.unwrap();
-    let all: Vec<Value> = list.items.into_iter().map(|claim| json!(claim)).collect();
-    let stays = all.into_iter().filter(|c| {
-        c["metadata"]["deletionTimestamp"].is_null()
-            && c["metadata"]["ownerReferences"][0]["kind"] == "CloneSet"
-    });
-    identities(&stays.collect::<Vec<_>>())
-}
-
 /// A CloneSet `db` of two Pods with a claim each, and the Pods.
 async fn two_with_claims(namespace: &str, reuse: bool) -> (Field, Vec<Value>) {
     let field = Field::new(world(), namespace).await;
@@ -46,7 +34,7 @@ async fn two_with_claims(namespace: &str, reuse: bool) -> (Field, Vec<Value>) {
 async fn claims_stay_for_the_next_pod_where_that_is_asked() {
     for (namespace, reuse) in [("claims-reused", true), ("claims-not-reused", false)] {
         let (field, pods) = two_with_claims(namespace, reuse).await;
-        let before = claims_of(&field).await;
+        let before = identities(&field.claims().await);
         assert_eq!(before.len(), 2);
         let victim = name(&pods[0]);
         field.pods().delete(&victim, &Default::default()).await.unwrap();
@@ -57,7 +45,7 @@ async fn claims_stay_for_the_next_pod_where_that_is_asked() {
         field.settled("db").await;
         let names: Vec<String> = pods.iter().map(name).collect();
         assert_eq!(names.contains(&victim), reuse, "the id goes with the claim");
-        let after = claims_of(&field).await;
+        let after = identities(&field.claims().await);
         let kept = before.iter().filter(|claim| after.contains(claim)).count();
         assert_eq!(kept, if reuse { 2 } else { 1 }, "{before:?} {after:?}");
     }
