@@ -2,8 +2,10 @@
 
 use serde_json::json;
 
+use crate::errors::{quota, says};
 use crate::field::Field;
 use crate::kubelet::NO_IMAGE;
+use crate::pods::name;
 use crate::world::{until, world};
 
 #[tokio::test]
@@ -24,12 +26,7 @@ async fn a_description_reads_as_a_story() {
     until(&field.sets(), "web", "stuck at an image", waits).await;
     field.edit("web", json!({ "spec": { "replicas": 2 } })).await;
     field.event("SuccessfulDelete", "web").await;
-    let namespace = format!("--namespace={}", field.namespace);
-    let text = field
-        .world
-        .plane
-        .kubectl(&["describe", "clone/web", &namespace])
-        .unwrap();
+    let text = field.described("web");
     println!("{text}");
     let mut rest = text.as_str();
     for chapter in [
@@ -45,4 +42,39 @@ async fn a_description_reads_as_a_story() {
             .unwrap_or_else(|| panic!("{chapter:?} is not, or not in its place, in {text}"));
         rest = &rest[at + chapter.len()..];
     }
+}
+
+/// Names of the claims that are there.
+async fn claims(field: &Field) -> Vec<String> {
+    field.claims().await.iter().map(name).collect()
+}
+
+#[tokio::test]
+async fn a_pod_that_is_refused_is_told_and_made_under_its_name_when_it_may() {
+    let field = Field::new(world(), "no-room").await;
+    quota(&field, "pods", 2).await;
+    let templates = json!([{ "metadata": { "name": "data" }, "spec": { "accessModes": ["ReadWriteOnce"],
+        "resources": { "requests": { "storage": "1Gi" } } } }]);
+    field
+        .set("web", json!({ "volumeClaimTemplates": templates }))
+        .await;
+    says(&field, "FailedScale", "exceeded quota: few").await;
+    field.event("FailedCreate", "web").await;
+    let text = field.described("web");
+    println!("{text}");
+    let words = "API server refused: pods \"web-*\" is forbidden: exceeded quota: few, requested: pods=1, used: pods=2, \
+        limited: pods=2 (HTTP 403)";
+    for place in ["CloneSet is progressing; failed: ", "FailedCreate "] {
+        let line = text.lines().find(|line| line.contains(place));
+        assert!(line.is_some_and(|line| line.contains(words)), "{place}: {text}");
+    }
+    let waiting = claims(&field).await;
+    assert_eq!(waiting.len(), 3, "the third waits for its Pod");
+
+    quota(&field, "pods", 3).await;
+    field.settled("web").await;
+    let pods = field.pods_of("web").await;
+    let names: Vec<String> = pods.iter().map(|pod| format!("data-{}", name(pod))).collect();
+    assert_eq!(names, waiting);
+    assert_eq!(claims(&field).await, waiting);
 }
