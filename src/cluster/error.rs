@@ -65,8 +65,14 @@ impl Error {
         match self {
             Self::Config(_) => false,
             Self::Timeout { .. } | Self::Transport(_) => true,
-            Self::Api(status) => status.code == 429 || status.code >= 500 || self.conflict(),
+            Self::Api(status) => status.code >= 500 || self.throttled() || self.conflict(),
         }
+    }
+
+    /// The API server has too much to do.
+    #[must_use]
+    pub fn throttled(&self) -> bool {
+        self.code() == Some(429)
     }
 
     /// Whether the write may have been done all the same, or may be yet.

@@ -1,13 +1,15 @@
 //! A template that is refused stops the update, and nothing else: the Pods that are there are looked after.
 
+use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use kruise::api::cloneset::CloneSet;
-use kube::api::DeleteParams;
+use kube::api::{Api, DeleteParams};
 use serde_json::{Value, json};
 
 use crate::errors::{quota, said, says};
 use crate::field::Field;
 use crate::pods::{self, is, uid, wanted_image};
-use crate::world::{World, until, world};
+use crate::world::{PATIENCE, World, create, until, world};
+use xtask::cluster::wait;
 
 const GATE: &str = "InPlaceUpdateReady";
 
@@ -112,6 +114,85 @@ async fn pods_are_kept_while_a_quota_has_no_room_for_another_revision() {
     run(&field.pods_of("web").await, "example.com/app:1");
 
     quota(&field, "count/controllerrevisions.apps", 9).await;
+    let set = field.settled("web").await;
+    assert_eq!(said(&set, "FailedUpdate"), "");
+    run(&field.pods_of("web").await, "example.com/app:2");
+}
+
+/// Somebody's webhook that is asked about templates of Pods in this namespace, and never answers.
+struct Silence<'a> {
+    field: &'a Field,
+    hooks: Api<ValidatingWebhookConfiguration>,
+}
+
+impl<'a> Silence<'a> {
+    async fn begins(field: &'a Field) -> Self {
+        let rule = json!({ "apiGroups": [""], "apiVersions": ["v1"], "resources": ["podtemplates"],
+            "operations": ["CREATE"] });
+        let hook = json!({
+            "name": "silence.example.com", "failurePolicy": "Fail", "sideEffects": "None",
+            "admissionReviewVersions": ["v1"], "rules": [rule],
+            // Nobody listens there.
+            "clientConfig": { "url": "https://127.0.0.1:1/" },
+            "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": field.namespace } },
+        });
+        let hooks = Api::all(field.admin.client.clone());
+        let object = json!({ "metadata": { "name": field.namespace }, "webhooks": [hook] });
+        create(&hooks, object).await;
+        let silence = Self { field, hooks };
+        silence.until(true);
+        silence
+    }
+
+    async fn ends(self) {
+        let params = DeleteParams::default();
+        self.hooks.delete(&self.field.namespace, &params).await.unwrap();
+        self.until(false);
+    }
+
+    /// Waits until the API server goes by it, or no more.
+    fn until(&self, wanted: bool) {
+        let container = json!({ "name": "c", "image": "i:1" });
+        let probe = json!({ "apiVersion": "v1", "kind": "PodTemplate",
+            "metadata": { "name": "probe", "namespace": self.field.namespace },
+            "template": { "spec": { "containers": [container] } } });
+        let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
+        std::fs::write(file.path(), probe.to_string()).unwrap();
+        let file = file.path().to_str().unwrap();
+        let plane = &self.field.world.plane;
+        let failed = || {
+            plane
+                .kubectl(&["create", "--dry-run=server", "-f", file])
+                .is_err()
+        };
+        let what = "the webhook is asked, or no more";
+        wait::until(what, PATIENCE, || Ok((failed() == wanted).then_some(()))).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_outage_of_somebody_s_webhook_is_told_and_passes() {
+    let field = Field::new(world(), "silence").await;
+    let words = "failed calling webhook \"silence.example.com\"";
+    let silence = Silence::begins(&field).await;
+    field.set("web", json!({})).await;
+    says(&field, "FailedUpdate", words).await;
+    says(&field, "Progressing", words).await;
+    field.event("FailedUpdate", "web").await;
+    assert!(
+        field.pods_of("web").await.is_empty(),
+        "of a template that nobody knows"
+    );
+    silence.ends().await;
+    field.settled("web").await;
+
+    let silence = Silence::begins(&field).await;
+    field.image("web", "example.com/app:2").await;
+    let set = says(&field, "FailedUpdate", words).await;
+    assert!(behind(&set), "{:?}", set.status);
+    let pods = field.pods_of("web").await;
+    run(&another_for(&field, &pods[0]).await, "example.com/app:1");
+    silence.ends().await;
     let set = field.settled("web").await;
     assert_eq!(said(&set, "FailedUpdate"), "");
     run(&field.pods_of("web").await, "example.com/app:2");

@@ -19,6 +19,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const ASK_AGAIN: Duration = Duration::from_secs(60);
 /// So many conflicts in a row are ordinary life: somebody else was quicker.
 const CONFLICTS: u32 = 5;
+/// So many failures in a row that may pass by themselves are told.
+const WORTH_A_WORD: u32 = 3;
 /// Statuses within this time go together.
 const TOGETHER: Duration = Duration::from_millis(100);
 /// The longest that a status waits for the next while changes do not end.
@@ -38,8 +40,10 @@ struct Unsettled {
     /// The generation that this is about.
     generation: i64,
     tries: u32,
+    /// Those of them that are no ordinary life.
+    failures: u32,
     until: Instant,
-    why: String,
+    said: Template,
 }
 
 /// What is remembered of one CloneSet.
@@ -140,7 +144,7 @@ impl Memory {
             .until
             .checked_duration_since(now)
             .filter(|left| !left.is_zero())?;
-        Some((Template::Refused(known.why.clone()), pause))
+        Some((known.said.clone(), pause))
     }
 
     /// The template has its revision.
@@ -151,19 +155,33 @@ impl Memory {
     /// The template got no revision; what is to be told of that, and how long it is until the next try.
     pub fn not_settled(&mut self, generation: i64, unfit: &Unfit, now: Instant) -> (Template, Duration) {
         let before = self.unsettled.take().filter(|u| u.generation == generation);
-        let tries = before.map_or(0, |u| u.tries).saturating_add(1);
-        let (why, wait) = match unfit {
-            Unfit::Mistake(why) => (why.clone(), ASK_AGAIN),
-            Unfit::Failed(error) => (error.to_string(), pause(tries, error)),
+        let (mut tries, mut failures) = before.as_ref().map_or((0, 0), |u| (u.tries, u.failures));
+        tries = tries.saturating_add(1);
+        let (why, wait, worth) = match unfit {
+            Unfit::Mistake(why) => (why.clone(), ASK_AGAIN, true),
+            Unfit::Failed(error) => {
+                // Somebody was quicker, or the API server is busy.
+                let ordinary = error.conflict() || error.not_found() || error.throttled();
+                failures = failures.saturating_add(u32::from(!ordinary));
+                let worth = !ordinary && (!error.retryable() || failures >= WORTH_A_WORD);
+                (error.to_string(), pause(tries, error), worth)
+            }
+        };
+        let said = if worth {
+            Template::Refused(why)
+        } else {
+            // What was told stands until there is a revision: a conflict in between is no better news.
+            before.map_or(Template::Unknown, |u| u.said)
         };
         let known = Unsettled {
             generation,
             tries,
+            failures,
             until: now + wait,
-            why: why.clone(),
+            said: said.clone(),
         };
         self.unsettled = Some(known);
-        (Template::Refused(why), wait)
+        (said, wait)
     }
 
     /// Forgets failures whose time has long passed: what they were about is done, or not wanted any more. Another
@@ -291,6 +309,34 @@ mod tests {
         );
         memory.settled();
         assert_eq!(memory.unsettled(2, now), None);
+    }
+
+    #[test]
+    fn an_outage_is_told_when_it_lasts_and_stays_told() {
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        let mut say = |code: u16, reason: &str| {
+            let (said, _) = memory.not_settled(1, &Unfit::Failed(refused(code, reason)), now);
+            said
+        };
+        for _ in 0..5 {
+            assert_eq!(say(409, "Conflict"), Template::Unknown);
+            assert_eq!(say(429, "TooManyRequests"), Template::Unknown);
+            assert_eq!(say(404, "NotFound"), Template::Unknown);
+        }
+        for _ in 1..WORTH_A_WORD {
+            assert_eq!(say(500, "InternalError"), Template::Unknown);
+        }
+        let told = say(500, "InternalError");
+        assert!(
+            matches!(&told, Template::Refused(why) if why.contains("HTTP 500")),
+            "{told:?}"
+        );
+        assert_eq!(say(409, "Conflict"), told);
+        let full = say(403, "Forbidden");
+        assert!(
+            matches!(&full, Template::Refused(why) if why.contains("HTTP 403")),
+            "{full:?}"
+        );
     }
 
     #[test]

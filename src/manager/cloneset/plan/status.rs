@@ -68,6 +68,7 @@ pub(super) fn conditions(view: &View<'_>, status: &mut CloneSetStatus, draft: &m
     failures(view, status, draft);
     match &view.observed.template {
         Template::Taken => progress::set_condition(view, status, draft),
+        Template::Unknown => {}
         Template::Refused(why) => refused(view, status, why, draft),
     }
 }
@@ -81,6 +82,8 @@ fn failures(view: &View<'_>, status: &mut CloneSetStatus, draft: &Draft) {
         let others = current.map(|f| f.message.clone()).chain(stuck.cloned()).min();
         let template = match &view.observed.template {
             Template::Refused(why) if !scale => Some(why.clone()),
+            // What was said before may hold yet.
+            Template::Unknown if !scale => continue,
             _ => None,
         };
         match template.or(others) {

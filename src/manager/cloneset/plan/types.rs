@@ -52,6 +52,8 @@ pub enum Template {
     /// The update revision stands for it.
     #[default]
     Taken,
+    /// It is not known yet whether there can be a revision for it, which is no news so far. As with the next.
+    Unknown,
     /// There is no revision for it, for this reason. The Pods are looked after all the same, with the revisions that
     /// there are; none is updated.
     Refused(String),

@@ -80,6 +80,22 @@ fn pods_in_mid_update_are_finished_and_counted() {
 }
 
 #[test]
+fn what_is_not_known_yet_is_no_news_and_no_update() {
+    let mut world = three();
+    mistake(&mut world);
+    settle(&mut world);
+    let told = world.set["status"].clone();
+    world.template = Template::Unknown;
+    let (_, plan) = world.reconcile();
+    assert_eq!((plan.acts, plan.events.len(), plan.status), (Vec::new(), 0, None));
+    assert_eq!(world.set["status"], told, "what was told may hold yet");
+    let name = world.pods.keys().next().unwrap().clone();
+    world.delete(&name);
+    settle(&mut world);
+    assert_eq!(images(&world), ["app:1"; 3]);
+}
+
+#[test]
 fn lost_pods_are_replaced_by_those_of_the_last_template_and_replicas_count() {
     let mut world = three();
     mistake(&mut world);
