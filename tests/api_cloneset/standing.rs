@@ -1,12 +1,21 @@
 //! What we cannot mend costs little for as long as it stands.
 
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use futures::StreamExt;
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use kruise::api::cloneset::CloneSet;
+use kruise::api::keys;
+use kube::Api;
+use kube::runtime::watcher;
 use serde_json::{Value, json};
 use xtask::cluster::wait;
 
-use crate::errors::{quota, refusals, says};
+use crate::errors::{quota, refusals, said, says};
 use crate::field::Field;
 use crate::kubelet::{NO_IMAGE, NO_NODE};
-use crate::world::{PATIENCE, world};
+use crate::world::{PATIENCE, until, world};
 
 /// Writes that the manager asked for in this namespace, whatever became of them: verb and resource.
 fn asked(field: &Field) -> Vec<(String, String)> {
@@ -98,4 +107,59 @@ async fn failures_that_stand_cost_few_writes_and_ever_fewer() {
         Ok((count(&full, "delete", claims) == 2).then_some(()))
     });
     gone.unwrap();
+}
+
+/// Waits until all images of the CloneSet's update revision are pulled ahead, or never will be.
+async fn until_handled(field: &Field, set: &CloneSet) {
+    let name = &set.status.as_ref().unwrap().update_revision;
+    let revisions: Api<ControllerRevision> = Api::namespaced(field.admin.client.clone(), &field.namespace);
+    let handled = |revision: &ControllerRevision| {
+        let labels = revision.metadata.labels.iter().flatten();
+        labels
+            .into_iter()
+            .any(|(key, _)| key == keys::IMAGE_PRE_DOWNLOAD_CREATED)
+    };
+    until(&revisions, name, "handled", handled).await;
+}
+
+/// Takes note of the types of all conditions that the CloneSet has at any time.
+async fn take_note(sets: Api<CloneSet>, said: Arc<Mutex<BTreeSet<String>>>) {
+    let mut events = std::pin::pin!(watcher(sets, watcher::Config::default()));
+    while let Some(event) = events.next().await {
+        if let Ok(watcher::Event::Apply(set) | watcher::Event::InitApply(set)) = event {
+            let conditions = set.status.into_iter().flat_map(|status| status.conditions);
+            said.lock().unwrap().extend(conditions.map(|c| c.type_));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_job_that_is_refused_is_told_and_given_up() {
+    let field = Field::new(world(), "standing-jobs").await;
+    quota(&field, "count/imagepulljobs.apps.kruise.io", 0).await;
+    let rolling =
+        |partition: u32| json!({ "rollingUpdate": { "partition": partition, "maxUnavailable": 2 } });
+    let spec = json!({ "replicas": 5, "updateStrategy": rolling(2) });
+    let ever = Arc::default();
+    let notes = tokio::spawn(take_note(field.sets(), Arc::clone(&ever)));
+    field.set("web", spec).await;
+    field.settled("web").await;
+    field.image("web", "example.com/app:2").await;
+    let event = json!(field.event("FailedCreateImagePullJob", "web").await);
+    assert_eq!(event["type"], "Warning");
+    let half = |set: &CloneSet| {
+        set.status
+            .as_ref()
+            .is_some_and(|s| s.updated_available_replicas == Some(3))
+    };
+    let set = field.status("web", "as far as the partition lets it", half).await;
+    until_handled(&field, &set).await;
+    field
+        .edit("web", json!({ "spec": { "updateStrategy": rolling(0) } }))
+        .await;
+    let set = field.settled("web").await;
+    assert_eq!(said(&set, "Progressing"), "CloneSet is available");
+    assert_eq!(count(&field, "create", "imagepulljobs"), 1, "{:?}", asked(&field));
+    notes.abort();
+    assert_eq!(*ever.lock().unwrap(), BTreeSet::from(["Progressing".to_owned()]));
 }

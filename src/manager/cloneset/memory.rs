@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use super::history::Unfit;
-use super::plan::{Failure, LeftOver, Subject, Template};
+use super::plan::{Concern, Failure, LeftOver, Subject, Template};
 use super::revision::Wanted;
 use crate::cluster::Error;
 
@@ -119,7 +119,7 @@ impl Memory {
     }
 
     /// An act failed; whether somebody should hear of it.
-    pub fn failed(&mut self, subject: Subject, scale: bool, error: &Error, now: Timestamp) -> bool {
+    pub fn failed(&mut self, subject: Subject, of: Concern, error: &Error, now: Timestamp) -> bool {
         let (tries, last) = self.tries.entry(subject.clone()).or_default();
         *tries = tries.saturating_add(1);
         *last = now;
@@ -128,7 +128,8 @@ impl Memory {
         }
         let pause = SignedDuration::try_from(pause(*tries, error)).unwrap_or(SignedDuration::ZERO);
         let failure = Failure {
-            scale,
+            of,
+            lasting: !error.retryable(),
             until: now.checked_add(pause).unwrap_or(now),
             message: error.to_string(),
         };
@@ -197,8 +198,12 @@ impl Memory {
             self.tries.clear();
         }
         let long = SignedDuration::try_from(LONGEST_PAUSE * 4).unwrap_or(SignedDuration::ZERO);
+        // What was given up is not tried again when it is forgotten, but for another generation.
+        let stays = |subject: &Subject, failure: &Failure| {
+            failure.lasting && matches!(subject, Subject::Job(_) | Subject::Revision(_))
+        };
         self.failures
-            .retain(|_, failure| now.duration_since(failure.until) < long);
+            .retain(|subject, failure| stays(subject, failure) || now.duration_since(failure.until) < long);
         self.tries.retain(|_, (_, last)| now.duration_since(*last) < long);
     }
 }
@@ -262,14 +267,14 @@ mod tests {
         let (mut memory, now) = (Memory::default(), Timestamp::UNIX_EPOCH);
         let pod = || Subject::Pod("u".to_owned());
         for _ in 0..CONFLICTS {
-            assert!(!memory.failed(pod(), false, &refused(409, "Conflict"), now));
+            assert!(!memory.failed(pod(), Concern::Update, &refused(409, "Conflict"), now));
         }
         assert!(memory.failures.is_empty());
-        assert!(memory.failed(pod(), false, &refused(409, "Conflict"), now));
+        assert!(memory.failed(pod(), Concern::Update, &refused(409, "Conflict"), now));
         memory.succeeded(&pod());
         let mut pauses = Vec::new();
         for _ in 0..8 {
-            assert!(memory.failed(Subject::Creation, true, &refused(403, "Forbidden"), now));
+            assert!(memory.failed(Subject::Creation, Concern::Scale, &refused(403, "Forbidden"), now));
             pauses.push(
                 memory.failures[&Subject::Creation]
                     .until
@@ -282,9 +287,28 @@ mod tests {
         assert_eq!(memory.failures.len(), 1);
         memory.forget(0, &[], now + SignedDuration::from_secs(300));
         assert!(memory.failures.is_empty());
-        assert!(memory.failed(Subject::Creation, true, &refused(403, "Forbidden"), now));
+        assert!(memory.failed(Subject::Creation, Concern::Scale, &refused(403, "Forbidden"), now));
         memory.forget(1, &[], now);
         assert!(memory.failures.is_empty(), "another spec is tried at once");
+    }
+
+    #[test]
+    fn a_job_that_is_refused_stays_so_for_this_generation() {
+        let (mut memory, now) = (Memory::default(), Timestamp::UNIX_EPOCH);
+        let job = |name: &str| Subject::Job(name.to_owned());
+        memory.failed(job("full"), Concern::PreDownload, &refused(403, "Forbidden"), now);
+        memory.failed(
+            job("down"),
+            Concern::PreDownload,
+            &refused(500, "InternalError"),
+            now,
+        );
+        memory.forget(0, &[], now + SignedDuration::from_hours(9));
+        let left: Vec<&Subject> = memory.failures.keys().collect();
+        assert_eq!(left, [&job("full")]);
+        assert!(memory.failures[&job("full")].lasting);
+        memory.forget(1, &[], now);
+        assert!(memory.failures.is_empty());
     }
 
     #[test]

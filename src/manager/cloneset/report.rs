@@ -46,10 +46,10 @@ fn words(act: &Act) -> (Option<(&'static str, &'static str)>, &'static str) {
                 Some(("SuccessfulUpdatePodReCreate", "replacing Pods")),
                 "FailedUpdatePodReCreate",
             ),
-            Why::Adopt => (Some(("SuccessfulAdopt", "adopted Pods")), "FailedUpdate"),
+            Why::Adopt => (Some(("SuccessfulAdopt", "adopted Pods")), "FailedScale"),
             Why::Release => (
                 Some(("SuccessfulRelease", "let go Pods that it does not select")),
-                "FailedUpdate",
+                "FailedScale",
             ),
             Why::PrepareUpdate => (
                 Some(("PreparingUpdate", "hook inPlaceUpdate holds Pods")),
@@ -61,7 +61,7 @@ fn words(act: &Act) -> (Option<(&'static str, &'static str)>, &'static str) {
             ),
             Why::KeepAfterAll => (
                 Some(("DeletionCancelled", "keeping Pods after all")),
-                "FailedUpdate",
+                "FailedScale",
             ),
             Why::State => (None, "FailedUpdate"),
         },
@@ -69,9 +69,8 @@ fn words(act: &Act) -> (Option<(&'static str, &'static str)>, &'static str) {
             Some(("CreatedImagePullJob", "pulling images ahead with jobs")),
             "FailedCreateImagePullJob",
         ),
-        Act::PatchClaim { .. } | Act::DeleteJob(_) | Act::LabelRevision { .. } | Act::PatchSet(_) => {
-            (None, "FailedUpdate")
-        }
+        Act::DeleteJob(_) | Act::LabelRevision { .. } => (None, "FailedPreDownload"),
+        Act::PatchClaim { .. } | Act::PatchSet(_) => (None, "FailedScale"),
     }
 }
 

@@ -59,7 +59,8 @@ use serde_json::json;
 
 use refresh::Pending;
 pub use types::{
-    Act, Claim, Event, Failure, LeftOver, Observed, Outcome, Plan, Revision, Subject, Switches, Template, Why,
+    Act, Claim, Concern, Event, Failure, LeftOver, Observed, Outcome, Plan, Revision, Subject, Switches,
+    Template, Why,
 };
 use view::{Draft, View};
 pub use volumes::hand_over;

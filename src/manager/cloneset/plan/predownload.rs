@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelectorRequirement, O
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::create::owner;
-use super::types::{Act, Revision};
+use super::types::{Act, Revision, Subject};
 use super::update::as_engine;
 use super::view::{Draft, View};
 use crate::api::cloneset::{PodUpdateStrategyType as Policy, RollingUpdateCloneSetStrategy, texts};
@@ -27,14 +27,15 @@ const TTL: i32 = 600;
 
 /// Plans the jobs for the update revision, or their end.
 ///
-/// The revision is labelled when all its jobs exist, so that one that cannot be made is tried again.
+/// The revision is labelled when all its jobs exist, so that one that cannot be made is tried again. One that is refused
+/// is given up, as with upstream: it is no more than a help.
 pub(super) fn pre_download(view: &View<'_>, updated_ready: i32, draft: &mut Draft) {
     let observed = view.observed;
     if !observed.switches.pre_download || view.held() {
         return;
     }
     if observed.current == observed.update {
-        for job in &observed.jobs {
+        for job in observed.jobs.iter().filter(|job| !refused(view, job)) {
             draft.act(view, Act::DeleteJob(job.clone()));
         }
         return;
@@ -42,7 +43,7 @@ pub(super) fn pre_download(view: &View<'_>, updated_ready: i32, draft: &mut Draf
     let revisions = view
         .revision(&observed.current)
         .zip(view.revision(&observed.update));
-    let Some((current, update)) = revisions.filter(|(_, update)| !update.downloaded) else {
+    let Some((current, update)) = revisions.filter(|(_, update)| !handled(view, update)) else {
         return;
     };
     let strategy = view.spec.rolling_update();
@@ -61,10 +62,8 @@ pub(super) fn pre_download(view: &View<'_>, updated_ready: i32, draft: &mut Draf
     }
     let jobs = jobs(view, strategy, current, update);
     let there = |job: &ImagePullJob| {
-        job.metadata
-            .name
-            .as_ref()
-            .is_some_and(|n| observed.jobs.contains(n))
+        let name = job.metadata.name.as_ref();
+        name.is_some_and(|name| observed.jobs.contains(name) || refused(view, name))
     };
     let missing: Vec<ImagePullJob> = jobs.into_iter().filter(|job| !there(job)).collect();
     if missing.is_empty() {
@@ -73,6 +72,16 @@ pub(super) fn pre_download(view: &View<'_>, updated_ready: i32, draft: &mut Draf
     for job in missing {
         draft.act(view, Act::CreateJob(Box::new(job)));
     }
+}
+
+/// Whether nothing is to be pulled ahead for a revision, any more or at all.
+fn handled(view: &View<'_>, update: &Revision) -> bool {
+    update.downloaded || view.given_up(&Subject::Revision(update.name.clone()))
+}
+
+/// Whether the API server does not let us make the job of this name, or delete it.
+fn refused(view: &View<'_>, job: &str) -> bool {
+    view.given_up(&Subject::Job(job.to_owned()))
 }
 
 /// Whether Pods will wait for images one after the other, and can be updated in place.

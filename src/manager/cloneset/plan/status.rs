@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 
 use super::pods;
 use super::progress::{self, PROGRESSING};
-use super::types::{Event, Template};
+use super::types::{Concern, Event, Template};
 use super::view::{Draft, Seen, View};
 use super::waits::waits;
 use crate::api::cloneset::{CloneSetCondition, CloneSetStatus};
@@ -75,9 +75,10 @@ pub(super) fn conditions(view: &View<'_>, status: &mut CloneSetStatus, draft: &m
 
 /// What failed and is yet to be tried again, as conditions that go when it is over.
 fn failures(view: &View<'_>, status: &mut CloneSetStatus, draft: &Draft) {
-    for (type_, scale) in [(FAILED_SCALE, true), (FAILED_UPDATE, false)] {
+    for (type_, of) in [(FAILED_SCALE, Concern::Scale), (FAILED_UPDATE, Concern::Update)] {
+        let scale = of == Concern::Scale;
         let failures = view.observed.failures.values();
-        let current = failures.filter(|f| f.scale == scale && f.until > view.now);
+        let current = failures.filter(|f| f.of == of && f.until > view.now);
         let stuck = draft.stuck.iter().filter(|_| !scale);
         let others = current.map(|f| f.message.clone()).chain(stuck.cloned()).min();
         let template = match &view.observed.template {

@@ -107,12 +107,25 @@ pub enum Subject {
 /// A failure that delays what it concerns, and nothing else.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Whether it was of the making, keeping or deleting of Pods; otherwise of their update.
-    pub scale: bool,
+    /// What it is in the way of.
+    pub of: Concern,
     /// When it may be tried again.
     pub until: Timestamp,
+    /// Whether the same would fail again until somebody changes something.
+    pub lasting: bool,
     /// What the API server said.
     pub message: String,
+}
+
+/// What an act is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Concern {
+    /// How many Pods there are, and what belongs to them.
+    Scale,
+    /// What the Pods are, and their states.
+    Update,
+    /// Images that are pulled ahead, which nothing waits for.
+    PreDownload,
 }
 
 /// What an act came to.
@@ -305,13 +318,22 @@ pub struct Event {
 }
 
 impl Act {
-    /// Whether a failure of this act is one of scaling.
+    /// What a failure of this act is in the way of.
     #[must_use]
-    pub fn scales(&self) -> bool {
+    pub fn concern(&self) -> Concern {
         match self {
-            Self::CreatePod { .. } | Self::DeletePod { .. } => true,
-            Self::PatchPod { why, .. } => matches!(why, Why::PrepareDelete | Why::KeepAfterAll),
-            _ => false,
+            Self::CreatePod { .. }
+            | Self::DeletePod { .. }
+            | Self::PatchClaim { .. }
+            | Self::DeleteClaim { .. }
+            | Self::PatchSet(_) => Concern::Scale,
+            Self::PatchPod { why, .. } => match why {
+                Why::PrepareDelete | Why::KeepAfterAll | Why::Adopt | Why::Release => Concern::Scale,
+                Why::UpdateInPlace | Why::UpdateReCreate | Why::GoOn | Why::PrepareUpdate | Why::State => {
+                    Concern::Update
+                }
+            },
+            Self::CreateJob(_) | Self::DeleteJob(_) | Self::LabelRevision { .. } => Concern::PreDownload,
         }
     }
 

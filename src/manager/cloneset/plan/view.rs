@@ -136,6 +136,11 @@ impl<'a> View<'a> {
         )
     }
 
+    /// Whether what concerns this failed, and would again.
+    pub fn given_up(&self, subject: &Subject) -> bool {
+        self.observed.failures.get(subject).is_some_and(|f| f.lasting)
+    }
+
     /// Until when an act that failed is not to be tried again.
     pub fn delayed(&self, subject: &Subject) -> Option<Timestamp> {
         let failure = self.observed.failures.get(subject)?;

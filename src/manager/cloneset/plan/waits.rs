@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
+use super::types::Concern;
 use super::view::{Draft, Seen, View};
 use crate::api::keys;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
@@ -29,7 +30,8 @@ pub(super) fn waits(view: &View<'_>, draft: &mut Draft) -> String {
         }
     }
     let failures = view.observed.failures.values();
-    let failed = failures.filter(|f| f.until > view.now).map(|f| &f.message);
+    let failed = failures.filter(|f| f.of != Concern::PreDownload && f.until > view.now);
+    let failed = failed.map(|f| &f.message);
     let failed: BTreeSet<&String> = failed.collect();
     let mut text = String::new();
     for reason in draft.stuck.iter().chain(&draft.limited) {

@@ -8,7 +8,7 @@ use super::world::World;
 use crate::api::cloneset::CloneSetCondition;
 use crate::api::keys;
 use crate::in_place::Target;
-use crate::manager::cloneset::plan::{Act, Failure, Plan, Subject, Why};
+use crate::manager::cloneset::plan::{Act, Concern, Failure, Plan, Subject, Why};
 
 /// Passes and kubelets until a pass does nothing.
 pub(super) fn settle(world: &mut World) {
@@ -142,8 +142,9 @@ fn quota_is_told_and_forgotten() {
     world.edit(&json!({ "replicas": 7 }));
     let until = world.now.checked_add(5.seconds()).unwrap();
     let failure = Failure {
-        scale: true,
+        of: Concern::Scale,
         until,
+        lasting: false,
         message: "exceeded quota".to_owned(),
     };
     world.failures.insert(Subject::Creation, failure);

@@ -70,7 +70,8 @@ impl World {
     fn fail(&mut self, act: &Act, outcome: Outcome) {
         self.left.note(act, outcome);
         let failure = Failure {
-            scale: act.scales(),
+            of: act.concern(),
+            lasting: false,
             until: self.now.checked_add(5.seconds()).unwrap(),
             message: "refused".to_owned(),
         };

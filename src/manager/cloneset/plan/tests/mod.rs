@@ -8,6 +8,7 @@ mod limits;
 mod node;
 mod numbers;
 mod partition;
+mod predownload;
 mod refused;
 mod retries;
 mod waits;
