@@ -7,7 +7,7 @@ use super::pods;
 use super::progress::{self, PROGRESSING};
 use super::types::{Concern, Event, Template};
 use super::view::{Draft, Seen, View};
-use super::waits::waits;
+use super::waits::{SAID, cut, stuck, waits};
 use crate::api::cloneset::{CloneSetCondition, CloneSetStatus};
 
 /// Condition: Pods could not be made or deleted.
@@ -79,8 +79,8 @@ fn failures(view: &View<'_>, status: &mut CloneSetStatus, draft: &Draft) {
         let scale = of == Concern::Scale;
         let failures = view.observed.failures.values();
         let current = failures.filter(|f| f.of == of && f.until > view.now);
-        let stuck = draft.stuck.iter().filter(|_| !scale);
-        let others = current.map(|f| f.message.clone()).chain(stuck.cloned()).min();
+        let stuck = stuck(draft).filter(|_| !scale);
+        let others = current.map(|f| f.message.clone()).chain(stuck).min();
         let template = match &view.observed.template {
             Template::Refused(why) if !scale => Some(why.clone()),
             // What was said before may hold yet.
@@ -88,7 +88,10 @@ fn failures(view: &View<'_>, status: &mut CloneSetStatus, draft: &Draft) {
             _ => None,
         };
         match template.or(others) {
-            Some(message) => set(&mut status.conditions, type_, "True", "", &message, view.now),
+            Some(message) => {
+                let message = cut(&message, SAID);
+                set(&mut status.conditions, type_, "True", "", &message, view.now);
+            }
             None => status.conditions.retain(|c| c.type_ != type_),
         }
     }
@@ -96,7 +99,8 @@ fn failures(view: &View<'_>, status: &mut CloneSetStatus, draft: &Draft) {
 
 /// Says that there is no update for as long as the template is as it is, and why.
 fn refused(view: &View<'_>, status: &mut CloneSetStatus, why: &str, draft: &mut Draft) {
-    let message = format!("CloneSet cannot be updated: {why}{}", waits(view, draft));
+    let said = cut(why, SAID);
+    let message = format!("CloneSet cannot be updated: {said}{}", waits(view, draft));
     set(
         &mut status.conditions,
         PROGRESSING,

@@ -211,9 +211,8 @@ fn step(
         Ok(spec) => spec,
         Err(_) if policy == Some(&Policy::InPlaceIfPossible) => return recreate(pod),
         Err(why) => {
-            draft.stuck.insert(format!(
-                "Pods cannot be updated in place, and policy is InPlaceOnly: {why}"
-            ));
+            let why = format!("policy is InPlaceOnly, and {why}; delete the Pod to have another");
+            draft.stuck(why, pod);
             return None;
         }
     };
@@ -230,10 +229,7 @@ fn step(
         State::PreparingDelete => None,
         State::Other(word) => {
             let key = keys::LIFECYCLE_STATE;
-            draft.stuck.insert(format!(
-                "Pod {}: label {key} is {word:?}, which is no state",
-                pod.name
-            ));
+            draft.stuck(format!("label {key} is {word:?}, which is no state"), pod);
             None
         }
     }

@@ -9,6 +9,7 @@ use super::limits::Limits;
 use super::numbers::{Counted, Numbers, numbers};
 use super::pods;
 use super::types::{Act, Event, Observed, Plan, Revision, Subject, Template, Why};
+use super::waits;
 use crate::api::cloneset::CloneSetSpec;
 use crate::api::keys;
 use crate::api::lifecycle::{Lifecycle, LifecycleHook, LifecycleStateType as State};
@@ -156,8 +157,8 @@ pub(super) struct Draft {
     wake: Option<Timestamp>,
     /// What is waited for, and the Pods that do.
     pub waits: BTreeMap<String, BTreeSet<String>>,
-    /// What cannot be done at all until somebody changes something.
-    pub stuck: BTreeSet<String>,
+    /// What cannot be done at all until somebody changes something, and the Pods that this is about.
+    pub stuck: BTreeMap<String, BTreeSet<String>>,
     /// Why not all missing Pods are made.
     pub limited: Option<String>,
     touched: BTreeSet<String>,
@@ -202,7 +203,14 @@ impl Draft {
 
     /// Says that a Pod waits.
     pub fn wait(&mut self, why: impl Into<String>, pod: &Pod) {
-        self.waits.entry(why.into()).or_default().insert(pod.name.clone());
+        let pods = self.waits.entry(waits::reason(why.into())).or_default();
+        pods.insert(pod.name.clone());
+    }
+
+    /// Says that a Pod will wait until somebody changes something.
+    pub fn stuck(&mut self, why: String, pod: &Pod) {
+        let pods = self.stuck.entry(waits::reason(why)).or_default();
+        pods.insert(pod.name.clone());
     }
 
     pub fn plan(self) -> Plan {

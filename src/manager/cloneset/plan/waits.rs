@@ -1,6 +1,6 @@
 //! What is waited for, in words: which Pods, and the container, node, claim, hook or limit that they wait for.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
@@ -18,6 +18,10 @@ const NAMES: usize = 3;
 const THINGS: usize = 6;
 /// How many bytes of somebody else's words go into a message.
 const QUOTED: usize = 200;
+/// How many bytes a reason has at most.
+const REASON: usize = 500;
+/// How many bytes of what the API server said go into a condition that is about nothing else.
+pub(super) const SAID: usize = 1000;
 /// Reasons of kubelet that every container has on its way.
 const ORDINARY: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
@@ -34,29 +38,52 @@ pub(super) fn waits(view: &View<'_>, draft: &mut Draft) -> String {
     let failed = failed.map(|f| &f.message);
     let failed: BTreeSet<&String> = failed.collect();
     let mut text = String::new();
-    for reason in draft.stuck.iter().chain(&draft.limited) {
+    text += &listed("; stuck: ", &draft.stuck);
+    if let Some(reason) = &draft.limited {
         text += &format!("; {reason}");
     }
-    let parts: Vec<String> = draft
-        .waits
-        .iter()
-        .take(THINGS)
-        .map(|(why, pods)| {
-            let names = first_of(NAMES, pods.iter().map(String::as_str));
-            format!("{names} ({why})")
-        })
-        .collect();
-    if !parts.is_empty() {
-        text += &format!("; waiting: {}", parts.join(", "));
-    }
-    match draft.waits.len().saturating_sub(THINGS) {
-        0 => {}
-        more => text += &format!(" and others for {more} more reasons"),
-    }
+    text += &listed("; waiting: ", &draft.waits);
+    let more = failed.len().saturating_sub(NAMES);
     for message in failed.into_iter().take(NAMES) {
-        text += &format!("; failed: {message}");
+        text += &format!("; failed: {}", cut(message, REASON));
     }
-    text
+    match more {
+        0 => text,
+        more => text + &format!("; {more} more failed"),
+    }
+}
+
+/// The first of these reasons, each with its Pods.
+fn listed(word: &str, reasons: &BTreeMap<String, BTreeSet<String>>) -> String {
+    if reasons.is_empty() {
+        return String::new();
+    }
+    let first = reasons.iter().take(THINGS);
+    let parts = first.map(|(why, pods)| format!("{} ({why})", names(pods)));
+    let text = word.to_owned() + &parts.collect::<Vec<_>>().join(", ");
+    match reasons.len().saturating_sub(THINGS) {
+        0 => text,
+        more => text + &format!(" and others for {more} more reasons"),
+    }
+}
+
+fn names(pods: &BTreeSet<String>) -> String {
+    first_of(NAMES, pods.iter().map(String::as_str))
+}
+
+/// The first thing that cannot be done until somebody changes something.
+pub(super) fn stuck(draft: &Draft) -> Option<String> {
+    let (why, pods) = draft.stuck.first_key_value()?;
+    Some(format!("{}: {why}", names(pods)))
+}
+
+/// A reason as it is told: whatever it is made of, it has an end.
+pub(super) fn reason(why: String) -> String {
+    if why.len() <= REASON {
+        why
+    } else {
+        cut(&why, REASON)
+    }
 }
 
 /// What the Pod lacks to be available.
@@ -126,7 +153,7 @@ fn shut(pod: &Pod) -> Option<String> {
             format!("readiness gate {gate}, held by {}", holders.join(", "))
         }
         (_, "") => format!("readiness gate {gate}"),
-        (_, message) => format!("readiness gate {gate}: {}", cut(message)),
+        (_, message) => format!("readiness gate {gate}: {}", cut(message, QUOTED)),
     })
 }
 
@@ -136,7 +163,7 @@ pub(super) fn no_node(view: &View<'_>, pod: &Pod) -> String {
     let message = scheduled.map(|c| c.message.as_str()).unwrap_or_default();
     let mut text = "a node".to_owned();
     if !message.is_empty() {
-        text += &format!(": {}", cut(message));
+        text += &format!(": {}", cut(message, QUOTED));
     }
     let id = pod.labels.get(keys::CLONESET_INSTANCE_ID);
     let claims = view.observed.claims.iter();
@@ -186,10 +213,10 @@ pub(super) fn items(hook: &LifecycleHook, pod: &Pod, there: bool) -> String {
 }
 
 /// The beginning of what somebody else says.
-fn cut(text: &str) -> String {
-    if text.len() <= QUOTED {
+pub(super) fn cut(text: &str, limit: usize) -> String {
+    if text.len() <= limit {
         return text.to_owned();
     }
-    let end = text.floor_char_boundary(QUOTED);
+    let end = text.floor_char_boundary(limit);
     format!("{}…", text.get(..end).unwrap_or_default())
 }

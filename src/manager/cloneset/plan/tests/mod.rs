@@ -1,4 +1,5 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod bounded;
 mod cases;
 mod faults;
 mod happenings;
