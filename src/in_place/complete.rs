@@ -37,6 +37,8 @@ pub enum Waiting {
     Grace(Option<Timestamp>),
     /// The daemon's word on the environment of a container.
     Environment(String),
+    /// The same in a Pod that cannot be taken out of its Services, so that the daemon does not restart the container.
+    NoGate(String),
     /// kubelet's word that a container has the new resources; with what it says of the resize.
     Resources(String, Option<String>),
     /// A container with the new image; with what is there instead.
@@ -54,6 +56,12 @@ impl fmt::Display for Waiting {
             Self::Grace(Some(until)) => write!(f, "grace period until {}", super::ready::seconds(*until)),
             Self::Grace(None) => f.write_str("grace period"),
             Self::Environment(name) => write!(f, "container {name}: its environment is not known to be new"),
+            Self::NoGate(name) => write!(
+                f,
+                "container {name}: its environment is renewed only in a Pod with readiness gate {}; delete the Pod \
+                 to have one that has it",
+                keys::IN_PLACE_UPDATE_READY
+            ),
             Self::Resources(name, said) => {
                 write!(f, "container {name}: the new resources are not in effect")?;
                 said.iter().try_for_each(|said| write!(f, ": {said}"))
@@ -114,7 +122,11 @@ pub fn containers(pod: &Pod, state: &InPlaceUpdateState) -> Result<(), Waiting> 
             .containers
             .iter()
             .find(|c| !environment_is_new(pod, c, meta.as_ref()));
-        stale.map_or(Ok(()), |c| Err(Waiting::Environment(c.name.clone())))?;
+        let waiting = match pod.gated(keys::IN_PLACE_UPDATE_READY) {
+            true => Waiting::Environment,
+            false => Waiting::NoGate,
+        };
+        stale.map_or(Ok(()), |c| Err(waiting(c.name.clone())))?;
     }
     if state.update_resources {
         let stale = pod.containers.iter().find(|c| !resources_are_new(pod, c));

@@ -270,3 +270,21 @@ fn a_pod_is_out_of_its_services_only_while_something_restarts() {
     assert_eq!(plain["metadata"]["annotations"]["ours"], "not");
     done(&plain);
 }
+
+/// The daemon restarts a container for its environment only while the Pod is out of its Services.
+#[test]
+fn a_pod_without_the_gate_says_so() {
+    let mut pod = updating();
+    let text = pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_STATE]
+        .as_str()
+        .unwrap();
+    let mut state: Value = serde_json::from_str(text).unwrap();
+    state["updateEnvFromMetadata"] = json!(true);
+    pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_STATE] = json!(state.to_string());
+    waits(&pod, "container main: its environment is not known to be new");
+    pod["spec"]["readinessGates"] = json!([]);
+    waits(
+        &pod,
+        "only in a Pod with readiness gate InPlaceUpdateReady; delete the Pod",
+    );
+}

@@ -65,10 +65,15 @@ pub(super) fn update(
         if pending.get(&pod.uid).is_some_and(|p| p.first) || delayed(view, pod, draft) {
             continue;
         }
-        budget.take(available);
-        if let Some((why, writes)) = step(view, pod, target, &mut specs, draft) {
-            pending.remove(&pod.uid);
-            room -= usize::from(draft.patch(view, pod, why, writes));
+        match step(view, pod, target, &mut specs) {
+            // It will not become unavailable, so that others may.
+            Err(why) => draft.stuck(why, pod),
+            Ok(None) => budget.take(available),
+            Ok(Some((why, writes))) => {
+                budget.take(available);
+                pending.remove(&pod.uid);
+                room -= usize::from(draft.patch(view, pod, why, writes));
+            }
         }
         if room == 0 {
             break;
@@ -194,29 +199,29 @@ fn delayed(view: &View<'_>, pod: &Pod, draft: &mut Draft) -> bool {
     until.map(|until| draft.wake_at(until)).is_some()
 }
 
+/// A step of a Pod's update: what for, and its writes.
+type Step = (Why, Vec<Write>);
+
 /// The next step of one Pod's update; nothing while it waits.
-fn step(
-    view: &View<'_>,
-    pod: &Seen<'_>,
-    target: &str,
-    specs: &mut Specs,
-    draft: &mut Draft,
-) -> Option<(Why, Vec<Write>)> {
+///
+/// # Errors
+/// Why there will be none until somebody changes something.
+fn step(view: &View<'_>, pod: &Seen<'_>, target: &str, specs: &mut Specs) -> Result<Option<Step>, String> {
     let rolling = view.spec.rolling_update();
     let policy = rolling.and_then(|r| r.pod_update_policy.as_ref());
     if !matches!(policy, Some(Policy::InPlaceIfPossible | Policy::InPlaceOnly)) {
-        return recreate(pod);
+        return Ok(recreate(pod));
     }
     let spec = match in_place(view, pod, target, specs) {
         Ok(spec) => spec,
-        Err(_) if policy == Some(&Policy::InPlaceIfPossible) => return recreate(pod),
+        Err(_) if policy == Some(&Policy::InPlaceIfPossible) => return Ok(recreate(pod)),
         Err(why) => {
-            let why = format!("policy is InPlaceOnly, and {why}; delete the Pod to have another");
-            draft.stuck(why, pod);
-            return None;
+            return Err(format!(
+                "policy is InPlaceOnly, and {why}; delete the Pod to have another"
+            ));
         }
     };
-    match &pod.state {
+    Ok(match &pod.state {
         State::Normal | State::PreparingNormal if pods::hooked(view.in_place_update(), pod) => {
             let write = lifecycle::write(view, pod, Some(State::PreparingUpdate), None);
             Some((Why::PrepareUpdate, write.into_iter().collect()))
@@ -229,10 +234,9 @@ fn step(
         State::PreparingDelete => None,
         State::Other(word) => {
             let key = keys::LIFECYCLE_STATE;
-            draft.stuck(format!("label {key} is {word:?}, which is no state"), pod);
-            None
+            return Err(format!("label {key} is {word:?}, which is no state"));
         }
-    }
+    })
 }
 
 /// What leads to the target in place.
@@ -259,9 +263,22 @@ fn in_place(view: &View<'_>, pod: &Pod, target: &str, specs: &mut Specs) -> Resu
         grace_seconds: grace.and_then(|g| g.grace_period_seconds).unwrap_or_default(),
     };
     let known = specs.entry(old.name.clone());
-    known
+    let spec = known
         .or_insert_with(|| spec::spec(&as_engine(old), &as_engine(new), &options))
-        .clone()
+        .clone()?;
+    if starts_nothing_anew(pod, &spec) {
+        return Err(MustRecreate::NoGate);
+    }
+    Ok(spec)
+}
+
+/// Whether an environment is to change in a container that nobody would restart: the daemon does so only while the Pod
+/// is out of its Services, and kubelet only for another image.
+fn starts_nothing_anew(pod: &Pod, spec: &Spec) -> bool {
+    let mut readers = spec.container_ref_metadata.keys();
+    spec.update_env_from_metadata
+        && !pod.gated(keys::IN_PLACE_UPDATE_READY)
+        && readers.any(|name| !spec.container_images.contains_key(name))
 }
 
 pub(super) fn as_engine(revision: &super::types::Revision) -> Revision<'_> {

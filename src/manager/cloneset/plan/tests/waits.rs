@@ -8,6 +8,7 @@ use super::histories::{container, rolling, spec};
 use super::world::{HOOK, World};
 use crate::api::keys;
 use crate::in_place::tests::apply;
+use crate::manager::cloneset::plan::Act;
 
 fn message(world: &World) -> String {
     condition(world, "Progressing").unwrap().message
@@ -247,4 +248,38 @@ fn many_reasons_are_counted_and_not_listed() {
     }
     says(&mut world, "and others for 34 more reasons");
     assert!(message(&world).len() < 600, "{}", message(&world));
+}
+
+/// A Pod that was not made by us may lack the gate that takes it out of its Services while a container is restarted.
+#[test]
+fn an_environment_that_nobody_can_renew_is_not_begun_and_says_why() {
+    let mut world = two(false, false);
+    let origin = json!({ "fieldRef": { "fieldPath": "metadata.labels['v']" } });
+    rolling(&mut world, json!({ "podUpdatePolicy": "InPlaceOnly" }));
+    let label = |v: &str| json!({ "template": { "metadata": { "labels": { "v": v } } } });
+    world.edit(&label("1"));
+    settle(&mut world);
+    let env = json!([{ "name": "V", "valueFrom": origin }]);
+    // The Pods have read the label all along, and so did their revision.
+    for revision in &mut world.revisions {
+        revision.data["spec"]["template"]["spec"]["containers"][0]["env"] = env.clone();
+    }
+    container(&mut world, "env", env.clone());
+    for pod in world.pods.values_mut() {
+        pod["spec"]["containers"][0]["env"] = env.clone();
+        pod["spec"]["readinessGates"] = json!([]);
+    }
+    settle(&mut world);
+    world.edit(&label("2"));
+    let patched = |world: &mut World| {
+        let (_, plan) = world.reconcile();
+        plan.acts.iter().any(|act| matches!(act, Act::PatchPod { .. }))
+    };
+    assert!(!patched(&mut world), "it is not begun");
+    let list = names(&world);
+    let words = "policy is InPlaceOnly, and the Pod lacks readiness gate InPlaceUpdateReady; delete the Pod";
+    says(&mut world, &format!("stuck: {list} ({words}"));
+    // With another image kubelet restarts it, and its environment is new.
+    container(&mut world, "image", json!("app:2"));
+    assert!(patched(&mut world));
 }
