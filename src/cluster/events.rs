@@ -1,16 +1,21 @@
 //! Events on objects, published in the background.
 //!
-//! Repeats of one event raise its count instead of making a new object, as client-go's recorder does.
+//! Repeats of one event raise its count instead of making a new object, as client-go's recorder does; many that are
+//! like each other become one, and no object has many written in a while ([`pace`]).
 
-use std::collections::{HashMap, VecDeque};
+mod pace;
+
+use std::time::Instant;
 
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::{Api, Client};
+use serde_json::json;
 use tokio::sync::mpsc;
 
 use super::{Clock, Error, write};
 use crate::ops::metrics::metrics;
+use pace::{Pace, Recent};
 
 /// How an event is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -45,6 +50,8 @@ pub struct Events {
 const QUEUE: usize = 256;
 /// How many past events are remembered to count their repeats.
 const REMEMBERED: usize = 256;
+/// What goes before the latest of many texts that are one event, in the words of client-go.
+const COMBINED: &str = "(combined from similar events): ";
 /// The API server's limit for `message`, in bytes.
 const MESSAGE_LIMIT: usize = 1024;
 
@@ -114,21 +121,32 @@ struct Writer {
     source: EventSource,
 }
 
+/// An event that was written, and how often it came up since.
+struct Past {
+    event: Event,
+    since: i32,
+}
+
 async fn publish_all(writer: Writer, mut rx: mpsc::Receiver<Note>) {
-    let mut past: HashMap<Repeat, Event> = HashMap::new();
-    let mut order: VecDeque<Repeat> = VecDeque::new();
-    while let Some(note) = rx.recv().await {
-        match writer.publish(&note, past.get(&note.repeat)).await {
-            Ok(event) => {
-                if past.insert(note.repeat.clone(), event).is_none() {
-                    order.push_back(note.repeat);
-                }
-                if order.len() > REMEMBERED
-                    && let Some(oldest) = order.pop_front()
-                {
-                    past.remove(&oldest);
-                }
-            }
+    let mut past: Recent<Repeat, Past> = Recent::new(REMEMBERED);
+    let mut pace = Pace::default();
+    while let Some(mut note) = rx.recv().await {
+        let told = pace.say(&note.repeat, Instant::now());
+        let mut key = note.repeat.clone();
+        if told.combined {
+            key.note = COMBINED.to_owned();
+            note.repeat.note = cut(format!("{COMBINED}{}", note.repeat.note));
+        }
+        let known = past.get_mut(&key).map(|known| {
+            known.since += 1;
+            &*known
+        });
+        if !told.now {
+            metrics().events_dropped.inc();
+            continue;
+        }
+        match writer.publish(&note, known).await {
+            Ok(event) => past.insert(key, Past { event, since: 0 }),
             Err(error) => {
                 metrics().events_dropped.inc();
                 tracing::debug!(%error, reason = note.repeat.reason, "event not written");
@@ -138,13 +156,14 @@ async fn publish_all(writer: Writer, mut rx: mpsc::Receiver<Note>) {
 }
 
 impl Writer {
-    async fn publish(&self, note: &Note, past: Option<&Event>) -> Result<Event, Error> {
+    async fn publish(&self, note: &Note, past: Option<&Past>) -> Result<Event, Error> {
         let namespace = note.object.namespace.as_deref().unwrap_or("default");
         let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
-        if let Some(past) = past {
-            let count = past.count.unwrap_or(1) + 1;
-            let patch = serde_json::json!({"count": count, "lastTimestamp": Time(self.clock.now())});
-            match write::patch_merge(&api, past.metadata.name.as_deref().unwrap_or_default(), &patch).await {
+        if let Some(Past { event, since }) = past {
+            let count = event.count.unwrap_or(1).saturating_add(*since);
+            let now = Time(self.clock.now());
+            let patch = json!({ "count": count, "lastTimestamp": now, "message": note.repeat.note });
+            match write::patch_merge(&api, event.metadata.name.as_deref().unwrap_or_default(), &patch).await {
                 Err(error) if error.not_found() => {} // expired meanwhile: begin anew
                 result => return result,
             }

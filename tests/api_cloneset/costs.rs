@@ -3,12 +3,14 @@
 use std::fs;
 use std::time::Instant;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::field::Field;
-use crate::world::World;
+use crate::world::{World, world};
 
 const PODS: usize = 300;
+/// More events than these are not written of a CloneSet in a few minutes, whatever becomes of it.
+const EVENTS: usize = 40;
 
 /// Seconds of processor time that a process has had, and its resident memory in MB.
 fn footprint(pid: i32) -> (f64, u64) {
@@ -55,8 +57,31 @@ async fn two_writes_make_a_pod_and_three_update_it_in_place() {
     field.until_pods("web", "gone", |pods| pods.is_empty()).await;
     step("deleted", PODS);
     // How many there are depends on how busy the machine is; what must not be is one a Pod.
-    for resource in ["clonesets/status", "events"] {
+    for (resource, most) in [("clonesets/status", PODS), ("events", EVENTS)] {
         let writes = field.writes().iter().filter(|w| w.1 == resource).count();
-        assert!(writes < PODS, "{writes} writes of {resource}");
+        assert!(writes < most, "{writes} writes of {resource}");
     }
+}
+
+/// Each Pod is an event of its own, and of many there are the first, and then one for all.
+#[tokio::test]
+async fn a_rollout_one_by_one_tells_few_events() {
+    let field = Field::new(world(), "one-by-one").await;
+    let rolling = json!({ "rollingUpdate": { "maxUnavailable": 1 } });
+    let spec = json!({ "replicas": 40, "updateStrategy": rolling, "scaleStrategy": { "maxUnavailable": 5 } });
+    field.set("web", spec).await;
+    field.settled("web").await;
+    field.image("web", "example.com/app:2").await;
+    field.settled("web").await;
+    let writes = field.writes().into_iter().filter(|w| w.1 == "events").count();
+    assert!(writes < EVENTS, "{writes} writes of events");
+    let events = field
+        .api("", "v1", "Event")
+        .list(&Default::default())
+        .await
+        .unwrap();
+    let of_update = events.items.iter().map(|event| json!(event));
+    let of_update = of_update.filter(|event| event["reason"] == "SuccessfulUpdatePodInPlace");
+    let told: Vec<Value> = of_update.collect();
+    assert!((5..=11).contains(&told.len()), "{told:#?}");
 }

@@ -27,7 +27,7 @@ pub(super) fn scale(view: &View<'_>, claims: &BTreeSet<&str>, draft: &mut Draft)
     let numbers = view.numbers(|pod| view.scaled_as_updated(pod));
     // Without any revision there is nothing to make Pods of.
     if numbers.scale_up > 0 && view.revision(&view.observed.update).is_some() {
-        limited(view, &numbers, draft);
+        limited(&numbers, draft);
         if make(view, claims, &numbers, draft) {
             return true;
         }
@@ -85,7 +85,7 @@ fn keep(view: &View<'_>, draft: &mut Draft) -> bool {
 }
 
 /// Says that fewer Pods are made than are missing.
-fn limited(view: &View<'_>, numbers: &Numbers, draft: &mut Draft) {
+fn limited(numbers: &Numbers, draft: &mut Draft) {
     if numbers.scale_up <= numbers.scale_up_limit {
         return;
     }
@@ -93,15 +93,12 @@ fn limited(view: &View<'_>, numbers: &Numbers, draft: &mut Draft) {
         "{} Pods are missing, of which scaleStrategy.maxUnavailable allows {} to be made now",
         numbers.scale_up, numbers.scale_up_limit
     );
-    let status = view.observed.set.status.as_ref();
-    let told = status.and_then(|s| s.observed_generation) == view.observed.set.metadata.generation;
-    if numbers.scale_up_limit > 0 || !told {
-        draft.events.push(Event {
-            warning: true,
-            reason: "ScaleUpLimited",
-            message: message.clone(),
-        });
-    }
+    // Numbers would make it another event with each Pod that comes up.
+    draft.events.push(Event {
+        warning: true,
+        reason: "ScaleUpLimited",
+        message: "scaleStrategy.maxUnavailable allows fewer Pods to be made now than are missing".to_owned(),
+    });
     draft.limited = Some(message);
 }
 
