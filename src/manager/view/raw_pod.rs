@@ -1,4 +1,4 @@
-//! A Pod as the API server sends it, with every field, known to us or not.
+//! A Pod as it is sent to the API server, and as much of what comes back as anybody here looks at.
 
 use std::fmt;
 
@@ -8,7 +8,8 @@ use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-/// A Pod as the API server sends it. Only its metadata is typed, and holds no more than what names the object.
+/// A Pod. One that was read lacks what nobody looks at, so it is never to be written back: Pods are patched. Only its
+/// metadata is typed, and holds no more than what names the object.
 #[derive(kube::Resource, Clone, Debug, Default, PartialEq)]
 #[resource(inherit = Pod)]
 pub struct RawPod {
@@ -17,7 +18,8 @@ pub struct RawPod {
 }
 
 impl RawPod {
-    /// The whole Pod, but for who manages which field.
+    /// The Pod. Of one that was read: metadata without who manages which field, status, and of the spec only
+    /// [`SPEC`].
     #[must_use]
     pub fn json(&self) -> &Value {
         &self.json
@@ -44,11 +46,26 @@ impl<'de> Deserialize<'de> for RawPod {
     }
 }
 
-/// What is being read. Who manages which field is a large part of a Pod, and is passed over without being looked at.
+/// What is read of a Pod's spec; volumes, tolerations and the like are as much again.
+const SPEC: [&str; 3] = ["containers", "nodeName", "readinessGates"];
+
+/// What is being read. Who manages which field is a large part of a Pod. That and most of the spec is passed over
+/// without being looked at.
 #[derive(Clone, Copy)]
 enum Part {
     Pod,
     Metadata,
+    Spec,
+}
+
+impl Part {
+    fn reads(self, key: &str) -> bool {
+        match self {
+            Self::Pod => true,
+            Self::Metadata => key != "managedFields",
+            Self::Spec => SPEC.contains(&key),
+        }
+    }
 }
 
 impl<'de> DeserializeSeed<'de> for Part {
@@ -69,12 +86,13 @@ impl<'de> Visitor<'de> for Part {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
         let mut object = Map::new();
         while let Some(key) = map.next_key::<String>()? {
+            if !self.reads(&key) {
+                map.next_value::<IgnoredAny>()?;
+                continue;
+            }
             let value = match (self, key.as_str()) {
                 (Self::Pod, "metadata") => map.next_value_seed(Self::Metadata)?,
-                (Self::Metadata, "managedFields") => {
-                    map.next_value::<IgnoredAny>()?;
-                    continue;
-                }
+                (Self::Pod, "spec") => map.next_value_seed(Self::Spec)?,
                 _ => map.next_value()?,
             };
             object.insert(key, value);
@@ -97,11 +115,12 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn everything_is_read_but_who_manages_what() {
-        let spec = json!({ "unknown": { "managedFields": [1] }, "containers": [] });
+    fn what_nobody_looks_at_is_not_read() {
+        let spec = json!({ "nodeName": "n", "containers": [{ "unknown": { "managedFields": [1] } }] });
         let mut pod = json!({ "apiVersion": "v1", "kind": "Pod", "spec": spec, "metadata": {
             "name": "p", "namespace": "n", "uid": "u", "resourceVersion": "7", "labels": { "managedFields": "x" } } });
         let want = pod.clone();
+        pod["spec"]["volumes"] = json!([{ "name": "v", "projected": { "sources": [] } }]);
         pod["metadata"]["managedFields"] = json!([{ "manager": "m", "fieldsV1": { "f:spec": {} } }]);
         let read: RawPod = serde_json::from_str(&pod.to_string()).unwrap();
         assert_eq!(*read.json(), want);
@@ -110,5 +129,6 @@ mod tests {
         assert_eq!(names.map(|n| n.as_deref().unwrap()), ["p", "n", "u", "7"]);
         assert_eq!(serde_json::to_value(&read).unwrap(), want);
         assert!(serde_json::from_str::<RawPod>("[]").is_err());
+        assert!(serde_json::from_str::<RawPod>(r#"{"spec":[]}"#).is_err());
     }
 }
