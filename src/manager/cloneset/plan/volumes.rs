@@ -54,7 +54,7 @@ pub(super) fn clean_up<'a>(view: &View<'a>, draft: &mut Draft) -> BTreeSet<&'a s
 }
 
 /// The merge patch that makes a Pod the one owner of a claim, so that the garbage collector deletes the claim once the
-/// Pod is gone.
+/// Pod is gone. It blocks nobody's deletion, which would take a right over the finalizers of Pods.
 #[must_use]
 pub fn hand_over(name: &str, uid: &str) -> Value {
     json!({ "metadata": { "ownerReferences": [{
@@ -63,7 +63,6 @@ pub fn hand_over(name: &str, uid: &str) -> Value {
         "name": name,
         "uid": uid,
         "controller": true,
-        "blockOwnerDeletion": true,
     }]}})
 }
 
