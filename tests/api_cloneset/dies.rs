@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 
+use crate::errors::{quota, says};
 use crate::field::Field;
 use crate::lost::{Bed, alone, matched, spec, until_replaced, unwanted};
+use crate::pods;
 use crate::proxy::Loss;
 use crate::waits;
 
@@ -71,4 +73,36 @@ async fn a_pod_that_stays_after_all_gives_its_claim_back() {
     bed.manager.start().unwrap();
     field.settled("web").await;
     assert_eq!(matched(&field).await, before);
+}
+
+#[tokio::test]
+async fn claims_that_wait_for_their_pods_are_used_by_the_next_manager_or_go() {
+    let mut bed = alone().await;
+    let mut fields = Vec::new();
+    for (namespace, reuse) in [("waits-reused", true), ("waits", false)] {
+        let field = Field::new(bed.world, namespace).await;
+        quota(&field, "pods", 0).await;
+        field.set("web", spec(reuse)).await;
+        says(&field, "FailedScale", "exceeded quota: few").await;
+        let before: Vec<String> = field.claims().await.iter().map(pods::name).collect();
+        assert!(!before.is_empty());
+        fields.push((field, reuse, before));
+    }
+    bed.manager.kill().unwrap();
+    for (field, ..) in &fields {
+        quota(field, "pods", 99).await;
+    }
+    bed.manager.start().unwrap();
+    for (field, reuse, before) in &fields {
+        field.settled("web").await;
+        let after = matched(field).await;
+        let used = before
+            .iter()
+            .filter(|claim| after.contains_key(&claim["data-".len()..]));
+        assert_eq!(
+            used.count(),
+            if *reuse { before.len() } else { 0 },
+            "{before:?} {after:?}"
+        );
+    }
 }

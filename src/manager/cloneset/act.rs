@@ -200,8 +200,9 @@ async fn create_pod(work: &Work<'_>, name: &str, pod: &Value, claims: &[Value]) 
             keep_pod(work, &stored);
             Ok(())
         }
-        Err(error) if error.already_exists() || error.in_doubt() => match look_up_pod(work, name).await {
-            Ok(Some(pod)) if pod.controller.as_ref() == Some(&work.uid) => Ok(()),
+        // Whose the name is must be known before it is given up.
+        Err(error) if error.already_exists() || error.in_doubt() => match look_up_pod(work, name).await? {
+            Some(pod) if pod.controller.as_ref() == Some(&work.uid) => Ok(()),
             _ => Err(error),
         },
         Err(error) => Err(error),
