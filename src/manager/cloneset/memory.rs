@@ -1,5 +1,7 @@
 //! What is remembered of a CloneSet from one pass to the next, and lost without harm.
 
+mod pace;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -10,6 +12,7 @@ use super::history::Unfit;
 use super::plan::{Concern, Failure, LeftOver, Subject, Template};
 use super::revision::Wanted;
 use crate::cluster::Error;
+use pace::Pace;
 
 /// First pause after a failure; doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -21,10 +24,6 @@ const ASK_AGAIN: Duration = Duration::from_secs(60);
 const CONFLICTS: u32 = 5;
 /// So many failures in a row that may pass by themselves are told.
 const WORTH_A_WORD: u32 = 3;
-/// Statuses within this time go together.
-const TOGETHER: Duration = Duration::from_millis(100);
-/// The longest that a status waits for the next while changes do not end.
-const LONGEST_TOGETHER: Duration = Duration::from_secs(1);
 
 /// For each second that planning takes, so many are left for everything else.
 const REST: u32 = 4;
@@ -35,7 +34,7 @@ const BUSY: u32 = 100;
 /// The least pause after that: no defect of ours is to keep the API server busy.
 const BUSY_REST: Duration = Duration::from_millis(200);
 
-/// A template that has no revision, and for whose it is not to be tried before a time.
+/// A template that has no revision, and when one is tried for again.
 struct Unsettled {
     /// The generation that this is about.
     generation: i64,
@@ -77,6 +76,8 @@ pub struct Memory {
     pub said: BTreeSet<String>,
     /// How statuses are paced.
     pub told: Pace,
+    /// When old revisions that could not be deleted may be tried again.
+    trim_again: Option<Instant>,
 }
 
 impl Memory {
@@ -185,6 +186,16 @@ impl Memory {
         (said, wait)
     }
 
+    /// Whether old revisions may be deleted now.
+    pub fn may_trim(&self, now: Instant) -> bool {
+        self.trim_again.is_none_or(|again| again <= now)
+    }
+
+    /// An old revision could not be deleted: as nothing waits for that, it is not tried with each pass.
+    pub fn not_trimmed(&mut self, now: Instant) {
+        self.trim_again = Some(now + LONGEST_PAUSE);
+    }
+
     /// Forgets failures whose time has long passed: what they were about is done, or not wanted any more. Another
     /// generation is tried at once: it may be what mends them. Claims made of other templates are not to be used.
     pub fn forget(&mut self, generation: i64, templates: &[Value], now: Timestamp) {
@@ -212,43 +223,6 @@ impl Memory {
 fn pause(tries: u32, error: &Error) -> Duration {
     let doubled = FIRST_PAUSE.saturating_mul(1 << tries.saturating_sub(1).min(16));
     error.retry_after().unwrap_or(doubled).min(LONGEST_PAUSE)
-}
-
-/// When a status is written: changes within 0.1 s go together, and more of them while there is no end of changes.
-#[derive(Default)]
-pub struct Pace {
-    /// Since when it is known that the status is another.
-    since: Option<Instant>,
-    wrote: Option<Instant>,
-    pause: Duration,
-}
-
-impl Pace {
-    /// The status is as it was told.
-    pub fn same(&mut self) {
-        self.since = None;
-    }
-
-    /// The status is another: how long to wait before it is written.
-    pub fn another(&mut self, now: Instant) -> Duration {
-        let since = *self.since.get_or_insert(now);
-        let next = self.wrote.map_or(since, |wrote| wrote + self.pause);
-        (since + TOGETHER).max(next).saturating_duration_since(now)
-    }
-
-    /// It is being written.
-    pub fn written(&mut self, now: Instant) {
-        let busy = self
-            .wrote
-            .is_some_and(|wrote| now.duration_since(wrote) < self.pause * 2);
-        self.pause = if busy {
-            (self.pause * 2).min(LONGEST_TOGETHER)
-        } else {
-            TOGETHER
-        };
-        self.wrote = Some(now);
-        self.since = None;
-    }
 }
 
 #[cfg(test)]
@@ -364,6 +338,15 @@ mod tests {
     }
 
     #[test]
+    fn old_revisions_that_cannot_be_deleted_wait_for_a_while() {
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        assert!(memory.may_trim(now));
+        memory.not_trimmed(now);
+        assert!(!memory.may_trim(now + LONGEST_PAUSE / 2));
+        assert!(memory.may_trim(now + LONGEST_PAUSE));
+    }
+
+    #[test]
     fn after_a_failure_pods_are_made_slowly_at_first() {
         let mut memory = Memory::default();
         memory.made(64, true, 64);
@@ -373,24 +356,5 @@ mod tests {
             memory.made(memory.width(), false, 64);
         }
         assert_eq!(widths, [1, 2, 4, 8, 16, 32, usize::MAX]);
-    }
-
-    #[test]
-    fn statuses_within_a_tenth_of_a_second_go_together() {
-        let (mut pace, start) = (Pace::default(), Instant::now());
-        assert_eq!(pace.another(start), TOGETHER);
-        assert_eq!(pace.another(start + TOGETHER / 2), TOGETHER / 2);
-        assert_eq!(pace.another(start + TOGETHER), Duration::ZERO);
-        let mut now = start + TOGETHER;
-        let mut pauses = Vec::new();
-        for _ in 0..6 {
-            pace.written(now);
-            let wait = pace.another(now);
-            pauses.push(wait.as_millis());
-            now += wait;
-        }
-        assert_eq!(pauses, [100, 200, 400, 800, 1000, 1000]);
-        pace.written(now + Duration::from_secs(60));
-        assert_eq!(pace.another(now + Duration::from_secs(120)), TOGETHER);
     }
 }

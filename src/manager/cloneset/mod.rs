@@ -206,9 +206,11 @@ async fn pass(work: &Work<'_>, memory: &mut Memory, word: &mut &'static str) -> 
     report::tell(work, done.tally, planned.events, memory);
     let status = report::status(work, planned.status, !done.acted, memory).await?;
     if !done.acted
+        && memory.may_trim(Instant::now())
         && let Err(error) = history::trim(work, &history, &observed.pods).await
     {
         tracing::warn!(set = %work.name, %error, "old revisions stay for now");
+        memory.not_trimmed(Instant::now());
     }
     let at_once = done.acted.then_some(Duration::ZERO);
     let unseen = work.index().next_look_up(&work.uid, Instant::now());
