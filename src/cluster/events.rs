@@ -49,7 +49,7 @@ pub struct Events {
 /// Events that wait to be written; more are dropped and counted, for no event is worth a stall.
 const QUEUE: usize = 256;
 /// How many past events are remembered to count their repeats.
-const REMEMBERED: usize = 256;
+const REMEMBERED: usize = 1024;
 /// What goes before the latest of many texts that are one event, in the words of client-go.
 const COMBINED: &str = "(combined from similar events): ";
 /// The API server's limit for `message`, in bytes.
@@ -121,10 +121,10 @@ struct Writer {
     source: EventSource,
 }
 
-/// An event that was written, and how often it came up since.
+/// An event that was written: its name, and how often it came up, since then too.
 struct Past {
-    event: Event,
-    since: i32,
+    name: String,
+    count: i32,
 }
 
 async fn publish_all(writer: Writer, mut rx: mpsc::Receiver<Note>) {
@@ -138,7 +138,7 @@ async fn publish_all(writer: Writer, mut rx: mpsc::Receiver<Note>) {
             note.repeat.note = cut(format!("{COMBINED}{}", note.repeat.note));
         }
         let known = past.get_mut(&key).map(|known| {
-            known.since += 1;
+            known.count = known.count.saturating_add(1);
             &*known
         });
         if !told.now {
@@ -146,7 +146,7 @@ async fn publish_all(writer: Writer, mut rx: mpsc::Receiver<Note>) {
             continue;
         }
         match writer.publish(&note, known).await {
-            Ok(event) => past.insert(key, Past { event, since: 0 }),
+            Ok(written) => past.insert(key, written),
             Err(error) => {
                 metrics().events_dropped.inc();
                 tracing::debug!(%error, reason = note.repeat.reason, "event not written");
@@ -156,19 +156,19 @@ async fn publish_all(writer: Writer, mut rx: mpsc::Receiver<Note>) {
 }
 
 impl Writer {
-    async fn publish(&self, note: &Note, past: Option<&Past>) -> Result<Event, Error> {
+    async fn publish(&self, note: &Note, past: Option<&Past>) -> Result<Past, Error> {
         let namespace = note.object.namespace.as_deref().unwrap_or("default");
         let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
-        if let Some(Past { event, since }) = past {
-            let count = event.count.unwrap_or(1).saturating_add(*since);
+        if let Some(Past { name, count }) = past {
             let now = Time(self.clock.now());
             let patch = json!({ "count": count, "lastTimestamp": now, "message": note.repeat.note });
-            match write::patch_merge(&api, event.metadata.name.as_deref().unwrap_or_default(), &patch).await {
+            match write::patch_merge(&api, name, &patch).await {
                 Err(error) if error.not_found() => {} // expired meanwhile: begin anew
-                result => return result,
+                result => return result.map(|event| written(&event)),
             }
         }
-        write::create(&api, &self.event(note, namespace)).await
+        let event = write::create(&api, &self.event(note, namespace)).await?;
+        Ok(written(&event))
     }
 
     fn event(&self, note: &Note, namespace: &str) -> Event {
@@ -196,6 +196,13 @@ impl Writer {
             count: Some(1),
             ..Event::default()
         }
+    }
+}
+
+fn written(event: &Event) -> Past {
+    Past {
+        name: event.metadata.name.clone().unwrap_or_default(),
+        count: event.count.unwrap_or(1),
     }
 }
 
