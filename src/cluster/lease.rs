@@ -104,7 +104,7 @@ impl Election {
                 change = changes.next() => match change {
                     Some(Ok(Event::Apply(lease) | Event::InitApply(lease))) => {
                         seen = Some(sight(seen, lease));
-                        look = due(seen.as_ref());
+                        look = self.due(seen.as_ref());
                     }
                     Some(Ok(Event::Delete(_))) => { seen = None; look = Instant::now(); }
                     Some(Ok(_)) => {}
@@ -119,7 +119,7 @@ impl Election {
                     let began = Instant::now();
                     match self.attempt(&mut seen).await {
                         Ok(Some(lease)) => return self.held(lease, began),
-                        Ok(None) => look = due(seen.as_ref()).max(Instant::now() + RETRY),
+                        Ok(None) => look = self.due(seen.as_ref()).max(Instant::now() + RETRY),
                         Err(error) => {
                             tracing::debug!(lease = self.name, %error, "lease not taken");
                             look = Instant::now() + RETRY;
@@ -128,6 +128,11 @@ impl Election {
                 }
             }
         }
+    }
+
+    /// When to try for the Lease.
+    fn due(&self, seen: Option<&Sight>) -> Instant {
+        seen.map_or_else(Instant::now, |seen| free_at(seen, &self.identity))
     }
 
     /// Opens the fence for as long as the Lease is surely ours after that write.
@@ -145,7 +150,7 @@ impl Election {
             };
         };
         let now = sight(seen.take(), lease);
-        let free = expired(&now, &self.identity, Instant::now());
+        let free = Instant::now() >= free_at(&now, &self.identity);
         let taken = if free {
             match within(write::replace(&self.api, &self.fresh(Some(&now.lease)))).await {
                 Err(error) if error.conflict() => None,
@@ -299,18 +304,11 @@ fn sight(old: Option<Sight>, lease: Lease) -> Sight {
     }
 }
 
-/// When to try for the Lease.
-fn due(seen: Option<&Sight>) -> Instant {
-    seen.filter(|s| holder(&s.lease).is_some())
-        .map_or_else(Instant::now, |s| s.at + duration_of(&s.lease))
-}
-
-/// Whether `identity` may take the Lease.
-fn expired(seen: &Sight, identity: &str, now: Instant) -> bool {
+/// From when on `identity` may take the Lease: at once where nobody else holds it.
+fn free_at(seen: &Sight, identity: &str) -> Instant {
     match holder(&seen.lease) {
-        None => true,
-        Some(holder) if holder == identity => true,
-        Some(_) => now >= seen.at + duration_of(&seen.lease),
+        Some(other) if other != identity => seen.at + duration_of(&seen.lease),
+        _ => seen.at,
     }
 }
 
@@ -352,9 +350,8 @@ mod tests {
             lease: lease("other", 15, "1"),
             at: start,
         };
-        assert!(!expired(&seen, "me", start + Duration::from_secs(14)));
-        assert!(expired(&seen, "me", start + Duration::from_secs(15)));
-        assert!(expired(&seen, "other", start), "its own holder may take it again");
+        assert_eq!(free_at(&seen, "me"), start + Duration::from_secs(15));
+        assert_eq!(free_at(&seen, "other"), start, "its own holder need not wait");
     }
 
     #[test]
@@ -376,8 +373,7 @@ mod tests {
             lease: lease("", 15, "1"),
             at: Instant::now(),
         };
-        assert!(expired(&seen, "me", Instant::now()));
-        assert!(due(Some(&seen)) <= Instant::now());
+        assert_eq!(free_at(&seen, "me"), seen.at);
     }
 
     #[test]
