@@ -60,6 +60,12 @@ async fn a_pod_that_is_refused_is_told_and_made_under_its_name_when_it_may() {
         .await;
     says(&field, "FailedScale", "exceeded quota: few").await;
     field.event("FailedCreate", "web").await;
+    // The two that were made are waited for until they are ready.
+    let alone = |set: &kruise::api::cloneset::CloneSet| {
+        let mut conditions = set.status.iter().flat_map(|s| &s.conditions);
+        conditions.any(|c| c.message.starts_with("CloneSet is progressing; failed: "))
+    };
+    until(&field.sets(), "web", "short of one Pod only", alone).await;
     let text = field.described("web");
     println!("{text}");
     let words = "API server refused: pods \"web-*\" is forbidden: exceeded quota: few, requested: pods=1, used: pods=2, \
