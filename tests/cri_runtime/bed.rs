@@ -1,6 +1,7 @@
 //! containerd with its registries, a client, and a registry that does what the test wants.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,15 +19,28 @@ pub struct Bed {
     pub registry: FakeRegistry,
 }
 
+/// A client of containerd, which listens before it is ready to answer.
+async fn connect(socket: &Path) -> Client {
+    let start = Instant::now();
+    loop {
+        match Client::connect(socket).await {
+            Ok((client, _)) => return client,
+            Err(error) => assert!(
+                matches!(error, Error::Unreachable { .. }) && start.elapsed() < Duration::from_secs(60),
+                "after its start: {error:?}"
+            ),
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
 impl Bed {
     pub async fn start(suite: &'static str) -> Self {
         let runtime = tokio::task::spawn_blocking(move || Runtime::start(suite))
             .await
             .unwrap()
             .unwrap();
-        let (client, _) = Client::connect(&runtime.socket())
-            .await
-            .expect("containerd answers");
+        let client = connect(&runtime.socket()).await;
         let registry = FakeRegistry::start().await;
         let url = format!("http://{}:{}", runtime.host_address(), registry.port());
         runtime.registry.serve("fake.test", &url).unwrap();
