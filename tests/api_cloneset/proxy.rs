@@ -103,7 +103,9 @@ impl Proxy {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.unwrap().block_on(async {
                 let shared = Arc::new(Shared::new(&file).await);
-                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                let listener = TcpListener::bind(("127.0.0.1", xtask::port::reserve().unwrap()))
+                    .await
+                    .unwrap();
                 let address = listener.local_addr().unwrap();
                 let proxy = Self {
                     address,

@@ -1,6 +1,5 @@
 //! The API server with everything from `deploy/default`, and our webhook server as the manager's account.
 
-use std::net::TcpListener;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -54,11 +53,7 @@ impl Replica {
         let kubeconfig = plane
             .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
             .unwrap();
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
+        let port = xtask::port::reserve().unwrap();
         let options = admission::Options {
             namespace: "kruise-system".into(),
             host: Some("127.0.0.1".into()),

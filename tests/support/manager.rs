@@ -1,10 +1,10 @@
 //! Our manager as a process of a bed, as its own account.
 
-use std::net::TcpListener;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 
 use xtask::cluster::{Bound, Component, ControlPlane, wait};
+use xtask::port;
 
 use super::readiness::{readiness, ready};
 use super::waits::PATIENCE;
@@ -62,9 +62,8 @@ impl Manager {
 
     /// The same, with these arguments besides those that say where things are.
     pub fn somewhere_with(plane: &ControlPlane, name: &'static str, more: &[String]) -> Self {
-        let held = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        let [health, webhooks] = held.map(|held| held.local_addr().unwrap());
-        Self::with(plane, name, &health.to_string(), webhooks.port(), more)
+        let health = format!("127.0.0.1:{}", port::reserve().unwrap());
+        Self::with(plane, name, &health, port::reserve().unwrap(), more)
     }
 
     /// Waits until its readiness answer has these words, whatever its code.

@@ -6,6 +6,7 @@ pub mod codegen;
 pub mod demo;
 pub mod image;
 pub mod peer;
+pub mod port;
 pub mod test;
 
 mod parts;

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::Write;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use crate::parts::Cache;
 use crate::parts::prepare::{self, Part};
 use crate::process::{ends_with_us, finish};
 use crate::sandbox::{Network, Sandbox};
-use crate::wait;
+use crate::{port, wait};
 
 /// Begins the field manager of writes that change nothing, by which the end of the audit log is told.
 const MARK: &str = "audit-mark-";
@@ -301,19 +300,14 @@ impl Ports {
     }
 
     fn free() -> Result<Self> {
-        // Held together, so that no two are the same; released just before the programs take them.
-        let held: Vec<TcpListener> = (0..5)
-            .map(|_| TcpListener::bind("127.0.0.1:0"))
-            .collect::<Result<_, _>>()?;
-        let port = |i: usize| held[i].local_addr().map(|a| a.port());
         Ok(Self {
             host: "127.0.0.1".into(),
             bind: "127.0.0.1".into(),
-            apiserver: port(0)?,
-            etcd: port(1)?,
-            etcd_peer: port(2)?,
-            controller_manager: port(3)?,
-            scheduler: port(4)?,
+            apiserver: port::reserve()?,
+            etcd: port::reserve()?,
+            etcd_peer: port::reserve()?,
+            controller_manager: port::reserve()?,
+            scheduler: port::reserve()?,
             services: false,
         })
     }

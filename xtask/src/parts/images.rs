@@ -1,7 +1,6 @@
 //! Container images, made without a container engine, and those that every bed's registry holds at its start.
 
 use std::fs;
-use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,6 +10,7 @@ use anyhow::{Context, Result};
 
 use super::cache::Cache;
 use crate::cluster::registry;
+use crate::port;
 use crate::process::{finish, run};
 use crate::sandbox::Sandbox;
 
@@ -154,7 +154,7 @@ pub(crate) fn seed(cache: &Cache) -> Result<()> {
     fs::create_dir_all(&dir)?;
     let store = target.with_extension("part");
     fs::remove_dir_all(&store).ok();
-    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let port = port::reserve()?;
     let sandbox = Arc::new(Sandbox::new(cache, false)?);
     let mut server = registry::component(&sandbox, "registry", &store, "127.0.0.1", port, None)?;
     server.start()?;
