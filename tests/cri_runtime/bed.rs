@@ -1,7 +1,6 @@
 //! containerd with its registries, a client, and a registry that does what the test wants.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,15 +18,15 @@ pub struct Bed {
     pub registry: FakeRegistry,
 }
 
-/// A client of containerd, which listens before it is ready to answer.
-async fn connect(socket: &Path) -> Client {
+/// Tries again and again while the runtime says that it is starting: it listens before it is ready to answer.
+async fn when_it_is_up<T>(attempt: impl AsyncFn() -> Result<T, Error>) -> T {
     let start = Instant::now();
     loop {
-        match Client::connect(socket).await {
-            Ok((client, _)) => return client,
+        match attempt().await {
+            Ok(done) => return done,
             Err(error) => assert!(
                 matches!(error, Error::Unreachable { .. }) && start.elapsed() < Duration::from_secs(60),
-                "after its start: {error:?}"
+                "after a start: {error:?}"
             ),
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -40,7 +39,8 @@ impl Bed {
             .await
             .unwrap()
             .unwrap();
-        let client = connect(&runtime.socket()).await;
+        let socket = runtime.socket();
+        let (client, _) = when_it_is_up(async || Client::connect(&socket).await).await;
         let registry = FakeRegistry::start().await;
         let url = format!("http://{}:{}", runtime.host_address(), registry.port());
         runtime.registry.serve("fake.test", &url).unwrap();
@@ -60,17 +60,9 @@ impl Bed {
         tokio::spawn(async move { client.pull_image(&request).await })
     }
 
-    /// Pulls with the client from before a restart, again and again while the runtime says that it is starting.
+    /// Pulls with the client from before a restart.
     pub async fn pull_when_it_is_up(&self, image: &str) {
-        let start = Instant::now();
-        while let Err(error) = self.pull(image).await {
-            let starting = matches!(error, Error::Unreachable { .. });
-            assert!(
-                starting && start.elapsed() < Duration::from_secs(60),
-                "after a restart: {error:?}"
-            );
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
+        when_it_is_up(async || self.pull(image).await).await;
     }
 
     /// Waits until so many bytes are there; no event tells of bytes.
