@@ -24,7 +24,7 @@ pub use error::Error;
 pub(crate) use error::chain;
 pub use events::{EventType, Events};
 pub use fence::Fence;
-pub use readable::Readable;
+pub use readable::{Readable, readable};
 pub use watch::{Change, Key, Mirror, mirror};
 
 /// A connection to one cluster, cheap to clone.

@@ -25,7 +25,7 @@ pub struct Readable<K> {
 
 impl<K: Resource<DynamicType = ()>> Readable<K> {
     /// The object. One that cannot be read is told of in the log and in a warning on it, and left out.
-    pub fn read(self, events: &Events) -> Option<K> {
+    fn read(self, events: &Events) -> Option<K> {
         let why = match self.object {
             Ok(object) => return Some(object),
             Err(why) => why,
@@ -45,6 +45,15 @@ impl<K: Resource<DynamicType = ()>> Readable<K> {
         events.publish(reference, EventType::Warning, "Unreadable", "Reading", note);
         None
     }
+}
+
+/// What `project` makes of the objects that can be read, for a [`mirror`](super::mirror) of them.
+pub fn readable<K: Resource<DynamicType = ()>, T>(
+    events: &Events,
+    project: impl Fn(K) -> Option<T> + Send + 'static,
+) -> impl Fn(Readable<K>) -> Option<T> + Send + 'static {
+    let events = events.clone();
+    move |one| project(one.read(&events)?)
 }
 
 /// What names an object.

@@ -15,7 +15,7 @@ use crate::api::image_pull_job::ImagePullJob;
 use crate::api::keys;
 use crate::api::node_image::NodeImage;
 use crate::cluster::write::Object;
-use crate::cluster::{Cluster, Mirror, Readable, mirror};
+use crate::cluster::{Cluster, Mirror, mirror, readable};
 use crate::ops::supervise::Supervisor;
 
 /// What is known of the cluster; clones share it.
@@ -47,23 +47,31 @@ impl Stores {
     #[must_use]
     pub fn start(cluster: &Cluster, supervisor: &mut Supervisor) -> Self {
         let mut start = Start { cluster, supervisor };
+        // Kinds with fields that the API server takes as they are: what cannot be read is left out.
+        let events = &cluster.events;
         Self {
             nodes: start.watch("watch of nodes", None, |o: Node| Some(NodeView::from(o))),
-            node_images: start.watch_readable("watch of nodeimages", None, |o: NodeImage| {
-                Some(NodeImageView::from(o))
-            }),
-            jobs: start.watch_readable("watch of imagepulljobs", None, whole::<ImagePullJob>),
+            node_images: start.watch(
+                "watch of nodeimages",
+                None,
+                readable(events, |o: NodeImage| Some(NodeImageView::from(o))),
+            ),
+            jobs: start.watch(
+                "watch of imagepulljobs",
+                None,
+                readable(events, whole::<ImagePullJob>),
+            ),
             pods: start.watch("watch of pods", None, |o: RawPod| Some(PodView::from(&o))),
-            requests: start.watch_readable(
+            requests: start.watch(
                 "watch of containerrecreaterequests",
                 None,
-                whole::<ContainerRecreateRequest>,
+                readable(events, whole::<ContainerRecreateRequest>),
             ),
-            clone_sets: start.watch_readable("watch of clonesets", None, whole::<CloneSet>),
-            revisions: start.watch_readable(
+            clone_sets: start.watch("watch of clonesets", None, readable(events, whole::<CloneSet>)),
+            revisions: start.watch(
                 "watch of controllerrevisions",
                 Some(keys::REVISION_HASH),
-                |o: ControllerRevision| RevisionView::of(&o),
+                readable(events, |o: ControllerRevision| RevisionView::of(&o)),
             ),
             claims: start.watch(
                 "watch of persistentvolumeclaims",
@@ -129,21 +137,6 @@ impl Start<'_> {
         let (mirror, task) = mirror(Api::all(self.cluster.client.clone()), config, project);
         self.supervisor.spawn_endless(name, task);
         mirror
-    }
-
-    /// The same for a kind with fields that the API server takes as they are: what cannot be read is left out.
-    fn watch_readable<K, T>(
-        &mut self,
-        name: &'static str,
-        label: Option<&str>,
-        project: impl Fn(K) -> Option<T> + Send + 'static,
-    ) -> Mirror<T>
-    where
-        K: Object + Send + Sync + 'static,
-        T: PartialEq + Send + Sync + 'static,
-    {
-        let events = self.cluster.events.clone();
-        self.watch(name, label, move |o: Readable<K>| project(o.read(&events)?))
     }
 }
 

@@ -31,7 +31,7 @@ use super::Context;
 use super::pods::PodView;
 use crate::api::container_recreate_request::ContainerRecreateRequest;
 use crate::api::keys;
-use crate::cluster::{Key, Mirror, Readable, mirror};
+use crate::cluster::{Key, Mirror, Readable, mirror, readable};
 use machine::Machine;
 use plan::{Now, Phase, Request};
 use report::Board;
@@ -82,8 +82,7 @@ pub enum Error {
 pub async fn run(ctx: Context, pods: Mirror<PodView>) -> Result<(), Error> {
     let api: Api<Readable<ContainerRecreateRequest>> = Api::all(ctx.cluster.client.clone());
     let selected = watcher::Config::default().labels(&keys::crr_selector(&ctx.node_name));
-    let events = ctx.cluster.events.clone();
-    let (requests, watch) = mirror(api, selected, move |one| observe::request(one.read(&events)?));
+    let (requests, watch) = mirror(api, selected, readable(&ctx.cluster.events, observe::request));
     let shutdown = ctx.shutdown.clone();
     let shared = Arc::new(Shared {
         ctx,
