@@ -187,8 +187,11 @@ impl Index {
             let once_ours = claims.filter(|(_, claim, going)| !going && Some(&claim.instance) == id);
             once_ours.map(|(key, ..)| key.name.clone()).collect::<Vec<_>>()
         };
-        let given = pods.map(|(_, pod, _)| (pod.uid.clone(), names(pod)));
-        given.filter(|(_, names)| !names.is_empty()).collect()
+        let given = pods.map(|(_, pod, _)| (pod, names(pod)));
+        given
+            .filter(|(_, names)| !names.is_empty())
+            .map(|(pod, names)| (pod.uid.clone(), names))
+            .collect()
     }
 
     /// How long it is until a write of ours has to be looked up, if one is not confirmed.

@@ -26,9 +26,10 @@ const GATES: [&str; 2] = [keys::IN_PLACE_UPDATE_READY, keys::KRUISE_POD_READY];
 pub(super) fn create(view: &View<'_>, claims: &BTreeSet<&str>, count: usize, old: usize) -> Vec<Act> {
     let observed = view.observed;
     let going = leaving(view, claims).len();
-    let spare = if going > 0 { spare(view, claims).len() } else { 0 };
-    let count = count.saturating_sub(going).max(count.min(spare));
-    let ids = instance_ids(view, claims, &tried(view), count);
+    let taken = taken(view, claims);
+    let spare = spare(view, claims, &taken);
+    let count = count.saturating_sub(going).max(count.min(spare.len()));
+    let ids = instance_ids(view, taken, spare, count);
     let make = |(at, id): (usize, String)| {
         let name = if at < old {
             &observed.current
@@ -48,10 +49,7 @@ pub(super) fn create(view: &View<'_>, claims: &BTreeSet<&str>, count: usize, old
 /// The Pods that are being deleted and whose claims stay.
 pub(super) fn leaving<'a>(view: &View<'a>, claims: &BTreeSet<&str>) -> Vec<&'a Pod> {
     let observed = view.observed;
-    let stay = observed
-        .claims
-        .iter()
-        .filter(|c| claims.contains(c.name.as_str()));
+    let stay = observed.claims.iter().filter(|claim| stays(claims, claim));
     let ids: BTreeSet<&String> = stay.map(|c| &c.instance).collect();
     let going = observed.pods.iter().filter(|pod| pod.deleting);
     going
@@ -108,11 +106,9 @@ fn taken<'a>(view: &View<'a>, claims: &BTreeSet<&str>) -> BTreeSet<&'a str> {
 }
 
 /// Ids of claims that stay and that no Pod has.
-fn spare<'a>(view: &View<'a>, claims: &BTreeSet<&str>) -> BTreeSet<&'a str> {
+fn spare<'a>(view: &View<'a>, claims: &BTreeSet<&str>, taken: &BTreeSet<&str>) -> BTreeSet<&'a str> {
     let all = view.observed.claims.iter().filter(|claim| stays(claims, claim));
-    let ids: BTreeSet<&str> = all.map(|claim| claim.instance.as_str()).collect();
-    let taken = taken(view, claims);
-    ids.into_iter()
+    all.map(|claim| claim.instance.as_str())
         .filter(|id| !id.is_empty() && !taken.contains(id))
         .collect()
 }
@@ -123,18 +119,20 @@ fn stays(claims: &BTreeSet<&str>, claim: &Claim) -> bool {
 
 /// Ids that no Pod has, sorted: first those that were tried already, then those of the claims that stay without a Pod,
 /// then new ones.
-fn instance_ids(view: &View<'_>, claims: &BTreeSet<&str>, tried: &[&str], count: usize) -> BTreeSet<String> {
-    let observed = view.observed;
-    let spare = spare(view, claims);
-    let mut taken = taken(view, claims);
+fn instance_ids<'a>(
+    view: &View<'a>,
+    mut taken: BTreeSet<&'a str>,
+    spare: BTreeSet<&'a str>,
+    count: usize,
+) -> BTreeSet<String> {
     let mut ids = BTreeSet::new();
-    for id in tried.iter().chain(&spare) {
+    for id in tried(view).iter().chain(&spare) {
         if ids.len() < count && !taken.contains(id) {
             ids.insert((*id).to_owned());
         }
     }
     taken.extend(spare);
-    let mut seed = observed.seed;
+    let mut seed = view.observed.seed;
     while ids.len() < count {
         let id = random_id(&mut seed);
         if !taken.contains(id.as_str()) {

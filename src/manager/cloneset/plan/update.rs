@@ -48,11 +48,11 @@ pub(super) fn update(
     let mut budget = Budget::new(view, &numbers, target);
     let mut specs = Specs::new();
     for (place, pod) in candidates.into_iter().map(|at| &view.pods[at]).enumerate() {
-        let available = pod.available;
-        // Where the limit keeps those whose turn it is, others may take their places that are unavailable anyway.
-        if wanted == 0 {
+        if wanted == 0 || room == 0 {
             break;
         }
+        let available = pod.available;
+        // Where the limit keeps those whose turn it is, others may take their places that are unavailable anyway.
         if place >= first && (available || !budget.allows(false)) {
             continue;
         }
@@ -74,9 +74,6 @@ pub(super) fn update(
                 pending.remove(&pod.uid);
                 room -= usize::from(draft.patch(view, pod, why, writes));
             }
-        }
-        if room == 0 {
-            break;
         }
     }
 }
@@ -104,12 +101,10 @@ fn choose(view: &View<'_>, numbers: &Numbers, forward: bool) -> (Vec<usize>, usi
         candidate(pod, forward) && !(enough && pod.available)
     });
     let pods: Vec<&Pod> = view.pods.iter().map(|seen| seen.pod).collect();
-    let candidates = order::update(&pods, candidates.collect(), view.spec.rolling_update());
+    let mut candidates = order::update(&pods, candidates.collect(), view.spec.rolling_update());
     // What goes anyway gives way to the other revision; so there is no need for another Pod to.
-    let marked = |at: &usize| view.pods[*at].specified;
-    let (mut first, others): (Vec<usize>, Vec<usize>) = candidates.into_iter().partition(marked);
-    first.extend(others);
-    (first, wanted)
+    candidates.sort_by_key(|at| !view.pods[*at].specified);
+    (candidates, wanted)
 }
 
 /// How many more Pods may be updated.

@@ -102,17 +102,14 @@ impl<'a> View<'a> {
 
     /// Takes in a Pod that counts.
     pub fn count(&mut self, pod: &'a Pod) {
-        let state = pods::state(pod);
-        let ready = pods::ready(pod, 0, self.now);
-        let long_enough = || self.min_ready <= 0 || pods::ready(pod, self.min_ready, self.now);
         self.pods.push(Seen {
             pod,
+            state: pods::state(pod),
             updated: pods::at(pod, &self.observed.update),
             specified: pod.labels.contains_key(keys::SPECIFIED_DELETE)
                 || self.named.contains(pod.name.as_str()),
-            ready,
-            available: ready && state == State::Normal && long_enough(),
-            state,
+            ready: pods::ready(pod, 0, self.now),
+            available: pods::available(pod, self.min_ready, self.now),
         });
     }
 
