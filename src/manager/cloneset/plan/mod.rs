@@ -95,7 +95,7 @@ fn work(view: &View<'_>, early: bool, draft: &mut Draft) {
     let mut pending: BTreeMap<String, Pending> = BTreeMap::new();
     let mut room = PATCHES;
     for pod in &view.pods {
-        if draft.touched(pod) {
+        if pod.rests || draft.touched(pod) {
             continue;
         }
         if let Some(needed) = refresh::refresh(view, pod, draft) {
@@ -120,7 +120,8 @@ fn work(view: &View<'_>, early: bool, draft: &mut Draft) {
 
 /// Takes the names of Pods that are gone off `podsToDelete`.
 fn forget_deleted(view: &View<'_>, draft: &mut Draft) {
-    let Some(scale) = &view.spec.scale_strategy else {
+    let scale = view.spec.scale_strategy.as_ref();
+    let Some(scale) = scale.filter(|scale| !scale.pods_to_delete.is_empty()) else {
         return;
     };
     let names: BTreeSet<&str> = view.pods.iter().map(|pod| pod.name.as_str()).collect();

@@ -33,27 +33,18 @@ pub(super) fn scale(view: &View<'_>, claims: &BTreeSet<&str>, draft: &mut Draft)
         }
     }
     let waiting = view.pods.iter().filter(|p| p.state == State::PreparingDelete);
-    if delete(view, waiting.map(|seen| seen.pod), draft) {
+    if delete(view, waiting.map(|seen| seen.pod), i64::MAX, draft) {
         return true;
     }
     let named = |pod: &&Seen<'_>| pod.specified && pod.state != State::PreparingDelete;
     let specified: Vec<&Pod> = view.pods.iter().filter(named).map(|seen| seen.pod).collect();
-    if delete(
-        view,
-        within(view, &specified, numbers.delete_ready_limit, draft),
-        draft,
-    ) {
+    let limit = limit(view, &numbers);
+    let none = specified.is_empty();
+    if delete(view, specified, limit, draft) {
         return true;
     }
-    let too_many = numbers.scale_down > 0 && specified.is_empty() && !preparing(view);
-    too_many && {
-        let chosen = choose(view, &numbers);
-        delete(
-            view,
-            within(view, &chosen, numbers.delete_ready_limit, draft),
-            draft,
-        )
-    }
+    let too_many = numbers.scale_down > 0 && none && !preparing(view);
+    too_many && delete(view, choose(view, &numbers), limit, draft)
 }
 
 fn preparing(view: &View<'_>) -> bool {
@@ -125,26 +116,15 @@ fn make(view: &View<'_>, claims: &BTreeSet<&str>, numbers: &Numbers, draft: &mut
     made
 }
 
-/// Those of `pods` that may go now: unavailable ones at once, others while the limit lasts.
+/// How many available Pods may go.
 ///
-/// The limit counts Pods that are specified for deletion as available; as they need not be, what is available is
-/// counted too.
-fn within<'a>(view: &View<'_>, pods: &[&'a Pod], limit: i64, draft: &mut Draft) -> Vec<&'a Pod> {
+/// The limit that upstream goes by counts Pods that are specified for deletion as available; as they need not be, what
+/// is available is counted too.
+fn limit(view: &View<'_>, numbers: &Numbers) -> i64 {
     let there = view.pods.iter().filter(|p| p.available).count();
     let least = view.limits.replicas - view.limits.unavailable;
-    let mut limit = limit.min(i64::try_from(there).unwrap_or(i64::MAX) - least);
-    let mut go = Vec::new();
-    for pod in pods {
-        if pods::available(pod, 0, view.now) {
-            if limit <= 0 {
-                draft.wait(format!("to be deleted: {}", waits::budget(view)), pod);
-                continue;
-            }
-            limit -= 1;
-        }
-        go.push(*pod);
-    }
-    go
+    let there = i64::try_from(there).unwrap_or(i64::MAX);
+    numbers.delete_ready_limit.min(there - least)
 }
 
 /// The Pods that are too many.
@@ -183,14 +163,27 @@ fn choose<'a>(view: &View<'a>, numbers: &Numbers) -> Vec<&'a Pod> {
     )
 }
 
-/// Deletes Pods, or lets their hook prepare that; whether it did either.
-fn delete<'a>(view: &View<'_>, pods: impl IntoIterator<Item = &'a Pod>, draft: &mut Draft) -> bool {
+/// Deletes Pods, or lets their hook prepare that: unavailable ones at once, others while the limit lasts. Whether it did
+/// either.
+fn delete<'a>(
+    view: &View<'_>,
+    pods: impl IntoIterator<Item = &'a Pod>,
+    mut limit: i64,
+    draft: &mut Draft,
+) -> bool {
     let mut done = false;
     let mut room = AT_ONCE;
     for pod in pods {
         if room == 0 {
             draft.wake_at(view.now);
             break;
+        }
+        if pods::available(pod, 0, view.now) {
+            if limit <= 0 {
+                draft.wait(format!("to be deleted: {}", waits::budget(view)), pod);
+                continue;
+            }
+            limit -= 1;
         }
         if !pods::hooked(view.pre_delete(), pod) {
             let act = Act::DeletePod {

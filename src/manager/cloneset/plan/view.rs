@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use super::limits::Limits;
 use super::numbers::{Counted, Numbers, numbers};
 use super::pods;
+use super::refresh;
 use super::types::{Act, Event, Observed, Plan, Revision, Subject, Template, Why};
 use super::waits;
 use crate::api::cloneset::CloneSetSpec;
@@ -29,6 +30,8 @@ pub(super) struct Seen<'a> {
     pub ready: bool,
     /// Whether it is in use, and was ready for as long as it must be.
     pub available: bool,
+    /// Whether it needs nothing, nor waits for anything, unless it is chosen.
+    pub rests: bool,
 }
 
 impl Deref for Seen<'_> {
@@ -110,6 +113,7 @@ impl<'a> View<'a> {
                 || self.named.contains(pod.name.as_str()),
             ready: pods::ready(pod, 0, self.now),
             available: pods::available(pod, self.min_ready, self.now),
+            rests: refresh::rests(pod),
         });
     }
 

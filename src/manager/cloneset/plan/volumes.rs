@@ -21,18 +21,9 @@ pub(super) fn clean_up<'a>(view: &View<'a>, draft: &mut Draft) -> BTreeSet<&'a s
     let unknown = view.observed.left.pods.values().flatten();
     let next = unknown.filter(|until| **until > view.now).min();
     next.into_iter().for_each(|until| draft.wake_at(*until));
-    let instance = |pod: &Pod| {
-        pod.labels
-            .get(keys::CLONESET_INSTANCE_ID)
-            .cloned()
-            .unwrap_or_default()
-    };
-    let pods: BTreeMap<String, &Pod> = view
-        .observed
-        .pods
-        .iter()
-        .map(|p| (instance(p), p.as_ref()))
-        .collect();
+    // There may be ten thousand Pods without a claim.
+    let pods = view.observed.pods.iter().filter(|_| !view.claims.is_empty());
+    let pods: BTreeMap<&str, &Pod> = pods.map(|pod| (instance(pod), pod.as_ref())).collect();
     let mut kept = BTreeSet::new();
     for claim in view.observed.claims.iter().filter(|claim| !claim.deleting) {
         let (name, uid, id) = (claim.name.clone(), claim.uid.clone(), claim.instance.as_str());
@@ -51,6 +42,12 @@ pub(super) fn clean_up<'a>(view: &View<'a>, draft: &mut Draft) -> BTreeSet<&'a s
         }
     }
     kept
+}
+
+/// The id that a Pod shares with its claims; empty where it has none.
+fn instance(pod: &Pod) -> &str {
+    let id = pod.labels.get(keys::CLONESET_INSTANCE_ID);
+    id.map(String::as_str).unwrap_or_default()
 }
 
 /// The merge patch that makes a Pod the one owner of a claim, so that the garbage collector deletes the claim once the
@@ -93,14 +90,8 @@ pub(super) fn take_back(view: &View<'_>, draft: &mut Draft) {
 
 /// Names of the claims that are to be given to a Pod before it is deleted.
 pub(super) fn of_pod(view: &View<'_>, pod: &Pod) -> Vec<String> {
-    let id = pod
-        .labels
-        .get(keys::CLONESET_INSTANCE_ID)
-        .filter(|id| !id.is_empty());
-    let claims = id
-        .and_then(|id| view.claims.get(id.as_str()))
-        .into_iter()
-        .flatten();
+    let id = Some(instance(pod)).filter(|id| !id.is_empty());
+    let claims = id.and_then(|id| view.claims.get(id)).into_iter().flatten();
     claims.map(|name| (*name).to_owned()).collect()
 }
 

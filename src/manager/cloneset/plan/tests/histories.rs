@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::happenings::{happen, happening};
 use super::limits;
+use super::rest::what_rests_needs_nothing;
 use super::world::{HOOK, World};
 use crate::api::keys;
 use crate::manager::cloneset::plan::limits::{Limits, on_delete};
@@ -60,6 +61,7 @@ pub(super) fn pass(world: &mut World) {
         "the same observation gives another plan"
     );
     limits::check(world, &observed, &planned, &unseen);
+    what_rests_needs_nothing(&observed, world.now);
 }
 
 /// The world stops changing, and everybody does what is asked of them.

@@ -11,6 +11,7 @@ mod numbers;
 mod partition;
 mod predownload;
 mod refused;
+mod rest;
 mod retries;
 mod waits;
 mod world;
