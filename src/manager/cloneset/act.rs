@@ -23,8 +23,6 @@ use crate::manager::view::{ClaimView, RawPod};
 
 /// Acts of all CloneSets that are under way at once: what the API server can take without queueing.
 pub const AT_ONCE: usize = 64;
-/// No act of a pass begins later than this after the first: by then there is news to plan with.
-const SLICE: Duration = Duration::from_secs(1);
 
 /// What a pass came to.
 pub struct Done {
@@ -38,8 +36,8 @@ pub struct Done {
     refused: bool,
 }
 
-/// Does what is planned.
-pub async fn carry_out(work: &Work<'_>, acts: Vec<Act>, memory: &mut Memory) -> Done {
+/// Does what is planned. No act begins later than `slice` after the first.
+pub async fn carry_out(work: &Work<'_>, acts: Vec<Act>, slice: Duration, memory: &mut Memory) -> Done {
     let mut done = Done {
         acted: false,
         tally: Tally::default(),
@@ -52,7 +50,7 @@ pub async fn carry_out(work: &Work<'_>, acts: Vec<Act>, memory: &mut Memory) -> 
     let mut running = FuturesUnordered::new();
     let begin = Instant::now();
     loop {
-        while running.len() < AT_ONCE && begin.elapsed() < SLICE {
+        while running.len() < AT_ONCE && begin.elapsed() < slice {
             match waiting.next() {
                 // What stopped one Pod from being made stops the next.
                 Some(Act::CreatePod { .. }) if done.refused => {}

@@ -27,6 +27,12 @@ const WORTH_A_WORD: u32 = 3;
 
 /// For each second that planning takes, so many are left for everything else.
 const REST: u32 = 4;
+/// For a second's worth of acts there is news to plan with.
+const SLICE: Duration = Duration::from_secs(1);
+/// Where there is much to do for Pods whose planning takes long, it is to take no more than this part of the time.
+const SHARE: u32 = 40;
+/// But so late nobody expects an act that was planned before they said something else.
+const LONGEST_SLICE: Duration = Duration::from_secs(3);
 /// The longest pause between two passes.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 /// So many passes in a row that do something are more than a rollout needs, unless it is a large one.
@@ -78,6 +84,11 @@ pub struct Memory {
     pub told: Pace,
     /// When old revisions that could not be deleted may be tried again.
     trim_again: Option<Instant>,
+}
+
+/// How long a plan that took `cost` may be acted by.
+pub fn slice(cost: Duration) -> Duration {
+    (cost * SHARE).clamp(SLICE, LONGEST_SLICE)
 }
 
 impl Memory {
@@ -234,6 +245,12 @@ mod tests {
         let status =
             serde_json::json!({ "status": "Failure", "message": "no", "reason": reason, "code": code });
         Error::Api(Box::new(serde_json::from_value(status).unwrap()))
+    }
+
+    #[test]
+    fn a_plan_that_took_long_is_acted_by_for_longer() {
+        let slices = [0, 1, 25, 50, 75, 5000].map(|ms| slice(Duration::from_millis(ms)).as_millis());
+        assert_eq!(slices, [1000, 1000, 1000, 2000, 3000, 3000]);
     }
 
     #[test]

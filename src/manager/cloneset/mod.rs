@@ -31,7 +31,7 @@ use crate::cluster::queue::Again;
 use crate::cluster::{Error, Key};
 use crate::ops::metrics::metrics;
 use history::History;
-use memory::Memory;
+use memory::{Memory, slice};
 use observe::{Belongings, Changes, Index};
 use plan::{Observed, Switches, plan};
 
@@ -196,7 +196,7 @@ async fn pass(work: &Work<'_>, memory: &mut Memory, word: &mut &'static str) -> 
     let planned = plan(&observed, now);
     let (planned_at, cost) = (Instant::now(), gathered + begin.elapsed());
     let wake = planned.wake.map(|at| until(at, now));
-    let done = act::carry_out(work, planned.acts, memory).await;
+    let done = act::carry_out(work, planned.acts, slice(cost), memory).await;
     *word = match history.failed {
         Some(category) => category,
         None if done.acted => "acted",

@@ -1,6 +1,6 @@
 //! New Pods.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use serde_json::{Value, json};
 
@@ -93,7 +93,7 @@ pub(super) fn tried<'a>(view: &View<'a>) -> Vec<&'a str> {
 
 /// Ids that a new Pod cannot have: those of Pods, and of claims that are being deleted, which keep their names for a
 /// while.
-fn taken<'a>(view: &View<'a>, claims: &BTreeSet<&str>) -> BTreeSet<&'a str> {
+fn taken<'a>(view: &View<'a>, claims: &BTreeSet<&str>) -> HashSet<&'a str> {
     let observed = view.observed;
     let of_pod = |pod: &'a std::sync::Arc<Pod>| {
         let last = pod.name.rsplit_once('-').map(|(_, id)| id);
@@ -106,7 +106,7 @@ fn taken<'a>(view: &View<'a>, claims: &BTreeSet<&str>) -> BTreeSet<&'a str> {
 }
 
 /// Ids of claims that stay and that no Pod has.
-fn spare<'a>(view: &View<'a>, claims: &BTreeSet<&str>, taken: &BTreeSet<&str>) -> BTreeSet<&'a str> {
+fn spare<'a>(view: &View<'a>, claims: &BTreeSet<&str>, taken: &HashSet<&str>) -> BTreeSet<&'a str> {
     let all = view.observed.claims.iter().filter(|claim| stays(claims, claim));
     all.map(|claim| claim.instance.as_str())
         .filter(|id| !id.is_empty() && !taken.contains(id))
@@ -121,7 +121,7 @@ fn stays(claims: &BTreeSet<&str>, claim: &Claim) -> bool {
 /// then new ones.
 fn instance_ids<'a>(
     view: &View<'a>,
-    mut taken: BTreeSet<&'a str>,
+    mut taken: HashSet<&'a str>,
     spare: BTreeSet<&'a str>,
     count: usize,
 ) -> BTreeSet<String> {
