@@ -15,6 +15,7 @@ mod image_pull_job;
 mod look;
 mod node_image;
 mod review;
+mod room;
 mod selector;
 mod server;
 mod storage;

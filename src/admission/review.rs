@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::StatusCode;
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
@@ -12,15 +13,14 @@ use kube::core::Status;
 use serde_json::Value;
 
 use super::look::Look;
+use super::room::{Room, held};
 use super::wire::{self, Unreadable};
 use super::{Options, cloneset, container_recreate_request, image_pull_job, node_image};
 use crate::api::{convert, keys};
 use crate::ops::metrics::metrics;
 
-/// A list of thousands of objects is converted in one request.
-const LARGEST_CONVERSION: usize = 256 << 20;
 /// New and old object of at most 3 MiB each, and what surrounds them.
-const LARGEST_ADMISSION: usize = 16 << 20;
+const LARGEST_ADMISSION: u32 = 16 << 20;
 /// The kinds that are answered for, in lower case.
 const KINDS: [&str; 4] = [
     "cloneset",
@@ -105,18 +105,21 @@ struct Served {
 
 /// Paths as upstream's, which existing configurations may point at.
 pub(super) fn router(look: Look, options: &Options) -> Router {
+    let room = Room::new();
     let served = Served {
         look,
         off: options.off.clone().into(),
     };
     let admission = Router::new()
         .route("/{step}", post(admit))
-        .layer(DefaultBodyLimit::max(LARGEST_ADMISSION))
+        .layer(from_fn_with_state(room.of_at_most(LARGEST_ADMISSION), held))
         .with_state(served);
+    // A list of thousands of objects is converted in one request.
     let conversion = Router::new()
         .route(keys::CONVERT_PATH, post(converted))
-        .layer(DefaultBodyLimit::max(LARGEST_CONVERSION));
-    conversion.merge(admission)
+        .layer(from_fn_with_state(room, held));
+    // The room is bounded already.
+    conversion.merge(admission).layer(DefaultBodyLimit::disable())
 }
 
 async fn converted(body: Bytes) -> Response {

@@ -4,14 +4,15 @@ use std::io::Cursor;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::server::conn::auto;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustls::crypto::ring::sign::any_supported_type;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert, ServerConfig};
 use rustls::sign::CertifiedKey;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
@@ -22,6 +23,9 @@ use super::bundle::Bundle;
 
 /// A client that has not shaken hands by then is let go.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// A client that has asked nothing for so long is let go, for it takes the place of others. API servers let go of an idle
+/// connection after 90 s themselves, so none is ended as they ask.
+const IDLE: Duration = Duration::from_secs(120);
 /// Connections at a time; an API server opens few and keeps them.
 const CONNECTIONS: usize = 512;
 
@@ -79,8 +83,7 @@ async fn converse(
         Ok(Err(why)) => return tracing::debug!(%why, "a client did not speak TLS with us"),
         Err(_) => return tracing::debug!("a client did not finish its handshake"),
     };
-    let builder = auto::Builder::new(TokioExecutor::new());
-    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    let connection = answers(stream, service, IDLE);
     tokio::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
@@ -92,6 +95,17 @@ async fn converse(
     if let Err(why) = ended {
         tracing::debug!(%why, "a webhook connection broke");
     }
+}
+
+/// Answers on one connection, until nothing is asked for so long.
+fn answers<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    service: TowerToHyperService<axum::Router>,
+    idle: Duration,
+) -> http1::Connection<TokioIo<S>, TowerToHyperService<axum::Router>> {
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(idle);
+    builder.serve_connection(TokioIo::new(stream), service)
 }
 
 fn configuration(bundle: watch::Receiver<Bundle>) -> ServerConfig {
@@ -136,4 +150,32 @@ fn certified(bundle: &Bundle) -> Option<CertifiedKey> {
         CertificateDer::pem_reader_iter(Cursor::new(&bundle.certificate)).collect();
     let key = PrivateKeyDer::from_pem_slice(bundle.key.as_bytes()).ok()?;
     Some(CertifiedKey::new(chain.ok()?, any_supported_type(&key).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_asks_nothing_is_let_go() {
+        for said in ["", "GET / HTT", "GET / HTTP/1.1\r\nHost: x\r\n\r\n"] {
+            let router = axum::Router::new().route("/", get(|| async { "here" }));
+            let (mut ours, theirs) = duplex(1024);
+            ours.write_all(said.as_bytes()).await.unwrap();
+            let answers = answers(
+                theirs,
+                TowerToHyperService::new(router),
+                Duration::from_millis(200),
+            );
+            let ended = tokio::time::timeout(Duration::from_secs(60), answers).await;
+            assert!(ended.is_ok(), "{said:?} holds the connection");
+            let mut text = String::new();
+            ours.read_to_string(&mut text).await.unwrap();
+            assert_eq!(text.ends_with("here"), said.ends_with("\r\n\r\n"), "{text:?}");
+        }
+    }
 }
