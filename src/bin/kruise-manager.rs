@@ -5,6 +5,9 @@ use std::process::ExitCode;
 use clap::Parser;
 use kruise::manager;
 
+#[global_allocator]
+static HEAP: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Keeps the Pods of CloneSets, fans ImagePullJobs out to nodes, and looks after ContainerRecreateRequests
 ///
 /// Several replicas may run: all of them serve webhooks, and controllers work in the one that holds the Lease
