@@ -38,6 +38,7 @@ pub fn mistakes(spec: &Value) -> Vec<String> {
     check_labels(spec, &mut problems);
     check_hooks(&spec["lifecycle"], &mut problems);
     check_priorities(&spec["updateStrategy"]["rollingUpdate"], &mut problems);
+    check_launch_priorities(&spec["template"]["spec"]["containers"], &mut problems);
     problems.into_words()
 }
 
@@ -87,6 +88,19 @@ fn check_priorities(rolling: &Value, problems: &mut Problems) {
         let field =
             format!("spec.updateStrategy.rollingUpdate.priorityStrategy.weightPriority[{at}].matchSelector");
         selector::check(&term["matchSelector"], &field, problems);
+    }
+}
+
+fn check_launch_priorities(containers: &Value, problems: &mut Problems) {
+    for (at, container) in containers.as_array().into_iter().flatten().enumerate() {
+        let env = container["env"].as_array().into_iter().flatten().enumerate();
+        for (nth, variable) in env.filter(|(_, v)| v["name"] == keys::ENV_CONTAINER_PRIORITY) {
+            let value = &variable["value"];
+            if value.as_str().and_then(|text| text.parse::<i64>().ok()).is_none() {
+                let field = format!("spec.template.spec.containers[{at}].env[{nth}].value");
+                problems.add(field, value, "a launch priority is a whole number, as 10 or -1");
+            }
+        }
     }
 }
 

@@ -88,6 +88,14 @@ pub const REVISION_HASH: &str = "controller.kubernetes.io/hash";
 pub const VOLUME_CLAIM_TEMPLATE_HASH: &str = "kruise.io/cloneset-volumeclaimtemplate-hash";
 /// Annotation of a Pod: whole number; of Pods that are otherwise alike, that with the lower one goes first.
 pub const POD_DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+/// Annotation of a Pod template: its containers start in their order, each when those before it are ready.
+pub const CONTAINER_LAUNCH_PRIORITY: &str = "apps.kruise.io/container-launch-priority";
+/// The one value of [`CONTAINER_LAUNCH_PRIORITY`].
+pub const CONTAINER_LAUNCH_ORDERED: &str = "Ordered";
+/// Annotation of a Pod (value [`TRUE`]): the last of its containers may start.
+pub const CONTAINER_LAUNCH_COMPLETED: &str = "apps.kruise.io/container-launch-priority-completed";
+/// Environment variable of a container: whole number; containers with a higher one are ready before it starts.
+pub const ENV_CONTAINER_PRIORITY: &str = "KRUISE_CONTAINER_PRIORITY";
 /// Environment variable of a container whose start is held back; its value comes from key
 /// [`CONTAINER_BARRIER_PREFIX`]` + priority` of a ConfigMap.
 pub const ENV_CONTAINER_BARRIER: &str = "KRUISE_CONTAINER_BARRIER";

@@ -20,7 +20,7 @@ pub(crate) mod tests;
 
 pub use complete::{Progress, Waiting, progress};
 pub use patch::{Target, Write};
-pub use pod::{Condition, Container, ContainerStatus, Pod};
+pub use pod::{Condition, Container, ContainerStatus, Pod, priority};
 pub use refresh::{Refresh, refresh};
 pub use spec::{MustRecreate, Options, Revision, Spec};
 pub use state::{grace, state};

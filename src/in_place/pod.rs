@@ -216,8 +216,10 @@ impl Container {
     }
 }
 
-/// The launch priority, which stands in the key that the barrier's environment variable is taken from.
-fn priority(container: &Value) -> Option<i64> {
+/// The launch priority of a container (raw JSON of `v1.Container`), which stands in the key that the barrier's environment
+/// variable is taken from.
+#[must_use]
+pub fn priority(container: &Value) -> Option<i64> {
     let variables = container["env"].as_array()?;
     let barrier = variables
         .iter()

@@ -1,13 +1,14 @@
 //! The companion of the daemons: fans jobs out to nodes, and keeps what needs one view of the whole cluster.
 //!
 //! In:  Nodes, NodeImages, ImagePullJobs, ContainerRecreateRequests and Pods (watches, reduced).
-//! Out: NodeImages, status of jobs and requests, copies of pull secrets, Pod conditions, events.
+//! Out: NodeImages, status of jobs and requests, copies of pull secrets, Pod conditions, barriers, events.
 //! Controllers run in the replica that holds the Lease; admission and conversion run in every replica.
 
 pub mod cloneset;
 pub mod container_recreate;
 mod context;
 pub mod image_pull_job;
+pub mod launch_priority;
 mod names;
 pub mod node_image;
 mod options;

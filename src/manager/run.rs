@@ -6,7 +6,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Context, Gate, Options, Stores, cloneset, container_recreate, image_pull_job, node_image, pod_readiness,
+    Context, Gate, Options, Stores, cloneset, container_recreate, image_pull_job, launch_priority,
+    node_image, pod_readiness,
 };
 use crate::admission;
 use crate::cluster::lease::{Election, Held, Lost};
@@ -205,6 +206,7 @@ async fn controllers(
         supervisor.spawn("imagepulljob", endless(image_pull_job::run(ctx.clone())));
     }
     supervisor.spawn("podreadiness", endless(pod_readiness::run(ctx.clone())));
+    supervisor.spawn("launchpriority", endless(launch_priority::run(ctx.clone())));
     supervisor.spawn("cloneset", endless(cloneset::run(ctx.clone())));
     Ok(supervisor.run().await?)
 }

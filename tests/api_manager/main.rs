@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod arrival;
+mod barriers;
 mod election;
 mod jobs;
 mod nodes;

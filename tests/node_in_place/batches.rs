@@ -1,9 +1,8 @@
 //! What is done before containers are changed, and in which order they are.
 
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kruise::api::in_place::InPlaceUpdateState;
 use kube::ResourceExt;
-use kube::api::PostParams;
 use serde_json::{Value, json};
 
 use crate::field::{Field, container, in_place, restarted_once, same_pod, shared, status};
@@ -44,22 +43,26 @@ fn image(pod: &Pod, container: usize) -> String {
 /// A container that is ready a second after it began.
 fn prioritised(name: &str, priority: &str) -> Value {
     let mut container = container(name, "kruise-test/term:1");
-    let key = json!({"configMapKeyRef": {"name": "barrier", "key": priority}});
-    container["env"] = json!([{"name": "KRUISE_CONTAINER_BARRIER", "valueFrom": key}]);
+    container["env"] = json!([{"name": "KRUISE_CONTAINER_PRIORITY", "value": priority}]);
     container["readinessProbe"] =
         json!({"exec": {"command": ["true"]}, "initialDelaySeconds": 1, "periodSeconds": 1});
     container
 }
 
 #[tokio::test]
-async fn containers_of_the_highest_launch_priority_are_changed_and_ready_first() {
+async fn containers_of_the_highest_launch_priority_are_started_and_changed_first() {
     let test = shared().await;
-    let barrier = json!({"metadata": {"name": "barrier"}, "data": {"p_10": "true", "p_1": "true"}});
-    let barrier: ConfigMap = serde_json::from_value(barrier).unwrap();
-    test.api().create(&PostParams::default(), &barrier).await.unwrap();
-    let containers = json!([prioritised("late", "p_1"), prioritised("early", "p_10")]);
+    let containers = json!([prioritised("late", "1"), prioritised("early", "10")]);
     test.set("web", 1, containers, json!({})).await;
     let before = test.pod_of("web").await;
+    let began = |name| {
+        let state = status(&before, name).state.clone().unwrap();
+        state.running.unwrap().started_at.unwrap().0
+    };
+    // It is ready a second after it began, and only then the other one may begin.
+    assert!(began("late") > began("early"), "{:#?}", before.status);
+    let completed = "apps.kruise.io/container-launch-priority-completed";
+    assert_eq!(before.annotations()[completed], "true");
     let name = before.name_any();
     let new = |pod: &Pod, at| image(pod, at) == "kruise-test/term:2";
     let both = |template: &mut Value| {

@@ -110,6 +110,14 @@ fn mistakes_are_named() {
             ),
             "weightPriority[0].matchSelector.matchLabels[a]: Invalid value: \"-\"",
         ),
+        (
+            changed(
+                json!({ "template": { "spec": { "containers": [{ "name": "c", "env": [
+                { "name": "KRUISE_CONTAINER_PRIORITY", "value": "first" },
+            ] }] } } }),
+            ),
+            "spec.template.spec.containers[0].env[0].value: Invalid value: \"first\": a launch priority is a whole",
+        ),
     ] {
         let why = denied(check(&request(spec.clone(), None), &[], None));
         assert!(why.contains(message), "{message} is not in {why}");

@@ -29,6 +29,9 @@ pub struct PodView {
     pub kruise_ready: Option<bool>,
     /// What is known of its containers, restartable init containers included.
     pub containers: Vec<ContainerView>,
+    /// Containers with a barrier that the Pod's own ConfigMap lifts, and their launch priorities; none once all may
+    /// start.
+    pub barriers: Vec<(String, i64)>,
     /// What a workload needs of it: only of Pods that a CloneSet controls, or nobody.
     pub workload: Option<Arc<in_place::Pod>>,
 }
@@ -79,6 +82,7 @@ impl From<&RawPod> for PodView {
             gate: items(&spec["readinessGates"]).any(|g| g["conditionType"] == keys::KRUISE_POD_READY),
             kruise_ready: kruise_ready.next(),
             containers: containers.map(container).collect(),
+            barriers: barriers(json),
             workload: concerns_workloads(meta).then(|| Arc::new(in_place::Pod::of(json))),
         }
     }
@@ -91,6 +95,29 @@ fn concerns_workloads(meta: &Value) -> bool {
         let group = owner["apiVersion"].as_str().and_then(|v| v.split_once('/'));
         owner["kind"] == "CloneSet" && group.is_some_and(|(group, _)| group == GROUP)
     })
+}
+
+/// Name of the ConfigMap with the keys of a Pod's barriers.
+#[must_use]
+pub fn barrier_of(pod: &str) -> String {
+    format!("{pod}-barrier")
+}
+
+fn barriers(pod: &Value) -> Vec<(String, i64)> {
+    let meta = &pod["metadata"];
+    if meta["annotations"][keys::CONTAINER_LAUNCH_COMPLETED] == keys::TRUE {
+        return Vec::new();
+    }
+    let held = |container: &Value| {
+        let priority = in_place::priority(container)?;
+        let map = barrier_of(meta["name"].as_str()?);
+        let barriers = items(&container["env"]).filter(|v| v["name"] == keys::ENV_CONTAINER_BARRIER);
+        let mut maps = barriers.map(|v| &v["valueFrom"]["configMapKeyRef"]["name"]);
+        // Somebody else's barrier is theirs to lift.
+        maps.all(|name| *name == *map)
+            .then(|| (text(&container["name"]), priority))
+    };
+    items(&pod["spec"]["containers"]).filter_map(held).collect()
 }
 
 fn container(status: &Value) -> ContainerView {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::types::{Act, Claim, Revision};
 use super::view::View;
-use super::{lifecycle, volumes};
+use super::{barriers, lifecycle, volumes};
 use crate::api::cloneset::texts;
 use crate::api::keys;
 use crate::api::lifecycle::LifecycleStateType as State;
@@ -190,6 +190,7 @@ fn pod(view: &View<'_>, revision: &Revision, id: &str) -> Value {
     let template = &revision.data["spec"]["template"];
     let mut spec = template["spec"].clone();
     gate(&mut spec);
+    barriers::raise(template, &pod_name(view, id), &mut spec);
     volumes::mount(view, &mut spec, id);
     let mark = lifecycle::marks(&State::PreparingNormal, view.now);
     let mut labels = texts(&template["metadata"]["labels"]);

@@ -32,6 +32,7 @@
 //! goes on with the update; a registry's port is no tag; resizing and updating do not collide; what is marked for
 //! deletion already is not marked, nor told, again; changes of metadata alone do not make a Pod unready.
 
+mod barriers;
 mod create;
 mod lifecycle;
 pub mod limits;

@@ -101,7 +101,7 @@ fn unready(view: &View<'_>, pod: &Pod) -> String {
         return no_node(view, pod);
     }
     let container = || {
-        let status = pod.statuses.iter().find(|s| !s.ready)?;
+        let status = pod.statuses.iter().find(|s| !s.ready && !held(pod, &s.name))?;
         let why = match &status.waiting {
             Some(reason) => reason,
             None if status.running => "it runs, but is not ready",
@@ -122,7 +122,7 @@ pub(super) fn trouble(pod: &Pod) -> Option<String> {
         .iter()
         .map(|(name, reason)| (name, reason))
         .chain(regular);
-    let mut bad = all.filter(|(_, reason)| !ORDINARY.contains(&reason.as_str()));
+    let mut bad = all.filter(|(name, reason)| !ORDINARY.contains(&reason.as_str()) && !held(pod, name));
     let (name, reason) = bad.next()?;
     // Kubelet takes turns with these two, which is no news.
     let reason = if reason == "ErrImagePull" {
@@ -134,6 +134,20 @@ pub(super) fn trouble(pod: &Pod) -> Option<String> {
     let image = image.filter(|_| reason.contains("Image"));
     let image = image.map_or(String::new(), |c| format!(" of image {}", c.image));
     Some(format!("container {name}: {reason}{image}"))
+}
+
+/// Whether a container starts when others of a higher launch priority are ready, and these are not.
+fn held(pod: &Pod, name: &str) -> bool {
+    let ready = |name: &str| pod.status(name).is_some_and(|s| s.ready);
+    let own = pod
+        .containers
+        .iter()
+        .find(|c| c.name == name)
+        .and_then(|c| c.priority);
+    own.is_some_and(|own| {
+        let before = pod.containers.iter().filter(|c| c.priority > Some(own));
+        before.into_iter().any(|c| !ready(&c.name))
+    })
 }
 
 /// The first of the Pod's readiness gates that is shut, and by whom where that is known.

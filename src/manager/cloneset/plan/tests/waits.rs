@@ -132,6 +132,27 @@ fn a_pod_that_runs_and_is_not_ready_says_what_it_lacks() {
 }
 
 #[test]
+fn a_container_whose_turn_has_not_come_is_no_trouble() {
+    let mut world = two(false, false);
+    for pod in world.pods.values_mut() {
+        let container = |name: &str, priority: i64| {
+            let key = json!({ "configMapKeyRef": { "name": "b", "key": format!("p_{priority}") } });
+            json!({ "name": name, "env": [{ "name": keys::ENV_CONTAINER_BARRIER, "valueFrom": key }] })
+        };
+        pod["spec"]["containers"] = json!([container("app", 0), container("db", 1)]);
+        let waiting = json!({ "waiting": { "reason": "CreateContainerConfigError" } });
+        pod["status"]["containerStatuses"] = json!([
+            { "name": "app", "state": waiting }, { "name": "db", "state": { "running": {} } } ]);
+        pod["status"]["conditions"] = json!([]);
+    }
+    says(&mut world, "(container db: it runs, but is not ready)");
+    for pod in world.pods.values_mut() {
+        pod["status"]["containerStatuses"][1]["ready"] = json!(true);
+    }
+    says(&mut world, "(container app: CreateContainerConfigError)");
+}
+
+#[test]
 fn who_holds_a_pod_unready_is_named() {
     let mut world = two(false, false);
     let held = json!({ "type": keys::KRUISE_POD_READY, "status": "False",
