@@ -19,8 +19,10 @@ use super::{Options, cloneset, container_recreate_request, image_pull_job, node_
 use crate::api::{convert, keys};
 use crate::ops::metrics::metrics;
 
-/// New and old object of at most 3 MiB each, and what surrounds them.
-const LARGEST_ADMISSION: u32 = 16 << 20;
+/// New and old object of at most 3 MiB each, and what surrounds them. Bytes.
+const LARGEST_ADMISSION: usize = 16 << 20;
+/// A list of thousands of objects may be converted in one request. Bytes.
+const LARGEST_CONVERSION: usize = 64 << 20;
 /// The kinds that are answered for, in lower case.
 const KINDS: [&str; 4] = [
     "cloneset",
@@ -105,19 +107,19 @@ struct Served {
 
 /// Paths as upstream's, which existing configurations may point at.
 pub(super) fn router(look: Look, options: &Options) -> Router {
-    let room = Room::new();
+    let admitting = Room::new(2 * LARGEST_ADMISSION, LARGEST_ADMISSION);
+    let converting = Room::new(LARGEST_CONVERSION, LARGEST_CONVERSION);
     let served = Served {
         look,
         off: options.off.clone().into(),
     };
     let admission = Router::new()
         .route("/{step}", post(admit))
-        .layer(from_fn_with_state(room.of_at_most(LARGEST_ADMISSION), held))
+        .layer(from_fn_with_state(admitting, held))
         .with_state(served);
-    // A list of thousands of objects is converted in one request.
     let conversion = Router::new()
         .route(keys::CONVERT_PATH, post(converted))
-        .layer(from_fn_with_state(room, held));
+        .layer(from_fn_with_state(converting, held));
     // The room is bounded already.
     conversion.merge(admission).layer(DefaultBodyLimit::disable())
 }

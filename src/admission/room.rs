@@ -1,5 +1,5 @@
-//! Room for the texts of reviews: all that are being read or answered at a time fit into the memory of the manager, and
-//! whoever sends slowly, or more than that, gets an answer that says so.
+//! Room for the texts of reviews: all that are being read or answered at a time are bounded, and whoever sends slowly, or
+//! more than that, gets an answer that says so.
 //!
 //! In:  requests of anybody who reaches the port.
 //! Out: the same with their text complete, or a refusal.
@@ -7,79 +7,87 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
-use axum::http::header::CONTENT_LENGTH;
+use axum::http::header::RETRY_AFTER;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use tokio::sync::Semaphore;
+use http_body_util::BodyExt;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
-/// Bytes of all texts at a time. Read, they take some five times as much.
-const ROOM: u32 = 64 << 20;
-/// What there is no room for by then is refused; an API server that asks waits for some 10 s itself.
-const WAIT: Duration = Duration::from_secs(5);
+use crate::ops::metrics::metrics;
+
+/// What there is no room for by then is refused. API servers wait for our answers for 5 s and more.
+const WAIT: Duration = Duration::from_secs(2);
 /// A text that is not complete by then is given up.
 const READ: Duration = Duration::from_secs(10);
 
-/// The room that all share, and what is asked of these reviews.
+/// The room that reviews of one sort share. It is taken for what has arrived, so nobody holds it by saying that more
+/// will come.
 #[derive(Clone)]
 pub(super) struct Room {
     left: Arc<Semaphore>,
-    /// The largest text, in bytes.
-    largest: u32,
+    bytes: usize,
+    /// Bytes of the largest text.
+    largest: usize,
     wait: Duration,
     read: Duration,
 }
 
 impl Room {
-    /// All the room there is.
-    pub fn new() -> Self {
+    /// Room for so many bytes, of which one text has `largest` at most.
+    pub fn new(bytes: usize, largest: usize) -> Self {
         Self {
-            left: Arc::new(Semaphore::new(ROOM as usize)),
-            largest: ROOM,
+            left: Arc::new(Semaphore::new(bytes)),
+            bytes,
+            largest,
             wait: WAIT,
             read: READ,
         }
     }
 
-    /// The same room, for texts of so many bytes at most.
-    pub fn of_at_most(&self, largest: u32) -> Self {
-        Self {
-            largest: largest.min(ROOM),
-            ..self.clone()
+    /// Reads a text, and holds the room that it takes.
+    async fn hold(
+        &self,
+        mut body: Body,
+    ) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>), (StatusCode, String)> {
+        let (mut text, mut held) = (Vec::new(), None::<SemaphorePermit<'_>>);
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|why| {
+                let why = format!("the review did not arrive: {why}");
+                (StatusCode::BAD_REQUEST, why)
+            })?;
+            let Ok(data) = frame.into_data() else { continue };
+            if text.len() + data.len() > self.largest {
+                let why = format!("the review is too large: {} bytes are the most", self.largest);
+                return Err((StatusCode::PAYLOAD_TOO_LARGE, why));
+            }
+            let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
+            let Ok(Ok(more)) = timeout(self.wait, self.left.acquire_many(length)).await else {
+                let why = format!(
+                    "reviews of {} bytes are being answered: there is no room for more",
+                    self.bytes
+                );
+                return Err((StatusCode::TOO_MANY_REQUESTS, why));
+            };
+            match &mut held {
+                Some(held) => held.merge(more),
+                None => held = Some(more),
+            }
+            text.extend_from_slice(&data);
         }
+        Ok((text, held))
     }
 }
 
 /// Reads the text of a request, and has it answered.
 pub(super) async fn held(State(room): State<Room>, request: Request, next: Next) -> Response {
-    let said = request.headers().get(CONTENT_LENGTH);
-    let said = said.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-    // Without a length it may be as long as any.
-    let length = said.unwrap_or(room.largest.into());
-    let Some(length) = u32::try_from(length)
-        .ok()
-        .filter(|length| *length <= room.largest)
-    else {
-        let why = format!(
-            "a review of {length} bytes is too large: {} is the most",
-            room.largest
-        );
-        return refused(StatusCode::PAYLOAD_TOO_LARGE, why);
-    };
-    let Ok(Ok(_held)) = timeout(room.wait, room.left.acquire_many(length)).await else {
-        let why = format!("reviews of {ROOM} bytes are being answered: there is no room for {length} more");
-        return refused(StatusCode::TOO_MANY_REQUESTS, why);
-    };
     let (parts, body) = request.into_parts();
-    let text = match timeout(room.read, to_bytes(body, length as usize)).await {
-        Ok(Ok(text)) => text,
-        Ok(Err(why)) => {
-            let why = format!("the review did not arrive: {why}");
-            return refused(StatusCode::BAD_REQUEST, why);
-        }
+    let (text, _held) = match timeout(room.read, room.hold(body)).await {
+        Ok(Ok(read)) => read,
+        Ok(Err((code, why))) => return refused(code, why),
         Err(_) => {
             let why = format!("the review did not arrive in {:?}", room.read);
             return refused(StatusCode::REQUEST_TIMEOUT, why);
@@ -89,17 +97,26 @@ pub(super) async fn held(State(room): State<Room>, request: Request, next: Next)
 }
 
 fn refused(code: StatusCode, why: String) -> Response {
-    tracing::warn!(%code, why, "refused to read a review");
-    (code, why).into_response()
+    tracing::debug!(%code, why, "refused to read a review");
+    let labels = [("kind", "other"), ("step", "read"), ("result", "refused")];
+    let labels = labels.map(|(label, value)| (label, value.to_owned()));
+    metrics().reviews.get_or_create(&labels).inc();
+    let mut answer = (code, why).into_response();
+    if code == StatusCode::TOO_MANY_REQUESTS {
+        // API servers try again by themselves then.
+        answer.headers_mut().insert(RETRY_AFTER, 1.into());
+    }
+    answer
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use axum::Router;
+    use axum::body::to_bytes;
     use axum::middleware::from_fn_with_state;
     use axum::routing::post;
-    use futures::stream;
+    use futures::{StreamExt, stream};
     use tokio::sync::mpsc;
     use tower::ServiceExt;
 
@@ -121,58 +138,64 @@ mod tests {
         router.layer(from_fn_with_state(room.clone(), held))
     }
 
-    async fn answer(router: Router, length: Option<u64>, body: Body) -> (u16, String) {
-        let mut request = Request::post("/");
-        if let Some(length) = length {
-            request = request.header(CONTENT_LENGTH, length);
-        }
-        let answer = router.oneshot(request.body(body).unwrap()).await.unwrap();
+    async fn answer(router: Router, body: Body) -> (u16, String) {
+        let request = Request::post("/").body(body).unwrap();
+        let answer = router.oneshot(request).await.unwrap();
         let code = answer.status().as_u16();
+        assert_eq!(answer.headers().contains_key(RETRY_AFTER), code == 429);
         let text = to_bytes(answer.into_body(), usize::MAX).await.unwrap();
         (code, String::from_utf8(text.into()).unwrap())
     }
 
     #[tokio::test]
     async fn what_there_is_no_room_for_is_refused_and_room_comes_back() {
-        let mut room = Room::new();
+        let mut room = Room::new(10, 8);
         room.wait = SOON;
         let (go, (tx, mut here)) = (Arc::new(Semaphore::new(0)), mpsc::unbounded_channel());
         let router = router(&room, Arc::clone(&go), tx);
-        // Nobody says how long it is.
-        let first = tokio::spawn(answer(router.clone(), None, Body::from("abc")));
+        let parts = stream::iter(["abcd", "efg"].map(Ok::<_, std::io::Error>));
+        let first = tokio::spawn(answer(router.clone(), Body::from_stream(parts)));
         here.recv().await.unwrap();
-        let (code, why) = answer(router.clone(), Some(4), Body::from("abcd")).await;
-        assert_eq!((code, why.contains("no room for 4 more")), (429, true), "{why}");
-        go.add_permits(2);
-        assert_eq!(first.await.unwrap(), (200, "3".to_owned()));
+        let (code, why) = answer(router.clone(), Body::from("abcd")).await;
         assert_eq!(
-            answer(router, Some(4), Body::from("abcd")).await,
-            (200, "4".to_owned())
+            (code, why.contains("of 10 bytes are being answered")),
+            (429, true),
+            "{why}"
         );
+        go.add_permits(3);
+        // What takes no room needs none.
+        assert_eq!(answer(router.clone(), Body::empty()).await, (200, "0".to_owned()));
+        assert_eq!(first.await.unwrap(), (200, "7".to_owned()));
+        assert_eq!(answer(router, Body::from("abcd")).await, (200, "4".to_owned()));
     }
 
     #[tokio::test]
     async fn what_is_too_long_or_does_not_come_is_refused() {
-        let mut room = Room::new().of_at_most(10);
+        let mut room = Room::new(100, 10);
         room.read = SOON;
         let (tx, _here) = mpsc::unbounded_channel();
         let router = router(&room, Arc::new(Semaphore::new(9)), tx);
+        let some = || stream::iter([Ok("1234567")]);
+        let broken = || stream::iter([Err(std::io::Error::other("cut off"))]);
         let cases = [
-            (Some(11), Body::empty(), 413, "11 bytes is too large: 10"),
-            (Some(u64::MAX), Body::empty(), 413, "too large"),
-            (None, Body::from("12345678901"), 400, "did not arrive"),
+            (Body::from("12345678901"), 413, "10 bytes are the most"),
             (
-                Some(5),
-                Body::from_stream(stream::pending::<Result<String, std::io::Error>>()),
+                Body::from_stream(some().chain(some())),
+                413,
+                "10 bytes are the most",
+            ),
+            (Body::from_stream(some().chain(broken())), 400, "cut off"),
+            (
+                Body::from_stream(some().chain(stream::pending())),
                 408,
                 "did not arrive in 200ms",
             ),
-            (Some(10), Body::from("1234567890"), 200, "10"),
+            (Body::from("1234567890"), 200, "10"),
         ];
-        for (length, body, want, words) in cases {
-            let (code, why) = answer(router.clone(), length, body).await;
-            assert_eq!((code, why.contains(words)), (want, true), "{length:?}: {why}");
+        for (body, want, words) in cases {
+            let (code, why) = answer(router.clone(), body).await;
+            assert_eq!((code, why.contains(words)), (want, true), "{why}");
         }
-        assert_eq!(room.left.available_permits(), ROOM as usize);
+        assert_eq!(room.left.available_permits(), 100);
     }
 }
