@@ -36,7 +36,7 @@ pub struct Done {
     refused: bool,
 }
 
-/// Does what is planned. No act begins later than `slice` after the first.
+/// Does what is planned. No act is taken up later than `slice` after the first, nor when the spec has changed.
 pub async fn carry_out(work: &Work<'_>, acts: Vec<Act>, slice: Duration, memory: &mut Memory) -> Done {
     let mut done = Done {
         acted: false,
@@ -50,7 +50,7 @@ pub async fn carry_out(work: &Work<'_>, acts: Vec<Act>, slice: Duration, memory:
     let mut running = FuturesUnordered::new();
     let begin = Instant::now();
     loop {
-        while running.len() < AT_ONCE && begin.elapsed() < slice {
+        while running.len() < AT_ONCE && begin.elapsed() < slice && work.current() {
             match waiting.next() {
                 // What stopped one Pod from being made stops the next.
                 Some(Act::CreatePod { .. }) if done.refused => {}

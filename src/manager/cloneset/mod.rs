@@ -125,6 +125,13 @@ impl Work<'_> {
         self.shared.index()
     }
 
+    /// Whether the spec is still the one that this pass is about.
+    fn current(&self) -> bool {
+        let index = self.index();
+        let now = index.sets.get(self.name).map(|set| set.metadata.generation);
+        now == Some(self.set.metadata.generation)
+    }
+
     fn namespace(&self) -> &str {
         self.name.namespace.as_deref().unwrap_or_default()
     }

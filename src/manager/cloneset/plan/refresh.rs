@@ -56,13 +56,14 @@ pub(super) fn refresh(view: &View<'_>, pod: &Seen<'_>, draft: &mut Draft) -> Opt
 /// Whether the Pod is in use with its gates open and all labels, so that there is no need to look at it: nearly all of
 /// ten thousand Pods are. [`refresh`] finds nothing then.
 pub(super) fn rests(pod: &Pod) -> bool {
-    let open = |gate: &str| match pod.condition(gate) {
+    let says = |gate: &str| pod.condition(gate).is_some_and(|c| !c.message.is_empty());
+    let open = match pod.condition(keys::KRUISE_POD_READY) {
         Some(condition) => condition.holds && condition.message.is_empty(),
-        None => !pod.gated(gate),
+        None => !pod.gated(keys::KRUISE_POD_READY),
     };
     idle(pod)
-        && open(keys::IN_PLACE_UPDATE_READY)
-        && open(keys::KRUISE_POD_READY)
+        && !says(keys::IN_PLACE_UPDATE_READY)
+        && open
         && pod.labels.contains_key(keys::POD_TEMPLATE_HASH)
 }
 

