@@ -143,12 +143,15 @@ pub async fn delete_seen<K: Object>(
         preconditions: (uid.is_some() || version.is_some()).then_some(preconditions),
         ..DeleteParams::default()
     };
-    let request = kube::core::Request::new(api.resource_url())
-        .delete(name, &params)
-        .map_err(|why| Error::Config(format!("{name:?} cannot be deleted: {why}")))?;
+    let request = kube::core::Request::new(api.resource_url()).delete(name, &params);
     // `Api::delete` parses the answer twice; it is the whole object, and nobody looks at it.
     let client = api.clone().into_client();
-    match timed::<K, _>("delete", client.request_text(request)).await {
+    let delete = async {
+        client
+            .request_text(request.map_err(kube::Error::BuildRequest)?)
+            .await
+    };
+    match timed::<K, _>("delete", delete).await {
         Ok(_) => Ok(()),
         Err(error) if error.not_found() => Ok(()),
         Err(error) => Err(error),

@@ -14,8 +14,8 @@ use anyhow::{Context, Result};
 /// The kernel's first port for outgoing connections, where it does not tell.
 const OUTGOING: u16 = 32768;
 
-/// Below are servers that everybody knows.
-const FIRST: u16 = 10000;
+/// Below are servers that everybody knows, kubelet and its like among them.
+const FIRST: u16 = 20000;
 
 static HELD: Mutex<Vec<UdpSocket>> = Mutex::new(Vec::new());
 
@@ -75,10 +75,10 @@ mod tests {
 
     #[test]
     fn outgoing_connections_get_no_port_of_the_range() {
-        assert_eq!(range(Some("32768\t60999\n".into())), 10000..32768);
-        assert_eq!(range(Some("20000 30000".into())), 10000..20000);
+        assert_eq!(range(Some("32768\t60999\n".into())), 20000..32768);
+        assert_eq!(range(Some("25000 30000".into())), 20000..25000);
         for odd in [None, Some("1024 65535".into()), Some(String::new())] {
-            assert_eq!(range(odd), 10000..OUTGOING);
+            assert_eq!(range(odd), 20000..OUTGOING);
         }
     }
 }
