@@ -38,7 +38,6 @@ pub fn mistakes(spec: &Value) -> Vec<String> {
     check_labels(spec, &mut problems);
     check_hooks(&spec["lifecycle"], &mut problems);
     check_priorities(&spec["updateStrategy"]["rollingUpdate"], &mut problems);
-    check_launch_priorities(&spec["template"]["spec"]["containers"], &mut problems);
     problems.into_words()
 }
 
@@ -91,8 +90,14 @@ fn check_priorities(rolling: &Value, problems: &mut Problems) {
     }
 }
 
-fn check_launch_priorities(containers: &Value, problems: &mut Problems) {
-    for (at, container) in containers.as_array().into_iter().flatten().enumerate() {
+/// Launch priorities that are no numbers. Where they are stored they count as none, so these stop no CloneSet.
+fn launch_priorities(template: &Value) -> Vec<String> {
+    let mut problems = Problems::default();
+    let containers = template["spec"]["containers"].as_array();
+    let annotations = &template["metadata"]["annotations"];
+    let ordered = annotations[keys::CONTAINER_LAUNCH_PRIORITY] == keys::CONTAINER_LAUNCH_ORDERED;
+    let containers = containers.filter(|all| all.len() > 1 && !ordered);
+    for (at, container) in containers.into_iter().flatten().enumerate() {
         let env = container["env"].as_array().into_iter().flatten().enumerate();
         for (nth, variable) in env.filter(|(_, v)| v["name"] == keys::ENV_CONTAINER_PRIORITY) {
             let value = &variable["value"];
@@ -102,6 +107,7 @@ fn check_launch_priorities(containers: &Value, problems: &mut Problems) {
             }
         }
     }
+    problems.into_words()
 }
 
 /// The templates, if they are to have defaults: they are new, or other than before. That there is none is for
@@ -142,12 +148,10 @@ pub(super) fn fill_in(asked: &Request, answer: Option<Result<Answer, cluster::Er
 pub(super) fn check(asked: &Request, no_pods: &[String], stored: Option<&Value>) -> Decision {
     let spec = &asked.object["spec"];
     let mut problems = Problems::default();
-    let known = asked
-        .old
-        .as_ref()
-        .map(|old| mistakes(&old["spec"]))
-        .unwrap_or_default();
-    for mistake in mistakes(spec) {
+    let all = |spec: &Value| [mistakes(spec), launch_priorities(&spec["template"])].concat();
+    let known = asked.old.as_ref().map(|old| all(&old["spec"]));
+    let known = known.unwrap_or_default();
+    for mistake in all(spec) {
         // What is stored already is older than this check.
         if !known.contains(&mistake) {
             problems.tell(mistake);

@@ -5,6 +5,7 @@ use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
+use crate::jobs::until_event;
 use crate::world::{api, create, until, until_gone, world};
 
 const COMPLETED: &str = "apps.kruise.io/container-launch-priority-completed";
@@ -99,12 +100,14 @@ async fn what_is_somebody_else_s_is_left_alone() {
         json!({ "metadata": { "name": "theirs-barrier" }, "data": { "p_1": "no" } }),
     )
     .await;
-    create(&pods, waiting("theirs", "theirs-barrier", &[("a", 1), ("b", 0)])).await;
+    create(&pods, waiting("theirs", "theirs-barrier", &[("a", 1)])).await;
     create(&pods, waiting("other", "of-the-user", &[("a", 1), ("b", 0)])).await;
     // Whatever is done for the two before is done by the time that this has its turn.
     create(&pods, waiting("ours", "ours-barrier", &[("a", 1), ("b", 0)])).await;
     until(&maps, "ours-barrier", "its key", |map| keys(map) == ["p_1"]).await;
+    until_event(&api(&admin), "theirs", "LaunchPriorityBlocked").await;
     let theirs = maps.get("theirs-barrier").await.unwrap();
     assert_eq!(theirs.data.unwrap()["p_1"], "no");
+    assert!(!completed(&pods.get("theirs").await.unwrap()));
     assert!(maps.get_opt("of-the-user").await.unwrap().is_none());
 }

@@ -208,7 +208,7 @@ async fn what_cannot_be_carried_out_says_so() {
 }
 
 /// Waits until there is an event about that object.
-async fn until_event(events: &Api<Event>, name: &str, reason: &str) {
+pub async fn until_event(events: &Api<Event>, name: &str, reason: &str) {
     let start = std::time::Instant::now();
     loop {
         let fields = format!("involvedObject.name={name},reason={reason}");

@@ -112,11 +112,11 @@ fn mistakes_are_named() {
         ),
         (
             changed(
-                json!({ "template": { "spec": { "containers": [{ "name": "c", "env": [
+                json!({ "template": { "spec": { "containers": [{ "name": "b" }, { "name": "c", "env": [
                 { "name": "KRUISE_CONTAINER_PRIORITY", "value": "first" },
             ] }] } } }),
             ),
-            "spec.template.spec.containers[0].env[0].value: Invalid value: \"first\": a launch priority is a whole",
+            "spec.template.spec.containers[1].env[0].value: Invalid value: \"first\": a launch priority is a whole",
         ),
     ] {
         let why = denied(check(&request(spec.clone(), None), &[], None));

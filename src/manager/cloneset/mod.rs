@@ -128,8 +128,9 @@ impl Work<'_> {
     /// Whether the spec is still the one that this pass is about.
     fn current(&self) -> bool {
         let index = self.index();
-        let now = index.sets.get(self.name).map(|set| set.metadata.generation);
-        now == Some(self.set.metadata.generation)
+        let now = index.sets.get(self.name).map(|set| &set.metadata);
+        let then = &self.set.metadata;
+        now.is_some_and(|now| now.generation == then.generation && now.uid == then.uid)
     }
 
     fn namespace(&self) -> &str {

@@ -5,28 +5,35 @@
 //!
 //! Kubelet holds a container back until its key is there. CloneSets make such Pods, and OpenKruise's webhook did.
 
+mod lift;
 pub mod plan;
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::Api;
-use serde_json::json;
 use tokio::sync::mpsc;
 
 use super::Context;
-use super::view::{PodView, RawPod, barrier_of};
-use crate::api::keys;
 use crate::cluster::queue::Again;
-use crate::cluster::{Error, Key, write};
+use crate::cluster::{Error, Key};
+use lift::{complete, lift};
 use plan::{Step, step};
 
 /// Pods written to at once.
 const WORKERS: usize = 4;
+/// Nobody watches ConfigMaps, so those of Pods that are not complete are looked at again after so long.
+const LOOK_AGAIN: Duration = Duration::from_secs(300);
 
-/// What was done last for each Pod that is not complete: its UID, and the priority that may start.
-type Lifted = Arc<Mutex<HashMap<Key, (String, i64)>>>;
+/// What was done for a Pod that is not complete.
+struct Done {
+    uid: String,
+    /// The lowest priority that may start.
+    priority: i64,
+    at: Instant,
+}
+
+type Lifted = Arc<Mutex<HashMap<Key, Done>>>;
 
 /// Runs until shutdown.
 pub async fn run(ctx: Context) {
@@ -48,7 +55,7 @@ pub async fn run(ctx: Context) {
     ctx.work("launchpriority", WORKERS, pods_rx, wake, work).await;
 }
 
-fn lock(lifted: &Lifted) -> std::sync::MutexGuard<'_, HashMap<Key, (String, i64)>> {
+fn lock(lifted: &Lifted) -> MutexGuard<'_, HashMap<Key, Done>> {
     lifted.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -56,83 +63,22 @@ async fn look_after(ctx: Context, lifted: Lifted, key: Key) -> Result<Again, Err
     let Some(pod) = ctx.stores.pods.get(&key) else {
         return Ok(None);
     };
-    let last = match step(&pod) {
-        Step::Nothing => return Ok(None),
-        Step::Complete => true,
-        Step::Lift { priority, last } => {
-            let done = (pod.uid.clone(), priority);
-            if lock(&lifted).get(&key) != Some(&done) {
-                lift(&ctx, &key, &pod, priority).await?;
-                lock(&lifted).insert(key.clone(), done);
+    if let Step::Lift { priority, last } = step(&pod) {
+        let fresh = |done: &&Done| done.uid == pod.uid && done.at.elapsed() < LOOK_AGAIN;
+        let done = lock(&lifted).get(&key).filter(fresh).map(|done| done.priority);
+        if done.is_none_or(|done| done > priority) {
+            if !lift(&ctx, &key, &pod, priority).await? {
+                return Ok(Some(LOOK_AGAIN));
             }
-            last
+            let (uid, at) = (pod.uid.clone(), Instant::now());
+            lock(&lifted).insert(key.clone(), Done { uid, priority, at });
         }
-    };
-    if last {
+        if !last {
+            return Ok(Some(LOOK_AGAIN));
+        }
+    }
+    if step(&pod) != Step::Nothing {
         complete(&ctx, &key, &pod.uid).await?;
     }
     Ok(None)
-}
-
-fn api<K>(ctx: &Context, key: &Key) -> Api<K>
-where
-    K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
-{
-    let namespace = key.namespace.as_deref().unwrap_or_default();
-    Api::namespaced(ctx.cluster.client.clone(), namespace)
-}
-
-/// Puts the keys of this priority and of all higher ones into the Pod's ConfigMap.
-async fn lift(ctx: &Context, key: &Key, pod: &PodView, priority: i64) -> Result<(), Error> {
-    let name = barrier_of(&key.name);
-    let api = api::<ConfigMap>(ctx, key);
-    let lifted = pod.barriers.iter().filter(|(_, p)| *p >= priority);
-    let word = |p: &i64| {
-        (
-            format!("{}{p}", keys::CONTAINER_BARRIER_PREFIX),
-            keys::TRUE.to_owned(),
-        )
-    };
-    let data: BTreeMap<String, String> = lifted.map(|(_, p)| word(p)).collect();
-    if let Some(there) = write::get(&api, &name).await? {
-        let owners = there.metadata.owner_references.unwrap_or_default();
-        if owners.iter().any(|owner| owner.uid == pod.uid) {
-            let patch = json!({ "metadata": { "uid": there.metadata.uid }, "data": data });
-            return write::patch_merge(&api, &name, &patch).await.map(drop);
-        }
-        // It is of a Pod that had the name before, and is collected one day; who made another is to see it refused.
-        if !owners
-            .iter()
-            .any(|owner| owner.kind == "Pod" && owner.name == key.name)
-        {
-            tracing::warn!(pod = %key, name, "containers wait: the ConfigMap of their barriers is somebody else's");
-            return Ok(());
-        }
-        write::delete(&api, &name, there.metadata.uid.as_deref()).await?;
-    }
-    let map = json!({
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": { "name": name, "namespace": key.namespace, "ownerReferences": [{
-            "apiVersion": "v1", "kind": "Pod", "name": key.name, "uid": pod.uid,
-        }]},
-        "data": data,
-    });
-    let namespace = key.namespace.as_deref().unwrap_or_default();
-    let path = format!("/api/v1/namespaces/{namespace}/configmaps");
-    let client = &ctx.cluster.client;
-    write::post(client, "ConfigMap", &path, map.to_string())
-        .await
-        .map(drop)
-}
-
-/// Says on the Pod that all of its containers may start.
-async fn complete(ctx: &Context, key: &Key, uid: &str) -> Result<(), Error> {
-    let annotations = json!({ keys::CONTAINER_LAUNCH_COMPLETED: keys::TRUE });
-    let patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
-    match write::patch_merge(&api::<RawPod>(ctx, key), &key.name, &patch).await {
-        // Another Pod has the name now; its own event brings it here.
-        Err(error) if !error.not_found() && !error.conflict() => Err(error),
-        _ => Ok(()),
-    }
 }

@@ -112,10 +112,11 @@ fn barriers(pod: &Value) -> Vec<(String, i64)> {
         let priority = in_place::priority(container)?;
         let map = barrier_of(meta["name"].as_str()?);
         let barriers = items(&container["env"]).filter(|v| v["name"] == keys::ENV_CONTAINER_BARRIER);
-        let mut maps = barriers.map(|v| &v["valueFrom"]["configMapKeyRef"]["name"]);
+        let key = format!("{}{priority}", keys::CONTAINER_BARRIER_PREFIX);
+        let mut from = barriers.map(|v| &v["valueFrom"]["configMapKeyRef"]);
         // Somebody else's barrier is theirs to lift.
-        maps.all(|name| *name == *map)
-            .then(|| (text(&container["name"]), priority))
+        let ours = from.all(|from| from["name"] == *map && from["key"] == *key);
+        ours.then(|| (text(&container["name"]), priority))
     };
     items(&pod["spec"]["containers"]).filter_map(held).collect()
 }

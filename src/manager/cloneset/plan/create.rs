@@ -198,6 +198,8 @@ fn pod(view: &View<'_>, revision: &Revision, id: &str) -> Value {
     labels.extend(revision_labels(view, &revision.name).map(|(k, v)| (k.to_owned(), v)));
     labels.insert(keys::CLONESET_INSTANCE_ID.to_owned(), id.to_owned());
     let mut annotations = texts(&template["metadata"]["annotations"]);
+    // Of the Pod that the template was taken from.
+    annotations.remove(keys::CONTAINER_LAUNCH_COMPLETED);
     annotations.extend(texts(&mark["annotations"]));
     let mut metadata = json!({
         "generateName": pod_name(view, ""),

@@ -24,6 +24,8 @@ const REASON: usize = 500;
 pub(super) const SAID: usize = 1000;
 /// Reasons of kubelet that every container has on its way.
 const ORDINARY: [&str; 2] = ["ContainerCreating", "PodInitializing"];
+/// Reason of kubelet for a container whose barrier is not lifted.
+const HELD: &str = "CreateContainerConfigError";
 
 /// What is waited for, as the end of a sentence.
 pub(super) fn waits(view: &View<'_>, draft: &mut Draft) -> String {
@@ -122,7 +124,8 @@ pub(super) fn trouble(pod: &Pod) -> Option<String> {
         .iter()
         .map(|(name, reason)| (name, reason))
         .chain(regular);
-    let mut bad = all.filter(|(name, reason)| !ORDINARY.contains(&reason.as_str()) && !held(pod, name));
+    let waits = |name: &str, reason: &str| reason == HELD && held(pod, name);
+    let mut bad = all.filter(|(name, reason)| !ORDINARY.contains(&reason.as_str()) && !waits(name, reason));
     let (name, reason) = bad.next()?;
     // Kubelet takes turns with these two, which is no news.
     let reason = if reason == "ErrImagePull" {
@@ -136,8 +139,11 @@ pub(super) fn trouble(pod: &Pod) -> Option<String> {
     Some(format!("container {name}: {reason}{image}"))
 }
 
-/// Whether a container starts when others of a higher launch priority are ready, and these are not.
+/// Whether a container is yet to start when others of a higher launch priority are ready, and these are not.
 fn held(pod: &Pod, name: &str) -> bool {
+    if pod.annotations.contains_key(keys::CONTAINER_LAUNCH_COMPLETED) {
+        return false;
+    }
     let ready = |name: &str| pod.status(name).is_some_and(|s| s.ready);
     let own = pod
         .containers

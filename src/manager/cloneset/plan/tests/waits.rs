@@ -146,6 +146,14 @@ fn a_container_whose_turn_has_not_come_is_no_trouble() {
         pod["status"]["conditions"] = json!([]);
     }
     says(&mut world, "(container db: it runs, but is not ready)");
+    let reason = |world: &mut World, reason: &str| {
+        for pod in world.pods.values_mut() {
+            pod["status"]["containerStatuses"][0]["state"]["waiting"]["reason"] = json!(reason);
+        }
+    };
+    reason(&mut world, "InvalidImageName");
+    says(&mut world, "(container app: InvalidImageName");
+    reason(&mut world, "CreateContainerConfigError");
     for pod in world.pods.values_mut() {
         pod["status"]["containerStatuses"][1]["ready"] = json!(true);
     }

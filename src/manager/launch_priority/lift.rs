@@ -1,0 +1,103 @@
+//! The writes: a Pod's ConfigMap, and the word on the Pod that all is done.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::{Api, Resource};
+use serde_json::json;
+
+use crate::api::keys;
+use crate::cluster::{Error, EventType, Key, write};
+use crate::manager::Context;
+use crate::manager::view::{PodView, RawPod, barrier_of};
+
+fn api<K>(ctx: &Context, key: &Key) -> Api<K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
+    let namespace = key.namespace.as_deref().unwrap_or_default();
+    Api::namespaced(ctx.cluster.client.clone(), namespace)
+}
+
+/// Puts the keys of this priority and of all higher ones into the Pod's ConfigMap; false where that is somebody else's,
+/// which is told on the Pod.
+///
+/// # Errors
+/// When the API server does not do it.
+pub async fn lift(ctx: &Context, key: &Key, pod: &PodView, priority: i64) -> Result<bool, Error> {
+    let name = barrier_of(&key.name);
+    let api = api::<ConfigMap>(ctx, key);
+    let lifted = pod.barriers.iter().filter(|(_, p)| *p >= priority);
+    let lifted = lifted.map(|(_, p)| format!("{}{p}", keys::CONTAINER_BARRIER_PREFIX));
+    let data: BTreeMap<String, String> = lifted.map(|key| (key, keys::TRUE.to_owned())).collect();
+    if let Some(there) = write::get(&api, &name).await? {
+        let owners = there.metadata.owner_references.unwrap_or_default();
+        if owners.iter().any(|owner| owner.uid == pod.uid) {
+            let known = there.data.unwrap_or_default();
+            if data.iter().all(|(key, word)| known.get(key) == Some(word)) {
+                return Ok(true);
+            }
+            let patch = json!({ "metadata": { "uid": there.metadata.uid }, "data": data });
+            return write::patch_merge(&api, &name, &patch).await.map(|_| true);
+        }
+        let before = |owner: &OwnerReference| owner.kind == "Pod" && owner.name == key.name;
+        if owners.is_empty() || !owners.iter().all(before) {
+            not_ours(ctx, key, pod, &name);
+            return Ok(false);
+        }
+        // It is of a Pod that had the name before, and would be collected one day.
+        write::delete(&api, &name, there.metadata.uid.as_deref()).await?;
+    }
+    let map = json!({
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": { "name": name, "namespace": key.namespace, "ownerReferences": [{
+            "apiVersion": "v1", "kind": "Pod", "name": key.name, "uid": pod.uid,
+        }]},
+        "data": data,
+    });
+    let namespace = key.namespace.as_deref().unwrap_or_default();
+    let path = format!("/api/v1/namespaces/{namespace}/configmaps");
+    let client = &ctx.cluster.client;
+    let made = write::post(client, "ConfigMap", &path, map.to_string());
+    made.await.map(|_| true)
+}
+
+/// Says on the Pod why its containers wait.
+fn not_ours(ctx: &Context, key: &Key, pod: &PodView, map: &str) {
+    let reference = ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        name: Some(key.name.clone()),
+        namespace: key.namespace.clone(),
+        uid: Some(pod.uid.clone()),
+        ..ObjectReference::default()
+    };
+    let note =
+        format!("containers wait for keys of ConfigMap {map}, which is not the Pod's: delete the ConfigMap");
+    tracing::warn!(pod = %key, note);
+    let events = &ctx.cluster.events;
+    events.publish(
+        reference,
+        EventType::Warning,
+        "LaunchPriorityBlocked",
+        "Lifting",
+        note,
+    );
+}
+
+/// Says on the Pod that all of its containers may start.
+///
+/// # Errors
+/// When the API server does not do it.
+pub async fn complete(ctx: &Context, key: &Key, uid: &str) -> Result<(), Error> {
+    let annotations = json!({ keys::CONTAINER_LAUNCH_COMPLETED: keys::TRUE });
+    let patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
+    match write::patch_merge(&api::<RawPod>(ctx, key), &key.name, &patch).await {
+        // Another Pod has the name now; its own event brings it here.
+        Err(error) if !error.not_found() && !error.conflict() => Err(error),
+        _ => Ok(()),
+    }
+}
