@@ -144,6 +144,12 @@ impl<T> Known<T> {
         items.map(|(key, known)| (key, &known.object, known.doomed || known.deleting))
     }
 
+    /// The one of that key, if it belongs to `group`, and whether it goes.
+    pub fn find<'a>(&'a self, group: &str, key: &Key) -> Option<(&'a Key, &'a Arc<T>, bool)> {
+        let (key, known) = self.groups.get(group)?.get_key_value(key)?;
+        Some((key, &known.object, known.doomed || known.deleting))
+    }
+
     /// Our writes in `group` that are not confirmed: what is to be read now, and how long the next one has still.
     pub fn unconfirmed(&self, group: &str, now: Instant) -> (Vec<Key>, Option<Duration>) {
         let mut due = Vec::new();

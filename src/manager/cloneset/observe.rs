@@ -1,6 +1,6 @@
 //! What is known of all CloneSets and what belongs to them, by owner, so that a look costs what that one has.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,9 @@ pub struct Index {
     /// That there are jobs, by the UID of their controller.
     pub jobs: Known<()>,
     /// Which CloneSet has a UID.
-    names: std::collections::HashMap<String, Key>,
+    names: HashMap<String, Key>,
+    /// Pods of nobody that a CloneSet selects, by its UID. There may be thousands that none does.
+    strays: HashMap<String, BTreeSet<Key>>,
 }
 
 /// What belongs to one CloneSet.
@@ -132,7 +134,8 @@ impl Index {
         let nobodys = nobodys(set.metadata.namespace.as_deref());
         let selector = &set.spec.selector;
         let own = self.pods.of(uid);
-        let strays = self.pods.of(&nobodys);
+        let strays = self.strays.get(uid).into_iter().flatten();
+        let strays = strays.filter_map(|key| self.pods.find(&nobodys, key));
         let strays = strays.filter(|(_, pod, _)| matches(selector, &pod.labels));
         let pod = |(_, pod, going): (&Key, &Arc<Pod>, bool)| {
             if going && !pod.deleting {
@@ -205,26 +208,51 @@ impl Index {
         all.into_iter().flatten().min()
     }
 
-    /// CloneSets that a Pod concerns, in its state before or after.
-    fn concerned(&self, key: &Key, pod: &Pod, wake: &mut BTreeSet<Key>) {
-        match &pod.controller {
-            Some(uid) => wake.extend(self.names.get(uid).cloned()),
-            None => {
-                let sets = self.sets.of(key.namespace.as_deref().unwrap_or_default());
-                let selecting = sets.filter(|(_, set, _)| matches(&set.spec.selector, &pod.labels));
-                wake.extend(selecting.map(|(key, ..)| key.clone()));
+    /// CloneSets that a Pod concerns, in its state before or after. A Pod of nobody is, or was, one of their strays.
+    fn concerned(&mut self, key: &Key, pod: &Pod, is: bool, wake: &mut BTreeSet<Key>) {
+        if let Some(uid) = &pod.controller {
+            wake.extend(self.names.get(uid).cloned());
+            return;
+        }
+        let sets = self.sets.of(key.namespace.as_deref().unwrap_or_default());
+        for (name, set, _) in sets.filter(|(_, set, _)| matches(&set.spec.selector, &pod.labels)) {
+            wake.insert(name.clone());
+            let uid = set.metadata.uid.clone().unwrap_or_default();
+            let strays = self.strays.entry(uid).or_default();
+            if is {
+                strays.insert(key.clone());
+            } else {
+                strays.remove(key);
             }
         }
+    }
+
+    /// The Pods of nobody that a CloneSet selects, found once.
+    fn find_strays(&mut self, set: &CloneSet, uid: &str) {
+        let nobodys = nobodys(set.metadata.namespace.as_deref());
+        let all = self.pods.of(&nobodys);
+        let selected = all.filter(|(_, pod, _)| matches(&set.spec.selector, &pod.labels));
+        let keys = selected.map(|(key, ..)| key.clone()).collect();
+        self.strays.insert(uid.to_owned(), keys);
     }
 
     fn set(&mut self, change: &Change<CloneSet>, wake: &mut BTreeSet<Key>) {
         let at = |set: &Option<Arc<CloneSet>>| set.clone().map(set_at);
         let (old, new) = (at(&change.old), at(&change.new));
+        let same = |a: &At<CloneSet>, b: &At<CloneSet>| {
+            a.uid == b.uid && a.object.spec.selector == b.object.spec.selector
+        };
         if let Some(old) = &old {
             self.names.remove(&old.uid);
+            if new.as_ref().is_none_or(|new| new.uid != old.uid) {
+                self.strays.remove(&old.uid);
+            }
         }
         if let Some(new) = &new {
             self.names.insert(new.uid.clone(), change.key.clone());
+            if !old.as_ref().is_some_and(|old| same(old, new)) {
+                self.find_strays(&new.object, &new.uid);
+            }
         }
         take(&mut self.sets, &change.key, old, new);
         wake.insert(change.key.clone());
@@ -233,8 +261,10 @@ impl Index {
     fn pod(&mut self, change: &Change<PodView>, wake: &mut BTreeSet<Key>) {
         let of = |view: &Option<Arc<PodView>>| view.as_ref().and_then(|v| v.workload.clone());
         let (old, new) = (of(&change.old), of(&change.new));
-        for pod in [&old, &new].into_iter().flatten() {
-            self.concerned(&change.key, pod, wake);
+        for (pod, is) in [(&old, false), (&new, true)] {
+            if let Some(pod) = pod {
+                self.concerned(&change.key, pod, is, wake);
+            }
         }
         let at = |pod: Option<Arc<Pod>>| pod.map(|pod| pod_at(&change.key, pod));
         take(&mut self.pods, &change.key, at(old), at(new));
@@ -350,44 +380,4 @@ impl Index {
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn claims_that_were_a_pod_s_own_from_the_beginning_are_not_ours_to_take_back() {
-        let mut index = Index::default();
-        let pod = Pod::of(&json!({ "metadata": {
-            "name": "s-abcde", "namespace": "n", "uid": "pod", "resourceVersion": "1",
-            "labels": { (keys::CLONESET_INSTANCE_ID): "abcde" },
-            "ownerReferences": [{ "uid": "set", "controller": true }],
-        } }));
-        let key = Key::namespaced("n", "s-abcde");
-        index.pods.watched(&key, pod_at(&key, Arc::new(pod)));
-        // The second is of an ephemeral volume.
-        for (name, instance) in [("data-s-abcde", "abcde"), ("s-abcde-scratch", "")] {
-            let (name, instance) = (name.to_owned(), instance.to_owned());
-            let view = ClaimView {
-                resource_version: "1".to_owned(),
-                owner: Some("pod".to_owned()),
-                claim: Claim {
-                    name: name.clone(),
-                    instance,
-                    ..Claim::default()
-                },
-            };
-            index
-                .claims
-                .watched(&Key::namespaced("n", &name), claim_at(&view));
-        }
-        let set = json!({ "metadata": { "name": "s", "namespace": "n" }, "spec": {
-            "selector": {}, "template": {}, "volumeClaimTemplates": [{ "metadata": { "name": "data" } }],
-        } });
-        let set: CloneSet = serde_json::from_value(set).unwrap();
-        let given = index.belongings(&set, "set").given;
-        let data = vec!["data-s-abcde".to_owned()];
-        assert_eq!(given, BTreeMap::from([("pod".to_owned(), data)]));
-    }
-}
+mod tests;

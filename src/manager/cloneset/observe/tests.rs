@@ -1,0 +1,113 @@
+#![allow(clippy::unwrap_used)]
+use serde_json::json;
+
+use super::*;
+
+fn stray(name: &str, version: &str, app: &str) -> Arc<PodView> {
+    let pod = Pod::of(&json!({ "metadata": {
+        "name": name, "namespace": "n", "uid": name, "resourceVersion": version, "labels": { "app": app },
+    } }));
+    Arc::new(PodView {
+        workload: Some(Arc::new(pod)),
+        ..PodView::default()
+    })
+}
+
+fn set_of(app: &str) -> Arc<CloneSet> {
+    let set = json!({ "metadata": { "name": app, "namespace": "n", "uid": format!("set-{app}") }, "spec": {
+        "selector": { "matchLabels": { "app": app } }, "template": {},
+    } });
+    Arc::new(serde_json::from_value(set).unwrap())
+}
+
+/// Names of the Pods that belong to the CloneSet, after it was told so much.
+fn pods_of(index: &Index, app: &str) -> Vec<String> {
+    let pods = index.belongings(&set_of(app), &format!("set-{app}")).pods;
+    pods.iter().map(|pod| pod.name.clone()).collect()
+}
+
+#[test]
+fn pods_of_nobody_are_looked_at_by_those_who_select_them() {
+    let mut index = Index::default();
+    let told = |index: &mut Index, name: &str, old: Option<Arc<PodView>>, new: Option<Arc<PodView>>| {
+        let key = Key::namespaced("n", name);
+        index.apply(&Said::Pod(Change { key, old, new }))
+    };
+    let made = |index: &mut Index, app: &str| {
+        let (key, new) = (Key::namespaced("n", app), Some(set_of(app)));
+        index.apply(&Said::Set(Change { key, old: None, new }));
+    };
+    let early = stray("early", "1", "web");
+    told(&mut index, "early", None, Some(Arc::clone(&early)));
+    made(&mut index, "web");
+    made(&mut index, "db");
+    let late = stray("late", "2", "web");
+    let woken = told(&mut index, "late", None, Some(Arc::clone(&late)));
+    assert_eq!(woken, BTreeSet::from([Key::namespaced("n", "web")]));
+    for other in 0..100 {
+        told(
+            &mut index,
+            &format!("other-{other}"),
+            None,
+            Some(stray("other", "3", "x")),
+        );
+    }
+    assert_eq!(pods_of(&index, "web"), ["early", "late"]);
+    assert_eq!(
+        index.strays["set-web"].len(),
+        2,
+        "what others have is not looked at"
+    );
+    // It is another's now, and back again.
+    told(&mut index, "late", Some(late), Some(stray("late", "4", "db")));
+    assert_eq!(pods_of(&index, "web"), ["early"]);
+    assert_eq!(pods_of(&index, "db"), ["late"]);
+    // A write of ours adopted it, which no watch has told yet.
+    let mut adopted = Pod::clone(early.workload.as_ref().unwrap());
+    (adopted.controller, adopted.resource_version) = (Some("set-web".to_owned()), "5".to_owned());
+    let key = Key::namespaced("n", "early");
+    let at = pod_at(&key, Arc::new(adopted));
+    index.pods.wrote(&key, at, Instant::now());
+    assert_eq!(pods_of(&index, "web"), ["early"]);
+    told(&mut index, "late", Some(stray("late", "4", "db")), None);
+    assert_eq!(pods_of(&index, "db"), Vec::<String>::new());
+    assert_eq!(index.strays["set-db"].len(), 0);
+    let (key, old) = (Key::namespaced("n", "db"), Some(set_of("db")));
+    index.apply(&Said::Set(Change { key, old, new: None }));
+    assert!(!index.strays.contains_key("set-db"));
+}
+
+#[test]
+fn claims_that_were_a_pod_s_own_from_the_beginning_are_not_ours_to_take_back() {
+    let mut index = Index::default();
+    let pod = Pod::of(&json!({ "metadata": {
+        "name": "s-abcde", "namespace": "n", "uid": "pod", "resourceVersion": "1",
+        "labels": { (keys::CLONESET_INSTANCE_ID): "abcde" },
+        "ownerReferences": [{ "uid": "set", "controller": true }],
+    } }));
+    let key = Key::namespaced("n", "s-abcde");
+    index.pods.watched(&key, pod_at(&key, Arc::new(pod)));
+    // The second is of an ephemeral volume.
+    for (name, instance) in [("data-s-abcde", "abcde"), ("s-abcde-scratch", "")] {
+        let (name, instance) = (name.to_owned(), instance.to_owned());
+        let view = ClaimView {
+            resource_version: "1".to_owned(),
+            owner: Some("pod".to_owned()),
+            claim: Claim {
+                name: name.clone(),
+                instance,
+                ..Claim::default()
+            },
+        };
+        index
+            .claims
+            .watched(&Key::namespaced("n", &name), claim_at(&view));
+    }
+    let set = json!({ "metadata": { "name": "s", "namespace": "n" }, "spec": {
+        "selector": {}, "template": {}, "volumeClaimTemplates": [{ "metadata": { "name": "data" } }],
+    } });
+    let set: CloneSet = serde_json::from_value(set).unwrap();
+    let given = index.belongings(&set, "set").given;
+    let data = vec!["data-s-abcde".to_owned()];
+    assert_eq!(given, BTreeMap::from([("pod".to_owned(), data)]));
+}
