@@ -189,10 +189,21 @@ pub async fn create(api: &Api<DynamicObject>, object: Value) -> Result<Value, St
 }
 
 pub async fn merge(api: &Api<DynamicObject>, name: &str, patch: Value) -> Result<Value, String> {
-    match api
-        .patch(name, &PatchParams::default(), &Patch::Merge(&patch))
-        .await
-    {
+    merge_with(api, name, patch, PatchParams::default()).await
+}
+
+/// What would come of a patch, which is not stored.
+pub async fn would_merge(api: &Api<DynamicObject>, name: &str, patch: Value) -> Result<Value, String> {
+    merge_with(api, name, patch, PatchParams::default().dry_run()).await
+}
+
+async fn merge_with(
+    api: &Api<DynamicObject>,
+    name: &str,
+    patch: Value,
+    params: PatchParams,
+) -> Result<Value, String> {
+    match api.patch(name, &params, &Patch::Merge(&patch)).await {
         Ok(object) => Ok(serde_json::to_value(object).unwrap()),
         Err(why) => Err(why.to_string()),
     }

@@ -1,6 +1,6 @@
 //! preStop hooks, grace periods, deadlines and the unready grace.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use k8s_openapi::api::core::v1::Pod;
 use kruise::api::container_recreate_request::{
@@ -44,9 +44,9 @@ async fn hooks_run_before_term() {
         hook("tcp", json!({"tcpSocket": {"port": 1}})),
     ]);
     let pod = test.pod("web", containers, json!({})).await;
+    let begun = SystemTime::now();
     test.request("hooks", &pod, &["exec", "http", "nap", "tcp"], json!({}))
         .await;
-    let begun = test.mark("tcp.term").await;
     let (status, _) = test.completed("hooks").await;
     assert_succeeded(&status);
     assert!(test.mark("exec.hook").await <= test.mark("exec.term").await);
@@ -54,7 +54,7 @@ async fn hooks_run_before_term() {
     assert!(asked.starts_with("GET /bye?now=1 HTTP/1.1"), "{asked}");
     let napped = test.mark("nap.term").await.duration_since(begun).unwrap();
     assert!(
-        napped > Duration::from_millis(1700) && napped < Duration::from_secs(4),
+        napped >= Duration::from_secs(2) && napped < Duration::from_secs(20),
         "slept {napped:?}"
     );
     let said = test.event("FailedPreStopHook", "tcp").await;
