@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::NamespaceResourceScope;
+use kube::{Api, Resource};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{Options, Stores};
-use crate::cluster::Cluster;
 use crate::cluster::queue::{self, Named, Pass};
+use crate::cluster::{Cluster, Key};
 use crate::ops::Progress;
 
 /// What every controller is given; cheap to clone.
@@ -26,6 +28,15 @@ pub struct Context {
 }
 
 impl Context {
+    /// The objects of a kind in the namespace of `key`.
+    pub fn api<K>(&self, key: &Key) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        let namespace = key.namespace.as_deref().unwrap_or_default();
+        Api::namespaced(self.cluster.client.clone(), namespace)
+    }
+
     /// Works on the keys that `wake` sends, `workers` at once at most, until shutdown or until `wake` ends.
     pub async fn work<K, W, F>(
         &self,

@@ -2,24 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::{Api, Resource};
 use serde_json::json;
 
 use crate::api::keys;
 use crate::cluster::{Error, EventType, Key, write};
 use crate::manager::Context;
-use crate::manager::view::{PodView, RawPod, barrier_of};
-
-fn api<K>(ctx: &Context, key: &Key) -> Api<K>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
-{
-    let namespace = key.namespace.as_deref().unwrap_or_default();
-    Api::namespaced(ctx.cluster.client.clone(), namespace)
-}
+use crate::manager::view::{PodView, RawPod, barrier_key, barrier_of};
 
 /// Puts the keys of this priority and of all higher ones into the Pod's ConfigMap; false where that is somebody else's,
 /// which is told on the Pod.
@@ -28,9 +18,9 @@ where
 /// When the API server does not do it.
 pub async fn lift(ctx: &Context, key: &Key, pod: &PodView, priority: i64) -> Result<bool, Error> {
     let name = barrier_of(&key.name);
-    let api = api::<ConfigMap>(ctx, key);
+    let api = ctx.api::<ConfigMap>(key);
     let lifted = pod.barriers.iter().filter(|(_, p)| *p >= priority);
-    let lifted = lifted.map(|(_, p)| format!("{}{p}", keys::CONTAINER_BARRIER_PREFIX));
+    let lifted = lifted.map(|(_, p)| barrier_key(*p));
     let data: BTreeMap<String, String> = lifted.map(|key| (key, keys::TRUE.to_owned())).collect();
     if let Some(there) = write::get(&api, &name).await? {
         let owners = there.metadata.owner_references.unwrap_or_default();
@@ -95,7 +85,7 @@ fn not_ours(ctx: &Context, key: &Key, pod: &PodView, map: &str) {
 pub async fn complete(ctx: &Context, key: &Key, uid: &str) -> Result<(), Error> {
     let annotations = json!({ keys::CONTAINER_LAUNCH_COMPLETED: keys::TRUE });
     let patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
-    match write::patch_merge(&api::<RawPod>(ctx, key), &key.name, &patch).await {
+    match write::patch_merge(&ctx.api::<RawPod>(key), &key.name, &patch).await {
         // Another Pod has the name now; its own event brings it here.
         Err(error) if !error.not_found() && !error.conflict() => Err(error),
         _ => Ok(()),

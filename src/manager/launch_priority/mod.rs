@@ -63,22 +63,24 @@ async fn look_after(ctx: Context, lifted: Lifted, key: Key) -> Result<Again, Err
     let Some(pod) = ctx.stores.pods.get(&key) else {
         return Ok(None);
     };
-    if let Step::Lift { priority, last } = step(&pod) {
-        let fresh = |done: &&Done| done.uid == pod.uid && done.at.elapsed() < LOOK_AGAIN;
-        let done = lock(&lifted).get(&key).filter(fresh).map(|done| done.priority);
-        if done.is_none_or(|done| done > priority) {
-            if !lift(&ctx, &key, &pod, priority).await? {
+    match step(&pod) {
+        Step::Nothing => return Ok(None),
+        Step::Complete => {}
+        Step::Lift { priority, last } => {
+            let fresh = |done: &&Done| done.uid == pod.uid && done.at.elapsed() < LOOK_AGAIN;
+            let done = lock(&lifted).get(&key).filter(fresh).map(|done| done.priority);
+            if done.is_none_or(|done| done > priority) {
+                if !lift(&ctx, &key, &pod, priority).await? {
+                    return Ok(Some(LOOK_AGAIN));
+                }
+                let (uid, at) = (pod.uid.clone(), Instant::now());
+                lock(&lifted).insert(key.clone(), Done { uid, priority, at });
+            }
+            if !last {
                 return Ok(Some(LOOK_AGAIN));
             }
-            let (uid, at) = (pod.uid.clone(), Instant::now());
-            lock(&lifted).insert(key.clone(), Done { uid, priority, at });
-        }
-        if !last {
-            return Ok(Some(LOOK_AGAIN));
         }
     }
-    if step(&pod) != Step::Nothing {
-        complete(&ctx, &key, &pod.uid).await?;
-    }
+    complete(&ctx, &key, &pod.uid).await?;
     Ok(None)
 }

@@ -6,7 +6,6 @@
 pub mod plan;
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
 use tokio::sync::mpsc;
 
 use super::Context;
@@ -35,7 +34,7 @@ async fn make_condition(ctx: Context, key: Key) -> Result<Again, Error> {
         return Ok(None);
     };
     let patch = initial(&pod.uid, ctx.cluster.clock.now());
-    match write::patch_status_strategic(&api(&ctx, &key), &key.name, &patch).await {
+    match write::patch_status_strategic(&ctx.api::<Pod>(&key), &key.name, &patch).await {
         // Another Pod has the name now; its own event brings it here.
         Err(error) if !error.not_found() && !error.conflict() => Err(error),
         _ => Ok(None),
@@ -47,7 +46,7 @@ async fn make_condition(ctx: Context, key: Key) -> Result<Again, Error> {
 /// # Errors
 /// [`Error::conflict`] when the Pod changed meanwhile: try again.
 pub async fn hold(ctx: &Context, pod: &Key, uid: &str, who: &NotReadyKey, hold: bool) -> Result<(), Error> {
-    let api = api(ctx, pod);
+    let api = ctx.api::<Pod>(pod);
     let Some(object) = write::get(&api, &pod.name).await? else {
         return Ok(());
     };
@@ -61,11 +60,4 @@ pub async fn hold(ctx: &Context, pod: &Key, uid: &str, who: &NotReadyKey, hold: 
         Err(error) if !error.not_found() => Err(error),
         _ => Ok(()),
     }
-}
-
-fn api(ctx: &Context, pod: &Key) -> Api<Pod> {
-    Api::namespaced(
-        ctx.cluster.client.clone(),
-        pod.namespace.as_deref().unwrap_or_default(),
-    )
 }

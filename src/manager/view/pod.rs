@@ -103,6 +103,12 @@ pub fn barrier_of(pod: &str) -> String {
     format!("{pod}-barrier")
 }
 
+/// The key of the barriers of a launch priority.
+#[must_use]
+pub fn barrier_key(priority: i64) -> String {
+    format!("{}{priority}", keys::CONTAINER_BARRIER_PREFIX)
+}
+
 fn barriers(pod: &Value) -> Vec<(String, i64)> {
     let meta = &pod["metadata"];
     if meta["annotations"][keys::CONTAINER_LAUNCH_COMPLETED] == keys::TRUE {
@@ -112,7 +118,7 @@ fn barriers(pod: &Value) -> Vec<(String, i64)> {
         let priority = in_place::priority(container)?;
         let map = barrier_of(meta["name"].as_str()?);
         let barriers = items(&container["env"]).filter(|v| v["name"] == keys::ENV_CONTAINER_BARRIER);
-        let key = format!("{}{priority}", keys::CONTAINER_BARRIER_PREFIX);
+        let key = barrier_key(priority);
         let mut from = barriers.map(|v| &v["valueFrom"]["configMapKeyRef"]);
         // Somebody else's barrier is theirs to lift.
         let ours = from.all(|from| from["name"] == *map && from["key"] == *key);

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::api::keys;
-use crate::manager::view::barrier_of;
+use crate::manager::view::{barrier_key, barrier_of};
 
 /// Gives each container of `spec` a barrier, if the template wants its containers to start one after the other.
 pub(super) fn raise(template: &Value, pod: &str, spec: &mut Value) {
@@ -15,8 +15,7 @@ pub(super) fn raise(template: &Value, pod: &str, spec: &mut Value) {
     for (container, priority) in containers.into_iter().flatten().zip(priorities) {
         let mut env = container["env"].as_array().cloned().unwrap_or_default();
         env.retain(|v| v["name"] != keys::ENV_CONTAINER_BARRIER);
-        let key = format!("{}{priority}", keys::CONTAINER_BARRIER_PREFIX);
-        let key = json!({ "configMapKeyRef": { "name": barrier_of(pod), "key": key } });
+        let key = json!({ "configMapKeyRef": { "name": barrier_of(pod), "key": barrier_key(priority) } });
         env.push(json!({ "name": keys::ENV_CONTAINER_BARRIER, "valueFrom": key }));
         container["env"] = Value::Array(env);
     }
