@@ -156,6 +156,32 @@ mod tests {
         assert_eq!(limits(10_000, rolling("7%")).surge, 700);
     }
 
+    /// The schema refuses such numbers, of which upstream makes 0; those that are stored already count as they read.
+    #[test]
+    fn a_share_with_a_fraction_counts_as_it_reads() {
+        let rolling = |unavailable: &str, surge: &str| RollingUpdateCloneSetStrategy {
+            max_unavailable: text(unavailable),
+            max_surge: text(surge),
+            ..Default::default()
+        };
+        for (unavailable, surge, replicas, both) in [
+            ("12.5%", "0", 8, (1, 0)),
+            ("12.5%", "0", 9, (2, 0)),
+            ("12.5%", "0", 1000, (125, 0)),
+            // Rounded down beside a surge, which itself is rounded up.
+            ("12.5%", "12.5%", 8, (1, 1)),
+            ("12.5%", "12.5%", 9, (1, 2)),
+            ("12.5%", "12.5%", 7, (0, 1)),
+            ("0", "12.5%", 1000, (0, 125)),
+            ("0.1%", "0", 1000, (1, 0)),
+            ("0", "0.1%", 1001, (0, 2)),
+        ] {
+            let limits = limits(replicas, rolling(unavailable, surge));
+            let told = format!("maxUnavailable {unavailable}, maxSurge {surge} of {replicas}");
+            assert_eq!((limits.unavailable, limits.surge), both, "{told}");
+        }
+    }
+
     #[test]
     fn nothing_surges_while_paused() {
         let rolling = RollingUpdateCloneSetStrategy {
