@@ -35,7 +35,7 @@ pub(super) fn condition(world: &World, type_: &str) -> Option<CloneSetCondition>
     conditions.into_iter().find(|c| c.type_ == type_)
 }
 
-fn reason(world: &World) -> String {
+pub(super) fn reason(world: &World) -> String {
     condition(world, "Progressing").unwrap().reason
 }
 

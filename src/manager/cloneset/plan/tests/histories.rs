@@ -5,9 +5,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::happenings::{happen, happening};
-use super::limits;
 use super::rest::what_rests_needs_nothing;
 use super::world::{HOOK, World};
+use super::{deadline, limits};
 use crate::api::keys;
 use crate::manager::cloneset::plan::limits::{Limits, on_delete};
 use crate::manager::cloneset::plan::{Observed, Switches, plan};
@@ -61,6 +61,7 @@ pub(super) fn pass(world: &mut World) {
         "the same observation gives another plan"
     );
     limits::check(world, &observed, &planned, &unseen);
+    deadline::kept(world, &observed, &planned);
     what_rests_needs_nothing(&observed, world.now);
 }
 
@@ -212,10 +213,12 @@ proptest! {
         hooks in any::<bool>(),
         claims in any::<bool>(),
         two in any::<bool>(),
+        deadline in prop::option::of(1_i32..60),
         switches in switches(),
         history in prop::collection::vec(happening(), 1..120),
     ) {
         let mut spec = spec(hooks, claims);
+        spec["progressDeadlineSeconds"] = json!(deadline);
         if two {
             let side = json!({ "name": "side", "image": "side:1" });
             spec["template"]["spec"]["containers"].as_array_mut().unwrap().push(side);

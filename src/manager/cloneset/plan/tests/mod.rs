@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod bounded;
 mod cases;
+mod deadline;
 mod faults;
 mod happenings;
 mod histories;

@@ -44,6 +44,8 @@ pub struct World {
     pub switches: Switches,
     /// Ids of Pods that the CloneSet deleted; their claims are to go with them.
     pub spent: BTreeSet<String>,
+    /// The revision whose rollout is under way, and since which pass.
+    pub under_way: Option<(String, Timestamp)>,
     made: u64,
 }
 
@@ -71,6 +73,7 @@ impl World {
             going: BTreeSet::new(),
             switches: Switches::default(),
             spent: BTreeSet::new(),
+            under_way: None,
             made: 0,
         };
         world.settle_revision();
