@@ -1,9 +1,11 @@
-//! Against what upstream's converter returns, and there and back again.
+//! There and back again, and what is odd.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use proptest::prelude::*;
 
 use super::*;
+
+pub(super) mod vectors;
 
 /// Without what Go writes for nothing: nulls, empty maps, lists and strings.
 pub(super) fn plain(value: &Value) -> Value {
@@ -26,46 +28,6 @@ fn without(mut object: Value, annotations: &[&str]) -> Value {
     plain(&object)
 }
 
-fn upstream() -> Vec<Value> {
-    let path = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/tests/data/conversion/upstream.jsonl"
-    );
-    let text = std::fs::read_to_string(path).unwrap();
-    text.lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
-}
-
-fn versioned(object: &Value, case: &Value, version: &Value) -> Value {
-    let mut object = object.clone();
-    object["kind"] = case["kind"].clone();
-    object["apiVersion"] = json!(format!("{GROUP}/{}", version.as_str().unwrap()));
-    object
-}
-
-/// Upstream loses, and ours keeps in annotations of its own: `mode` of NodeImage pull secrets, and
-/// conditions of ContainerRecreateRequests other than PreRecreateGrace. Upstream further writes
-/// `sync-container-statuses: "[]"` for an empty list, which says the same as no annotation.
-#[test]
-fn upstream_s_conversions_hold() {
-    let cases = upstream();
-    assert!(cases.len() > 150, "only {} cases", cases.len());
-    for case in &cases {
-        let object = versioned(&case["in"], case, &case["from"]);
-        let converted = convert(object.clone(), case["to"].as_str().unwrap()).unwrap();
-        let mut expected = versioned(&case["out"], case, &case["to"]);
-        if annotation(&expected, keys::CRR_SYNC_CONTAINER_STATUSES) == Some("[]") {
-            take_annotation(&mut expected, keys::CRR_SYNC_CONTAINER_STATUSES);
-        }
-        let ours = [keys::CRR_CONDITIONS, keys::NODE_IMAGE_SECRET_MODES];
-        assert_eq!(without(converted.clone(), &ours), plain(&expected), "{case}");
-
-        let back = convert(converted, case["from"].as_str().unwrap()).unwrap();
-        assert_eq!(settled(back), settled(object), "there and back: {case}");
-    }
-}
-
 /// What Go leaves out when it is zero or false, and fills with null where we have a list.
 pub(super) fn bare(value: &Value) -> Value {
     match value {
@@ -85,42 +47,6 @@ pub(super) fn bare(value: &Value) -> Value {
 pub(super) fn through<T: serde::de::DeserializeOwned + serde::Serialize>(object: &Value) -> Value {
     let typed: T = serde_json::from_value(object.clone()).unwrap_or_else(|why| panic!("{why}: {object}"));
     plain(&bare(&serde_json::to_value(typed).unwrap()))
-}
-
-/// Objects as upstream's clients write them pass through our types without loss.
-#[test]
-fn our_types_read_and_write_what_upstream_does() {
-    use crate::api::{
-        container_recreate_request as crr, image_pull_job as job, node_image as image, v1alpha1,
-    };
-    for case in &upstream() {
-        for (object, version) in [(&case["in"], &case["from"]), (&case["out"], &case["to"])] {
-            let mut object = versioned(object, case, version);
-            // The API server refuses null where the schema wants a list; the random objects have it.
-            for (map, list) in [("/spec/images", "tags"), ("/status/imageStatuses", "tags")] {
-                let values = object.pointer_mut(map).and_then(Value::as_object_mut);
-                for value in values
-                    .into_iter()
-                    .flat_map(|all| all.values_mut())
-                    .filter(|one| one[list].is_null())
-                {
-                    value[list] = json!([]);
-                }
-            }
-            if let Some(containers @ Value::Null) = object.pointer_mut("/spec/containers") {
-                *containers = json!([]);
-            }
-            let back = match (object["kind"].as_str().unwrap(), version.as_str().unwrap()) {
-                ("NodeImage", V1BETA1) => through::<image::NodeImage>(&object),
-                ("NodeImage", _) => through::<v1alpha1::NodeImage>(&object),
-                ("ImagePullJob", V1BETA1) => through::<job::ImagePullJob>(&object),
-                ("ImagePullJob", _) => through::<v1alpha1::ImagePullJob>(&object),
-                (_, V1BETA1) => through::<crr::ContainerRecreateRequest>(&object),
-                _ => through::<v1alpha1::ContainerRecreateRequest>(&object),
-            };
-            assert_eq!(back, plain(&bare(&object)), "{version} of {case}");
-        }
-    }
 }
 
 /// Upstream's two annotations may come to an object on its way; in v1beta1 they say nothing of their own.
