@@ -1,12 +1,16 @@
 //! Reviews that mean harm, answered on a stack far smaller than any thread of ours has.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use std::path::PathBuf;
+use std::convert::Infallible;
+use std::future::pending;
 
+use axum::Router;
 use axum::body::{Body, to_bytes};
+use futures::{StreamExt, stream};
 use http::Request;
 use serde::Deserialize;
 use serde_json::json;
+use tokio::sync::mpsc;
 use tower::ServiceExt;
 
 use super::look::Look;
@@ -37,8 +41,30 @@ impl Said {
     }
 }
 
-/// What the webhook server answers to these bodies, one after the other, with no API server to ask.
+/// What the webhook server answers to these bodies, one after the other.
 fn answers(bodies: Vec<(String, String)>) -> Vec<(u16, Said)> {
+    let all = async |router: Router| {
+        let mut answers = Vec::new();
+        for (path, body) in bodies {
+            answers.push(answer(&router, &path, Body::from(body)).await);
+        }
+        answers
+    };
+    on_a_small_stack(all)
+}
+
+/// Asks the webhook server, with no API server for it to ask.
+fn on_a_small_stack<T: Send + 'static>(ask: impl AsyncFnOnce(Router) -> T + Send + 'static) -> T {
+    let small = std::thread::Builder::new().stack_size(STACK);
+    let thread = small.spawn(move || {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().unwrap();
+        runtime.block_on(Box::pin(async { ask(router().await).await }))
+    });
+    thread.unwrap().join().unwrap()
+}
+
+async fn router() -> Router {
     let folder = tempfile::tempdir().unwrap();
     let kubeconfig = folder.path().join("config");
     let nowhere = json!({
@@ -47,16 +73,6 @@ fn answers(bodies: Vec<(String, String)>) -> Vec<(u16, Said)> {
         "users": [{ "name": "u", "user": {} }],
     });
     std::fs::write(&kubeconfig, nowhere.to_string()).unwrap();
-    let small = std::thread::Builder::new().stack_size(STACK);
-    let thread = small.spawn(move || {
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = runtime.enable_all().build().unwrap();
-        runtime.block_on(Box::pin(answer_all(kubeconfig, bodies)))
-    });
-    thread.unwrap().join().unwrap()
-}
-
-async fn answer_all(kubeconfig: PathBuf, bodies: Vec<(String, String)>) -> Vec<(u16, Said)> {
     let to = cluster::Options {
         kubeconfig: Some(kubeconfig),
         component: "test".into(),
@@ -70,17 +86,16 @@ async fn answer_all(kubeconfig: PathBuf, bodies: Vec<(String, String)>) -> Vec<(
         off: Vec::new(),
     };
     let (look, _) = Look::new(&cluster);
-    let router = review::router(look, &options);
-    let mut answers = Vec::new();
-    for (path, body) in bodies {
-        let request = Request::post(path).header("content-type", "application/json");
-        let request = request.body(Body::from(body)).unwrap();
-        let answer = Box::pin(router.clone().oneshot(request)).await.unwrap();
-        let status = answer.status().as_u16();
-        let text = to_bytes(answer.into_body(), usize::MAX).await.unwrap();
-        answers.push((status, serde_json::from_slice(&text).unwrap_or_default()));
-    }
-    answers
+    review::router(look, &options)
+}
+
+async fn answer(router: &Router, path: &str, body: Body) -> (u16, Said) {
+    let request = Request::post(path).header("content-type", "application/json");
+    let request = request.body(body).unwrap();
+    let answer = Box::pin(router.clone().oneshot(request)).await.unwrap();
+    let status = answer.status().as_u16();
+    let text = to_bytes(answer.into_body(), usize::MAX).await.unwrap();
+    (status, serde_json::from_slice(&text).unwrap_or_default())
 }
 
 /// The reviews of an update from `old` to `object` (JSON texts), as both webhooks of the kind get them.
@@ -206,4 +221,36 @@ fn a_key_as_long_as_an_object_is_not_repeated_for_each_field_below_it() {
         "{}",
         why.len()
     );
+}
+
+#[test]
+fn each_sort_of_review_has_a_room_of_its_own() {
+    on_a_small_stack(async |router| {
+        let padded = |text: String, bytes: usize| Body::from(" ".repeat(bytes - text.len()) + &text);
+        let [_, (admit, review)] = reviews("cloneset", &clone_set("{}", "{}"), "null")
+            .try_into()
+            .unwrap();
+        let (convert, objects) = conversion(&[&clone_set("{}", "{}")], "v1alpha1");
+        let ask = async |path: &str, text: &String, bytes| {
+            let (status, _) = answer(&router, path, padded(text.clone(), bytes)).await;
+            status
+        };
+        assert_eq!(ask(&admit, &review, 16 << 20).await, 200);
+        assert_eq!(ask(&admit, &review, (16 << 20) + 1).await, 413);
+        // Two of the largest texts have arrived, and do not end.
+        let (taken, mut news) = mpsc::unbounded_channel();
+        for _ in 0..2 {
+            let (router, admit, taken) = (router.clone(), admit.clone(), taken.clone());
+            let end = stream::once(async move {
+                taken.send(()).unwrap();
+                pending().await
+            });
+            let text = stream::iter([Ok::<_, Infallible>(vec![b' '; 16 << 20])]).chain(end);
+            tokio::spawn(async move { answer(&router, &admit, Body::from_stream(text)).await });
+            news.recv().await.unwrap();
+        }
+        assert_eq!(ask(&admit, &review, review.len()).await, 429);
+        assert_eq!(ask(&convert, &objects, 64 << 20).await, 200);
+        assert_eq!(ask(&convert, &objects, (64 << 20) + 1).await, 413);
+    });
 }

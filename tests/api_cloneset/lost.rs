@@ -47,7 +47,7 @@ async fn bed() -> &'static RwLock<Bed> {
 }
 
 /// A test whose losses concern its own namespace alone; such tests run side by side.
-async fn shared() -> RwLockReadGuard<'static, Bed> {
+pub async fn shared() -> RwLockReadGuard<'static, Bed> {
     bed().await.read().await
 }
 

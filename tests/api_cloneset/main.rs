@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod apart;
+mod busy;
+mod changed;
 mod costs;
 mod deletion;
 mod dies;

@@ -51,6 +51,10 @@ pub enum Loss {
     Late,
     /// It is carried out, and then nobody can be reached any more.
     Outage,
+    /// It is answered as an API server does that has too much to do.
+    Busy,
+    /// It is passed on when whoever sent it has been told of a CloneSet that has these words in it.
+    Until(&'static str),
 }
 
 /// What to lose.
@@ -84,6 +88,8 @@ struct Shared {
     lost: Mutex<Vec<Asked>>,
     /// How often what was asked for has been answered.
     answered: watch::Sender<HashMap<Asked, usize>>,
+    /// The words that somebody waits for and that were told.
+    told: watch::Sender<Vec<&'static str>>,
     open: watch::Sender<bool>,
 }
 
@@ -144,6 +150,15 @@ impl Proxy {
         all
     }
 
+    /// How often what was asked for in this namespace was answered by the API server.
+    pub fn answered(&self, namespace: &str, what: &str) -> usize {
+        let all = self.shared.answered.borrow();
+        let of_this = all
+            .iter()
+            .filter(|(asked, _)| asked.namespace == namespace && asked.what == what);
+        of_this.map(|(_, times)| times).sum()
+    }
+
     /// Ends what an outage began.
     pub fn open(&self) {
         self.shared.open.send_replace(true);
@@ -163,6 +178,7 @@ impl Shared {
             rules: Mutex::default(),
             lost: Mutex::default(),
             answered: watch::Sender::new(HashMap::new()),
+            told: watch::Sender::new(Vec::new()),
             open: watch::Sender::new(true),
         }
     }
@@ -184,6 +200,25 @@ impl Shared {
 
     fn lost(&self, asked: &Asked) {
         self.lost.lock().unwrap().push(asked.clone());
+    }
+
+    /// The same at the API server.
+    fn uri(&self, here: &Uri) -> Result<Uri, http::uri::InvalidUriParts> {
+        let mut to = self.server.clone().into_parts();
+        to.path_and_query = here.path_and_query().cloned();
+        Uri::from_parts(to)
+    }
+
+    /// Takes note of news that somebody waits for.
+    fn tell(&self, news: &[u8]) {
+        let news = String::from_utf8_lossy(news);
+        for rule in self.rules.lock().unwrap().iter() {
+            if let Loss::Until(words) = rule.loss
+                && news.contains(words)
+            {
+                self.told.send_modify(|told| told.push(words));
+            }
+        }
     }
 
     /// Passes a request on; the answer as it comes.
@@ -236,17 +271,28 @@ async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Respo
     let body = body.collect().await?.to_bytes();
     let asked = Asked::of(&parts, &body);
     let watches = parts.uri.query().is_some_and(|q| q.contains("watch=true"));
-    let late = (watches && parts.uri.path().ends_with("/pods")).then_some(LATE);
-    let path = parts.uri.path_and_query().cloned();
-    let mut to = shared.server.clone().into_parts();
-    to.path_and_query = path;
-    parts.uri = Uri::from_parts(to)?;
+    let watched = parts.uri.path().rsplit('/').next().filter(|_| watches);
+    let watched = watched.unwrap_or_default().to_owned();
+    parts.uri = shared.uri(&parts.uri)?;
     let request = Request::from_parts(parts, body);
-    match shared.loss(&asked) {
-        None => Ok(shared.pass(&asked, request).await?.map(|body| slowly(body, late))),
+    let loss = shared.loss(&asked);
+    if let Some(Loss::Until(words)) = loss {
+        shared.lost(&asked);
+        let mut told = shared.told.subscribe();
+        told.wait_for(|told| told.contains(&words)).await?;
+    }
+    match loss {
+        None | Some(Loss::Until(_)) => {
+            let answer = shared.pass(&asked, request).await?;
+            Ok(answer.map(|body| news(shared, &watched, body)))
+        }
         Some(Loss::Request) => {
             shared.lost(&asked);
             Err("lost before it arrived".into())
+        }
+        Some(Loss::Busy) => {
+            shared.lost(&asked);
+            Ok(busy()?)
         }
         Some(Loss::Late) => {
             shared.lost(&asked);
@@ -270,6 +316,14 @@ async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Respo
     }
 }
 
+/// What API servers say that have too much to do.
+fn busy() -> Result<Response<Body>, http::Error> {
+    let words = Full::from("Too many requests, please try again later.\n");
+    let words = words.map_err(|never| match never {}).boxed_unsync();
+    let answer = Response::builder().status(429).header("retry-after", "1");
+    answer.body(words)
+}
+
 /// Passes a request on when nobody waits for it any more, and the next try has had its answer.
 async fn later(
     shared: Arc<Shared>,
@@ -287,16 +341,31 @@ async fn later(
     answer.into_body().collect().await.unwrap();
 }
 
-/// The body as it comes, each part of it that much later.
-fn slowly(body: Incoming, late: Option<Duration>) -> Body {
-    let Some(late) = late else {
-        return body.map_err(Fault::from).boxed_unsync();
-    };
-    let parts = BodyStream::new(body).map(move |part| {
-        let due = Instant::now() + late;
+/// What a watch of these objects brings, or the answer to anything else.
+fn news(shared: Arc<Shared>, watched: &str, body: Incoming) -> Body {
+    match watched {
+        "pods" => slowly(body),
+        "clonesets" => noted(shared, body),
+        _ => body.map_err(Fault::from).boxed_unsync(),
+    }
+}
+
+/// The body as it comes, each part of it a little later.
+fn slowly(body: Incoming) -> Body {
+    let parts = BodyStream::new(body).map(|part| {
+        let due = Instant::now() + LATE;
         tokio::time::sleep_until(due).map(|()| part.map_err(Fault::from))
     });
     BodyExt::boxed_unsync(StreamBody::new(parts.buffered(AHEAD)))
+}
+
+/// The body as it comes, of which note is taken.
+fn noted(shared: Arc<Shared>, body: Incoming) -> Body {
+    let noted = body.map_frame(move |part| {
+        shared.tell(part.data_ref().map_or(&[], |news| news));
+        part
+    });
+    noted.map_err(Fault::from).boxed_unsync()
 }
 
 impl Asked {

@@ -74,6 +74,18 @@ async fn each_priority_has_its_turn_when_the_ones_before_are_ready() {
 }
 
 #[tokio::test]
+async fn what_was_lost_is_there_again_with_the_next_priority() {
+    let admin = world().admin().await;
+    let (pods, maps): (Api<Pod>, Api<ConfigMap>) = (api(&admin), api(&admin));
+    let name = "lost-barrier";
+    create(&pods, waiting("lost", name, &[("a", 2), ("b", 1), ("c", 0)])).await;
+    until(&maps, name, "the first key", |map| keys(map) == ["p_2"]).await;
+    maps.delete(name, &DeleteParams::default()).await.unwrap();
+    ready(&pods, "lost", &["a"]).await;
+    until(&maps, name, "both keys", |map| keys(map) == ["p_1", "p_2"]).await;
+}
+
+#[tokio::test]
 async fn keys_of_a_pod_that_had_the_name_before_lift_nothing() {
     let admin = world().admin().await;
     let (pods, maps): (Api<Pod>, Api<ConfigMap>) = (api(&admin), api(&admin));

@@ -30,10 +30,14 @@ fn install_upstream(plane: &ControlPlane, stored: &str) {
             version["storage"] = json!(version["name"] == stored);
         }
         plane.apply(&crd.to_string()).unwrap();
+        // `kubectl wait` gives up at once where there are no conditions yet.
         let name = format!("crd/{plural}.apps.kruise.io");
-        plane
-            .kubectl(&["wait", "--for=condition=Established", "--timeout=60s", &name])
-            .unwrap();
+        let path = r#"-o=jsonpath={.status.conditions[?(@.type=="Established")].status}"#;
+        let established = || plane.kubectl(&["get", &name, path]).is_ok_and(|s| s == "True");
+        wait::until(&format!("{name} is established"), PATIENCE, || {
+            Ok(established().then_some(()))
+        })
+        .unwrap();
     }
 }
 

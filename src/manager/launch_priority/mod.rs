@@ -10,7 +10,7 @@ pub mod plan;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::sync::mpsc;
 
@@ -18,29 +18,18 @@ use super::Context;
 use crate::cluster::queue::Again;
 use crate::cluster::{Error, Key};
 use lift::{complete, lift};
-use plan::{Step, step};
+use plan::{LOOK_AGAIN, Lifted, Step, step, turn};
 
 /// Pods written to at once.
 const WORKERS: usize = 4;
-/// Nobody watches ConfigMaps, so those of Pods that are not complete are looked at again after so long.
-const LOOK_AGAIN: Duration = Duration::from_secs(300);
-
-/// What was done for a Pod that is not complete.
-struct Done {
-    uid: String,
-    /// The lowest priority that may start.
-    priority: i64,
-    at: Instant,
-}
-
-type Lifted = Arc<Mutex<HashMap<Key, Done>>>;
+type Done = Arc<Mutex<HashMap<Key, Lifted>>>;
 
 /// Runs until shutdown.
 pub async fn run(ctx: Context) {
     let (pods_tx, pods_rx) = mpsc::unbounded_channel();
     let mut changes = ctx.stores.pods.subscribe();
-    let lifted = Lifted::default();
-    let known = Arc::clone(&lifted);
+    let done = Done::default();
+    let known = Arc::clone(&done);
     let wake = async move {
         while let Some(change) = changes.recv().await {
             let step = change.new.as_deref().map_or(Step::Nothing, step);
@@ -51,36 +40,32 @@ pub async fn run(ctx: Context) {
             }
         }
     };
-    let work = |key| look_after(ctx.clone(), Arc::clone(&lifted), key);
+    let work = |key| look_after(ctx.clone(), Arc::clone(&done), key);
     ctx.work("launchpriority", WORKERS, pods_rx, wake, work).await;
 }
 
-fn lock(lifted: &Lifted) -> MutexGuard<'_, HashMap<Key, Done>> {
-    lifted.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(done: &Done) -> MutexGuard<'_, HashMap<Key, Lifted>> {
+    done.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn look_after(ctx: Context, lifted: Lifted, key: Key) -> Result<Again, Error> {
+async fn look_after(ctx: Context, done: Done, key: Key) -> Result<Again, Error> {
     let Some(pod) = ctx.stores.pods.get(&key) else {
         return Ok(None);
     };
-    match step(&pod) {
-        Step::Nothing => return Ok(None),
-        Step::Complete => {}
-        Step::Lift { priority, last } => {
-            let fresh = |done: &&Done| done.uid == pod.uid && done.at.elapsed() < LOOK_AGAIN;
-            let done = lock(&lifted).get(&key).filter(fresh).map(|done| done.priority);
-            if done.is_none_or(|done| done > priority) {
-                if !lift(&ctx, &key, &pod, priority).await? {
-                    return Ok(Some(LOOK_AGAIN));
-                }
-                let (uid, at) = (pod.uid.clone(), Instant::now());
-                lock(&lifted).insert(key.clone(), Done { uid, priority, at });
-            }
-            if !last {
-                return Ok(Some(LOOK_AGAIN));
-            }
+    let turn = turn(&pod, lock(&done).get(&key), Instant::now());
+    if let Some(priority) = turn.lift {
+        if !lift(&ctx, &key, &pod, priority).await? {
+            return Ok(Some(LOOK_AGAIN));
+        }
+        let (uid, at) = (pod.uid.clone(), Instant::now());
+        lock(&done).insert(key.clone(), Lifted { uid, priority, at });
+        if ctx.stores.pods.get(&key).is_none() {
+            // It went meanwhile, and there is no news of it to come.
+            lock(&done).remove(&key);
         }
     }
-    complete(&ctx, &key, &pod.uid).await?;
-    Ok(None)
+    if turn.complete {
+        complete(&ctx, &key, &pod.uid).await?;
+    }
+    Ok(turn.again)
 }

@@ -1,0 +1,24 @@
+//! An API server that has too much to do says so, and is heeded.
+
+use serde_json::json;
+
+use crate::errors::{said, says};
+use crate::field::Field;
+use crate::lost::shared;
+use crate::proxy::Loss;
+
+#[tokio::test]
+async fn what_the_api_server_is_too_busy_for_is_told_and_done_when_it_is_not() {
+    let bed = shared().await;
+    let field = Field::new(bed.world, "busy").await;
+    // More often than a request is sent again at once.
+    bed.proxy.lose("busy", "create pods", Loss::Busy, 1, 12);
+    field.set("web", json!({ "replicas": 3 })).await;
+    let set = says(&field, "FailedScale", "Too many requests").await;
+    let failed = said(&set, "FailedScale");
+    assert!(failed.ends_with("(HTTP 429)"), "{failed}");
+    let set = field.settled("web").await;
+    assert_eq!(said(&set, "FailedScale"), "");
+    // Nothing was done, so there is nothing to look for.
+    assert_eq!(bed.proxy.answered("busy", "get pods"), 0);
+}
