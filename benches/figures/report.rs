@@ -115,8 +115,8 @@ fn details(f: &Figures) -> String {
     format!(
         "bare limit of the 1,000 nodes {} s; of the Pods {} s, {} s and {} s. One container, create to Completed: {} s, \
          of kubelet's own restart {} s. Image change of a CloneSet to new container running: {} s; of a Pod that \
-         nobody controls: {} s. Rollout to a 300 MiB image: {} s with a longest outage of {} s, pulled ahead {} s \
-         with {} s.",
+         nobody controls: {} s. Rollout to a 300 MiB image: {} s with a longest outage of {} s, after the pull \
+         ahead {} s with {} s.",
         show(f.fan_out.map(|j| j.bare)),
         show(f.clone_set.map(|_| life.up.bare)),
         show(f.clone_set.map(|_| life.update.bare)),

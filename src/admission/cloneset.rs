@@ -187,13 +187,17 @@ fn pre_download(set: &Value) -> Vec<String> {
         Value::Null => set["metadata"]["annotations"][key].clone(),
         value => value.clone(),
     };
-    let number = |value: &Value| match value {
+    let number = |key: &str, value: &Value| match value {
         Value::Null => true,
-        Value::String(text) => text.parse::<u32>().is_ok(),
+        Value::String(text) => {
+            let share = key == keys::IMAGE_PRE_DOWNLOAD_MIN_UPDATED_READY_PODS;
+            let number = text.strip_suffix('%').filter(|_| share).unwrap_or(text);
+            number.parse::<u32>().is_ok()
+        }
         value => value.as_u64().is_some(),
     };
     let said = keys::PRE_DOWNLOAD.map(|(field, key)| (field, key, said(field, key)));
-    let bad = said.into_iter().filter(|(.., value)| !number(value));
+    let bad = said.into_iter().filter(|(_, key, value)| !number(key, value));
     bad.map(|(field, key, value)| {
         format!(
             "{field} is {value}, so images may not be pulled ahead; give a number, 0 or greater (in v1alpha1 as \

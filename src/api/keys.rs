@@ -55,6 +55,9 @@ pub const POD_TEMPLATE_HASH: &str = "pod-template-hash";
 pub const LIFECYCLE_STATE: &str = "lifecycle.apps.kruise.io/state";
 /// Annotation of a Pod: when label [`LIFECYCLE_STATE`] was set, RFC 3339 in seconds.
 pub const LIFECYCLE_TIMESTAMP: &str = "lifecycle.apps.kruise.io/timestamp";
+/// Annotation of a Pod that waits for its deletion: the value of [`LIFECYCLE_STATE`] before that, where its update was
+/// not over. It is ours, and goes when the deletion is cancelled.
+pub const LIFECYCLE_STATE_BEFORE_DELETE: &str = "lifecycle.apps.kruise.io/state-before-delete";
 /// Label of a Pod that is to be deleted by its workload; any value will do, we write [`TRUE`].
 pub const SPECIFIED_DELETE: &str = "apps.kruise.io/specified-delete";
 /// Label of a v1alpha1 CloneSet: what v1beta1 has as `scaleStrategy.excludePreparingDelete`, if [`TRUE`].

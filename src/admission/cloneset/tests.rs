@@ -147,13 +147,14 @@ fn pre_downloads_that_cannot_be_are_warned_of() {
 
     // What v1alpha1 has as an annotation, and no field of v1beta1 can hold.
     let mut asked = request(spec(), None);
-    let key = "apps.kruise.io/image-predownload-min-updated-ready-pods";
-    asked.object["metadata"]["annotations"] = json!({ key: "20%" });
-    let said = allowed(check(&asked, &[], None)).1;
-    assert!(
-        said[0].starts_with("imagePreDownloadMinUpdatedReadyPods is \"20%\""),
-        "{said:?}"
-    );
+    for (value, fine) in [("20%", true), ("a few", false), ("a%", false), ("-1%", false)] {
+        let key = "apps.kruise.io/image-predownload-min-updated-ready-pods";
+        asked.object["metadata"]["annotations"] = json!({ key: value });
+        let said = allowed(check(&asked, &[], None)).1;
+        assert_eq!(said.is_empty(), fine, "{said:?}");
+        let begin = format!("imagePreDownloadMinUpdatedReadyPods is {value:?}");
+        assert!(said.iter().all(|words| words.starts_with(&begin)), "{said:?}");
+    }
 }
 
 #[test]

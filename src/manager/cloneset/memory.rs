@@ -25,6 +25,9 @@ const CONFLICTS: u32 = 5;
 /// So many failures in a row that may pass by themselves are told.
 const WORTH_A_WORD: u32 = 3;
 
+/// So many tries in vain are told, whatever the reason.
+const TOLD_ANYWAY: u32 = 6;
+
 /// For each second that planning takes, so many are left for everything else.
 const REST: u32 = 4;
 /// For a second's worth of acts there is news to plan with.
@@ -180,11 +183,13 @@ impl Memory {
                 (error.to_string(), pause(tries, error), worth)
             }
         };
-        let said = if worth {
+        let before = before.map_or(Template::Unknown, |u| u.said);
+        let silent = before == Template::Unknown && tries >= TOLD_ANYWAY;
+        let said = if worth || silent {
             Template::Refused(why)
         } else {
             // What was told stands until there is a revision: a conflict in between is no better news.
-            before.map_or(Template::Unknown, |u| u.said)
+            before
         };
         let known = Unsettled {
             generation,
@@ -333,11 +338,9 @@ mod tests {
             let (said, _) = memory.not_settled(1, &Unfit::Failed(refused(code, reason)), now);
             said
         };
-        for _ in 0..5 {
-            assert_eq!(say(409, "Conflict"), Template::Unknown);
-            assert_eq!(say(429, "TooManyRequests"), Template::Unknown);
-            assert_eq!(say(404, "NotFound"), Template::Unknown);
-        }
+        assert_eq!(say(409, "Conflict"), Template::Unknown);
+        assert_eq!(say(429, "TooManyRequests"), Template::Unknown);
+        assert_eq!(say(404, "NotFound"), Template::Unknown);
         for _ in 1..WORTH_A_WORD {
             assert_eq!(say(500, "InternalError"), Template::Unknown);
         }
@@ -352,6 +355,22 @@ mod tests {
             matches!(&full, Template::Refused(why) if why.contains("HTTP 403")),
             "{full:?}"
         );
+    }
+
+    #[test]
+    fn what_passes_by_itself_is_told_when_it_does_not() {
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        let unfit = Unfit::Failed(refused(429, "TooManyRequests"));
+        for _ in 1..TOLD_ANYWAY {
+            assert_eq!(memory.not_settled(1, &unfit, now).0, Template::Unknown);
+        }
+        let (told, _) = memory.not_settled(1, &unfit, now);
+        assert!(
+            matches!(&told, Template::Refused(why) if why.contains("HTTP 429")),
+            "{told:?}"
+        );
+        // Another spec is another story.
+        assert_eq!(memory.not_settled(2, &unfit, now).0, Template::Unknown);
     }
 
     #[test]

@@ -21,11 +21,14 @@ pub(super) fn after_update(view: &View<'_>, pod: &Pod) -> State {
     }
 }
 
-/// The state of a Pod that need not be deleted after all: an update that did not end goes on.
-pub(super) fn after_cancel(pod: &Pod) -> State {
+/// The state of a Pod that need not be deleted after all: an update that did not end goes on, and so does the hook that
+/// is to take an updated Pod into use.
+pub(super) fn after_cancel(view: &View<'_>, pod: &Pod) -> State {
+    let updated = pod.annotations.contains_key(keys::LIFECYCLE_STATE_BEFORE_DELETE);
     match progress(pod) {
-        Progress::Done => State::PreparingNormal,
         Progress::Waiting(_) => State::Updating,
+        Progress::Done if updated && after_update(view, pod) == State::Updated => State::Updated,
+        Progress::Done => State::PreparingNormal,
     }
 }
 
@@ -35,6 +38,18 @@ pub(super) fn marks(state: &State, now: Timestamp) -> Value {
         "labels": { keys::LIFECYCLE_STATE: state },
         "annotations": { keys::LIFECYCLE_TIMESTAMP: seconds(now) },
     })
+}
+
+/// The same for a Pod that was in another state: one that is to be deleted is to find its way back.
+fn change(pod: &Pod, to: &State, now: Timestamp) -> Value {
+    let (mut marks, before) = (marks(to, now), pods::state(pod));
+    let key = keys::LIFECYCLE_STATE_BEFORE_DELETE;
+    if *to == State::PreparingDelete && [State::Updating, State::Updated].contains(&before) {
+        marks["annotations"][key] = json!(before);
+    } else if pod.annotations.contains_key(key) {
+        marks["annotations"][key] = Value::Null;
+    }
+    marks
 }
 
 /// The one write that brings a Pod into a state, and its gates to what the state asks for; `None` when they are so.
@@ -53,7 +68,7 @@ pub(super) fn write(view: &View<'_>, pod: &Pod, to: Option<State>, ready: Option
             .get(keys::LIFECYCLE_STATE)
             .is_none_or(|s| s != to.as_str())
     }) {
-        patch["metadata"] = marks(&to, view.now);
+        patch["metadata"] = change(pod, &to, view.now);
     }
     if let Some(hash) = template_hash(pod) {
         patch["metadata"]["labels"][keys::POD_TEMPLATE_HASH] = json!(hash);

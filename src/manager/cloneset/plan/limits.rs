@@ -92,8 +92,9 @@ fn number(value: &IntOrString, of: i64, round: fn(f64) -> f64) -> i64 {
     }
 }
 
+/// So many percent of `of`; 0 or greater.
 #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
-fn share(percent: f64, of: i64, round: fn(f64) -> f64) -> i64 {
+pub(super) fn share(percent: f64, of: i64, round: fn(f64) -> f64) -> i64 {
     // A whole number of Pods must not be rounded up for an inexact product.
     let exact = (percent * of as f64 * 1e4).round() / 1e6;
     (round(exact) as i64).max(0)

@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelectorRequirement, O
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::create::owner;
+use super::limits;
 use super::types::{Act, Revision, Subject};
 use super::update::as_engine;
 use super::view::{Draft, View};
@@ -47,8 +48,6 @@ pub(super) fn pre_download(view: &View<'_>, updated_ready: i32, draft: &mut Draf
         return;
     };
     let strategy = view.spec.rolling_update();
-    let in_place = strategy.and_then(|s| s.in_place_update_strategy.as_ref());
-    let least = in_place.and_then(|s| s.image_pre_download_min_updated_ready_pods);
     let label = |label| Act::LabelRevision {
         name: update.name.clone(),
         label,
@@ -57,7 +56,7 @@ pub(super) fn pre_download(view: &View<'_>, updated_ready: i32, draft: &mut Draf
         draft.act(view, label(keys::IMAGE_PRE_DOWNLOAD_IGNORED));
         return;
     };
-    if updated_ready < least.unwrap_or_default() {
+    if i64::from(updated_ready) < least(view) {
         return;
     }
     let jobs = jobs(view, strategy, current, update);
@@ -72,6 +71,20 @@ pub(super) fn pre_download(view: &View<'_>, updated_ready: i32, draft: &mut Draf
     for job in missing {
         draft.act(view, Act::CreateJob(Box::new(job)));
     }
+}
+
+/// How many updated Pods must be ready first. No field of v1beta1 holds a percentage, so that one stays an annotation.
+fn least(view: &View<'_>) -> i64 {
+    let strategy = view.spec.rolling_update();
+    let in_place = strategy.and_then(|s| s.in_place_update_strategy.as_ref());
+    let number = in_place.and_then(|s| s.image_pre_download_min_updated_ready_pods);
+    let share = || {
+        let annotations = view.observed.set.metadata.annotations.as_ref()?;
+        let text = annotations.get(keys::IMAGE_PRE_DOWNLOAD_MIN_UPDATED_READY_PODS)?;
+        let percent: u32 = text.strip_suffix('%')?.parse().ok()?;
+        Some(limits::share(f64::from(percent), view.limits.replicas, f64::ceil))
+    };
+    number.map(i64::from).or_else(share).unwrap_or_default()
 }
 
 /// Whether nothing is to be pulled ahead for a revision, any more or at all.

@@ -66,7 +66,7 @@ fn keep(view: &View<'_>, draft: &mut Draft) -> bool {
         if needed <= 0 {
             break;
         }
-        let write = lifecycle::write(view, pod, Some(lifecycle::after_cancel(pod)), None);
+        let write = lifecycle::write(view, pod, Some(lifecycle::after_cancel(view, pod)), None);
         if draft.patch(view, pod, Why::KeepAfterAll, write.into_iter().collect()) {
             needed -= 1;
             kept = true;

@@ -227,10 +227,7 @@ fn step(view: &View<'_>, pod: &Seen<'_>, target: &str, specs: &mut Specs) -> Res
             Some((Why::UpdateInPlace, begin(view, pod, target, &spec)))
         }
         State::PreparingDelete => None,
-        State::Other(word) => {
-            let key = keys::LIFECYCLE_STATE;
-            return Err(format!("label {key} is {word:?}, which is no state"));
-        }
+        State::Other(word) => return Err(waits::no_state(word)),
     })
 }
 

@@ -93,8 +93,20 @@ fn lacks(view: &View<'_>, pod: &Seen<'_>) -> Option<String> {
     if !pod.ready {
         return Some(unready(view, pod));
     }
+    if let State::Other(word) = &pod.state {
+        return Some(no_state(word));
+    }
     let young = pod.state == State::Normal && !pod.available;
     young.then(|| format!("to be ready for {} s, minReadySeconds", view.min_ready))
+}
+
+/// What is wrong with a Pod whose state somebody made up.
+pub(super) fn no_state(word: &str) -> String {
+    format!(
+        "label {} is {:?}, which is no state",
+        keys::LIFECYCLE_STATE,
+        cut(word, QUOTED)
+    )
 }
 
 /// Why a Pod is not ready.

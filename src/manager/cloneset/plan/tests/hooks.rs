@@ -222,6 +222,48 @@ fn a_deletion_waits_for_its_hook_and_is_taken_back_when_pods_are_needed() {
     assert_eq!(states(&world), ["Normal"]);
 }
 
+/// Scaled in and out again in the middle of an update, or after it: nothing of it is left out.
+#[test]
+fn a_deletion_that_is_taken_back_leaves_an_update_where_it_was() {
+    for updated in [false, true] {
+        let mut world = in_use(false);
+        world.edit(&json!({ "replicas": 1 }));
+        settle(&mut world);
+        hooks(&mut world);
+        settle(&mut world);
+        container(&mut world, "image", json!("app:2"));
+        settle(&mut world);
+        // One hook lets go of the Pod, and another holds it.
+        let held = json!({ "preDelete": { "finalizersHandler": ["example.com/held"] } });
+        world.edit(&json!({ "lifecycle": held }));
+        for pod in world.pods.values_mut() {
+            pod["metadata"]["finalizers"] = json!(["example.com/held"]);
+        }
+        world.reconcile();
+        let before = if updated { "Updated" } else { "Updating" };
+        if updated {
+            settle(&mut world);
+        }
+        assert_eq!(states(&world), [before]);
+        world.edit(&json!({ "replicas": 0 }));
+        world.reconcile();
+        let annotations = &in_state(&world, "PreparingDelete")["metadata"]["annotations"];
+        assert_eq!(annotations[keys::LIFECYCLE_STATE_BEFORE_DELETE], before);
+        // What is not over goes on meanwhile.
+        settle(&mut world);
+        assert_eq!(states(&world), ["PreparingDelete"]);
+        world.edit(&json!({ "replicas": 1 }));
+        settle(&mut world);
+        let pod = in_state(&world, "Updated");
+        let annotations = &pod["metadata"]["annotations"];
+        assert!(annotations[keys::LIFECYCLE_STATE_BEFORE_DELETE].is_null());
+        assert!(all_run(&world, "app:2"));
+        rounds(&mut world, 2);
+        settle(&mut world);
+        assert_eq!(states(&world), ["Normal"]);
+    }
+}
+
 #[test]
 fn a_marked_deletion_takes_the_pod_out_of_its_services_for_good() {
     let mut world = in_use(true);

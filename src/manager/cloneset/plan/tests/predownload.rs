@@ -1,11 +1,13 @@
 //! Pulling ahead helps a rollout, and is never in its way.
 
 use jiff::ToSpan;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::cases::{condition, settle};
+use super::cases::{condition, kubelets, settle};
 use super::histories::{container, spec};
 use super::world::World;
+use crate::api::keys;
+use crate::in_place::Pod;
 use crate::manager::cloneset::plan::{Act, Concern, Failure, Plan, Subject};
 
 /// A rollout whose job failed just now.
@@ -52,4 +54,29 @@ fn a_job_that_may_yet_be_made_is_tried_again() {
     assert!(plan.acts.iter().any(|act| matches!(act, Act::CreateJob(_))));
     world.reconcile();
     assert!(world.revisions.last().unwrap().downloaded);
+}
+
+#[test]
+fn a_share_of_the_pods_is_updated_first() {
+    for (least, pods) in [("50%", 2), ("26%", 2), ("1%", 1), ("0%", 0), ("some", 0)] {
+        let mut world = World::new(spec(false, false));
+        world.edit(&json!({ "replicas": 4 }));
+        settle(&mut world);
+        let key = keys::IMAGE_PRE_DOWNLOAD_MIN_UPDATED_READY_PODS;
+        world.set["metadata"]["annotations"] = json!({ key: least });
+        container(&mut world, "image", json!("app:2"));
+        let mut updated = 0;
+        for _ in 0..50 {
+            let (_, plan) = world.reconcile();
+            if plan.acts.iter().any(|act| matches!(act, Act::CreateJob(_))) {
+                break;
+            }
+            kubelets(&mut world);
+            let ready = |pod: &&Value| {
+                pod["spec"]["containers"][0]["image"] == "app:2" && Pod::of(pod).condition_ready()
+            };
+            updated = world.pods.values().filter(ready).count();
+        }
+        assert_eq!(updated, pods, "{least}");
+    }
 }

@@ -40,6 +40,20 @@ fn each(world: &mut World, patch: &Value) {
 }
 
 #[test]
+fn a_state_that_somebody_made_up_is_named() {
+    let mut world = two(false, false);
+    let made_up = json!({ "metadata": { "labels": { (keys::LIFECYCLE_STATE): "Done" } } });
+    each(&mut world, &made_up);
+    let words = format!(
+        "{} (label lifecycle.apps.kruise.io/state is \"Done\", which is no state)",
+        names(&world)
+    );
+    says(&mut world, &words);
+    container(&mut world, "image", json!("app:2"));
+    says(&mut world, &words);
+}
+
+#[test]
 fn an_image_that_cannot_be_pulled_is_named_and_what_it_holds_up() {
     let mut world = two(false, false);
     container(&mut world, "image", json!("app:bad"));
