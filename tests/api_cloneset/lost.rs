@@ -301,3 +301,15 @@ async fn an_outage_in_the_middle_leaves_nothing_behind() {
     assert!(witness.seen().most <= PODS, "{:?}", witness.seen());
     assert!(creations(&field) <= 2 * PODS, "each is asked for twice at most");
 }
+
+/// A watch that brings nothing more of some Pods is not waited for: what we wrote is read after a while.
+#[tokio::test]
+async fn news_that_never_comes_is_not_waited_for() {
+    let bed = shared().await;
+    let field = Field::new(bed.world, "unheard").await;
+    bed.proxy
+        .lose("unheard", "watch pods", Loss::Request, 1, usize::MAX);
+    field.set("web", json!({ "replicas": 2 })).await;
+    field.settled("web").await;
+    assert!(bed.proxy.answered("unheard", "get pods") > 0, "they were read");
+}

@@ -3,19 +3,20 @@
 //! The manager speaks plain HTTP to it, with its token, and it speaks TLS to the API server with the same headers. So
 //! the API server sees what the manager sent, from whom it came, or nothing.
 
+mod news;
+
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::future::pending;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
+use futures::FutureExt;
 use futures::future::BoxFuture;
-use futures::{FutureExt, StreamExt};
 use http::{Request, Response, Uri};
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, BodyStream, Full, StreamBody};
+use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -26,17 +27,11 @@ use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
-use tokio::time::Instant;
 
 type Fault = Box<dyn std::error::Error + Send + Sync>;
 type Body = UnsyncBoxBody<Bytes, Fault>;
 type Passed = BoxFuture<'static, Result<Response<Incoming>, hyper_util::client::legacy::Error>>;
 type Onward = Box<dyn Fn(Request<Full<Bytes>>) -> Passed + Send + Sync>;
-
-/// News of Pods is this late, so that what is decided without it shows.
-const LATE: Duration = Duration::from_millis(150);
-/// So many parts of it are under way at a time.
-const AHEAD: usize = 1000;
 
 /// What becomes of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +56,7 @@ pub enum Loss {
 #[derive(Clone, Debug)]
 struct Rule {
     namespace: String,
-    /// As `create pods`, with the subresource after a slash.
+    /// As `create pods`, with the subresource after a slash, or `watch pods`.
     what: &'static str,
     loss: Loss,
     /// One of so many is lost, the last of them.
@@ -129,7 +124,8 @@ impl Proxy {
         proxy
     }
 
-    /// Loses the last of every `every` requests of that sort in the namespace, `times` of them in all.
+    /// Loses the last of every `every` requests of that sort in the namespace, `times` of them in all. Of `watch pods`, all
+    /// news is lost.
     pub fn lose(&self, namespace: &str, what: &'static str, loss: Loss, every: usize, times: usize) {
         let namespace = namespace.to_owned();
         let rule = Rule {
@@ -209,18 +205,6 @@ impl Shared {
         Uri::from_parts(to)
     }
 
-    /// Takes note of news that somebody waits for.
-    fn tell(&self, news: &[u8]) {
-        let news = String::from_utf8_lossy(news);
-        for rule in self.rules.lock().unwrap().iter() {
-            if let Loss::Until(words) = rule.loss
-                && news.contains(words)
-            {
-                self.told.send_modify(|told| told.push(words));
-            }
-        }
-    }
-
     /// Passes a request on; the answer as it comes.
     async fn pass(&self, asked: &Asked, request: Request<Bytes>) -> Result<Response<Incoming>, Fault> {
         let answer = (self.onward)(request.map(Full::new)).await?;
@@ -284,7 +268,7 @@ async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Respo
     match loss {
         None | Some(Loss::Until(_)) => {
             let answer = shared.pass(&asked, request).await?;
-            Ok(answer.map(|body| news(shared, &watched, body)))
+            Ok(answer.map(|body| news::told(shared, &watched, body)))
         }
         Some(Loss::Request) => {
             shared.lost(&asked);
@@ -339,33 +323,6 @@ async fn later(
     answered.wait_for(|all| count(all) > before).await.unwrap();
     let answer = shared.pass(&asked, request).await.unwrap();
     answer.into_body().collect().await.unwrap();
-}
-
-/// What a watch of these objects brings, or the answer to anything else.
-fn news(shared: Arc<Shared>, watched: &str, body: Incoming) -> Body {
-    match watched {
-        "pods" => slowly(body),
-        "clonesets" => noted(shared, body),
-        _ => body.map_err(Fault::from).boxed_unsync(),
-    }
-}
-
-/// The body as it comes, each part of it a little later.
-fn slowly(body: Incoming) -> Body {
-    let parts = BodyStream::new(body).map(|part| {
-        let due = Instant::now() + LATE;
-        tokio::time::sleep_until(due).map(|()| part.map_err(Fault::from))
-    });
-    BodyExt::boxed_unsync(StreamBody::new(parts.buffered(AHEAD)))
-}
-
-/// The body as it comes, of which note is taken.
-fn noted(shared: Arc<Shared>, body: Incoming) -> Body {
-    let noted = body.map_frame(move |part| {
-        shared.tell(part.data_ref().map_or(&[], |news| news));
-        part
-    });
-    noted.map_err(Fault::from).boxed_unsync()
 }
 
 impl Asked {
