@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::ops::Deref;
 
+use kruise::api::cloneset::CloneSetStatus;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use crate::pods::{label, name, runs, serves};
+use crate::untyped::untyped;
 use crate::workloads::{Bed, Space, shared, template};
 
 const ID: &str = "apps.kruise.io/cloneset-instance-id";
@@ -172,4 +174,28 @@ async fn the_claim_of_a_pod_that_somebody_deleted_is_the_next_ones_or_goes_with_
         again.iter().any(|claim| !after.iter().any(|old| old == claim)),
         "a claim of its own: {again:?}"
     );
+}
+
+#[tokio::test]
+async fn a_storage_class_that_is_not_there_is_told_in_the_scheduler_s_words_until_it_is() {
+    let space = shared().await;
+    let mut spec = with_claims(1, json!({}), false);
+    spec["volumeClaimTemplates"][0]["spec"]["storageClassName"] = json!("folders-to-come");
+    space.set("web", spec).await;
+    let words = [
+        "unbound immediate PersistentVolumeClaims",
+        "its claim of storage class folders-to-come is not bound",
+    ];
+    let told = |status: &CloneSetStatus| {
+        let progressing = status.conditions.iter().find(|c| c.type_ == "Progressing");
+        progressing.is_some_and(|c| words.iter().all(|word| c.message.contains(word)))
+    };
+    space
+        .status("web", "the scheduler's words, and the class", told)
+        .await;
+    let class =
+        json!({ "metadata": { "name": "folders-to-come" }, "provisioner": "kubernetes.io/host-path" });
+    let classes = untyped(&space.admin, "storage.k8s.io", "v1", "StorageClass", None);
+    space.create(&classes, class).await;
+    at_rest(&space, 1).await;
 }
