@@ -7,7 +7,9 @@ use xtask::cluster::wait;
 
 use crate::errors::says;
 use crate::field::{Field, identities};
+use crate::lost::shared;
 use crate::pods::{name, runs, serves, state};
+use crate::proxy::Loss;
 use crate::support::untyped::untyped;
 use crate::world::{PATIENCE, world};
 
@@ -160,33 +162,31 @@ async fn a_pod_that_cannot_be_changed_holds_up_no_other() {
 /// somebody is quicker.
 #[tokio::test]
 async fn a_conflict_holds_up_no_other_pod() {
-    let field = Field::new(world(), "busy").await;
+    let bed = shared().await;
+    let field = Field::new(bed.world, "conflict").await;
     let hook = json!({ "labelsHandler": { "example.com/hold": "yes" }, "markPodNotReady": true });
     let mut spec = json!({ "replicas": 4, "lifecycle": { "inPlaceUpdate": hook } });
     spec["template"] = json!({ "metadata": { "labels": { "example.com/hold": "yes" } } });
     field.set("web", spec).await;
     field.settled("web").await;
     let names: Vec<String> = field.pods_of("web").await.iter().map(name).collect();
-    let busy = &names[0];
-    let held = |pod: &Value| state(pod) == "PreparingUpdate";
-    // Chance decides who is quicker.
-    for round in 0.. {
-        assert!(round < 20, "there was no conflict");
-        let from = patches(&field, Some("status")).len();
-        let writers = [(); 4].map(|()| Writer::of(&field, busy));
-        field.image("web", NEW).await;
-        let others = |pods: &[&Value]| pods[1..].iter().all(|pod| held(pod));
-        field.until_pods("web", "all but one are held", others).await;
-        drop(writers);
-        let all = |pods: &[&Value]| pods.iter().all(|pod| held(pod));
-        field.until_pods("web", "all are held", all).await;
-        let tries = patches(&field, Some("status")).split_off(from);
-        if tries.contains(&(busy.clone(), 409)) {
-            all_before_the_second_of(busy, &names, &tries);
-            break;
-        }
-        field.image("web", "example.com/app:1").await;
-        let back = |pods: &[&Value]| pods.iter().all(|pod| state(pod) == "Normal");
-        field.until_pods("web", "all are in use again", back).await;
-    }
+    let quicker = &names[0];
+    let from = patches(&field, Some("status")).len();
+    let words = "somebody-was-quicker";
+    bed.proxy
+        .lose("conflict", "patch pods/status", Loss::Until(words), 1, usize::MAX);
+    field.image("web", NEW).await;
+    let asked = || async { (bed.proxy.lost("conflict").len() >= names.len()).then_some(()) };
+    field.until("all are asked for", asked).await;
+    let note = Patch::Merge(json!({ "metadata": { "annotations": { "example.com/note": "x" } } }));
+    let params = PatchParams::default();
+    field.pods().patch(quicker, &params, &note).await.unwrap();
+    let on = json!({ "metadata": { "annotations": { "example.com/note": words } } });
+    field.edit("web", on).await;
+
+    let held = |pods: &[&Value]| pods.iter().all(|pod| state(pod) == "PreparingUpdate");
+    field.until_pods("web", "all are held", held).await;
+    let tries = patches(&field, Some("status")).split_off(from);
+    assert!(tries.contains(&(quicker.clone(), 409)), "{tries:?}");
+    all_before_the_second_of(quicker, &names, &tries);
 }
