@@ -205,21 +205,46 @@ async fn applying_the_same_again_changes_nothing() {
     );
 }
 
+/// In both versions the same. OpenKruise's v1alpha1 refuses to resize; its v1beta1 looks at nothing.
 #[tokio::test]
 async fn pods_that_stay_change_only_in_what_they_can() {
-    let sets = sets(BETA).await;
-    let policy = json!({ "updateStrategy": { "rollingUpdate": { "podUpdatePolicy": "InPlaceOnly" } } });
-    create(&sets, set(BETA, "stays", policy)).await.unwrap();
-    let containers =
-        |container: Value| json!({ "spec": { "template": { "spec": { "containers": [container] } } } });
-    merge(&sets, "stays", containers(json!({ "name": "c", "image": "i:2" })))
-        .await
-        .unwrap();
-    let change = containers(json!({ "name": "c", "image": "i:2", "env": [{ "name": "A", "value": "1" }] }));
-    refused(
-        merge(&sets, "stays", change).await,
-        "spec.template.spec/containers/0/env: Forbidden: a Pod cannot be changed in this",
-    );
+    let policies = [
+        (
+            BETA,
+            json!({ "rollingUpdate": { "podUpdatePolicy": "InPlaceOnly" } }),
+        ),
+        (ALPHA, json!({ "type": "InPlaceOnly" })),
+    ];
+    for (version, policy) in policies {
+        let (sets, name) = (sets(version).await, format!("stays-{}", version.len()));
+        let container = |image: &str, cpu: &str| {
+            let resources = json!({ "requests": { "cpu": cpu, "memory": "64Mi" } });
+            json!({ "name": "c", "image": image, "resources": resources })
+        };
+        let template = |container: Value| json!({ "template": { "spec": { "containers": [container] } } });
+        let mut spec = template(container("i:1", "100m"));
+        spec["updateStrategy"] = policy.clone();
+        create(&sets, set(version, &name, spec)).await.unwrap();
+        let stored = get(&sets, &name).await["spec"]["updateStrategy"].clone();
+        let stays = json!([stored["type"], stored["rollingUpdate"]["podUpdatePolicy"]]);
+        assert!(
+            stays.as_array().unwrap().contains(&json!("InPlaceOnly")),
+            "{stored}"
+        );
+
+        let change = |container| merge(&sets, &name, json!({ "spec": template(container) }));
+        change(container("i:2", "100m")).await.unwrap();
+        let resized = change(container("i:2", "150m")).await.unwrap();
+        let resources = &resized["spec"]["template"]["spec"]["containers"][0]["resources"];
+        assert_eq!(resources["requests"]["cpu"], "150m", "{version}");
+
+        let mut other = container("i:2", "150m");
+        other["env"] = json!([{ "name": "A", "value": "1" }]);
+        refused(
+            change(other).await,
+            "spec.template.spec/containers/0/env: Forbidden: a Pod cannot be changed in this",
+        );
+    }
 }
 
 #[tokio::test]
