@@ -1,5 +1,7 @@
 //! The examples of `docs/cloneset.md`, in their order: applied, and acted upon.
 
+use std::collections::BTreeMap;
+
 use kruise::api::cloneset::CloneSet;
 use serde_json::Value;
 
@@ -42,14 +44,27 @@ async fn told(field: &Field, name: &str, reason: &str, words: &str) -> String {
     progressing(&set).unwrap().message
 }
 
+/// Whether the autoscaler is there, and means a CloneSet that is there.
+async fn applied(field: &Field, printed: &Value) -> bool {
+    let scalers = field.api("autoscaling", "v2", "HorizontalPodAutoscaler");
+    let name = printed["metadata"]["name"].as_str().unwrap();
+    let stored = scalers.get(name).await.unwrap();
+    let target = &stored.data["spec"]["scaleTargetRef"];
+    let set = target["name"].as_str().unwrap();
+    let scale = field.sets().get_scale(set).await.unwrap();
+    *target == printed["spec"]["scaleTargetRef"] && scale.spec.is_some_and(|spec| spec.replicas.is_some())
+}
+
 #[tokio::test]
 async fn the_page_s_examples_do_what_it_says() {
     let field = Field::new(world(), "page").await;
     let examples = examples();
-    assert!(examples.len() > 15, "{}", examples.len());
+    let mut kinds = BTreeMap::<String, usize>::new();
     for Example { yaml, reason, set } in examples {
         let object: Value = serde_yaml::from_str(&yaml).unwrap();
-        let name = match object["kind"].as_str() {
+        let kind = object["kind"].as_str();
+        *kinds.entry(kind.unwrap_or("a patch").to_owned()).or_default() += 1;
+        let name = match kind {
             None => {
                 field.edit(&set, object).await;
                 set
@@ -61,6 +76,11 @@ async fn the_page_s_examples_do_what_it_says() {
                 let apply = ["apply", &namespace, "-f", file.path().to_str().unwrap()];
                 field.world.plane.kubectl(&apply).unwrap();
                 if kind != "CloneSet" {
+                    // Nobody counts load here: `tests/node_rollout/autoscaling.rs` has it acted upon.
+                    assert_eq!(
+                        (kind, applied(&field, &object).await),
+                        ("HorizontalPodAutoscaler", true)
+                    );
                     continue;
                 }
                 object["metadata"]["name"].as_str().unwrap().to_owned()
@@ -75,6 +95,11 @@ async fn the_page_s_examples_do_what_it_says() {
         };
         told(&field, &name, &reason, words).await;
     }
+    let counted = [("CloneSet", 6), ("HorizontalPodAutoscaler", 1), ("a patch", 13)];
+    assert_eq!(
+        kinds,
+        counted.map(|(kind, count)| (kind.to_owned(), count)).into()
+    );
     for reason in [
         "SuccessfulUpdatePodInPlace",
         "SuccessfulUpdatePodReCreate",
