@@ -10,6 +10,7 @@ mod dies;
 mod document;
 mod errors;
 mod field;
+mod fragments;
 mod gates;
 mod history;
 mod kubelet;
