@@ -23,6 +23,7 @@ mod order;
 mod proxy;
 mod refused;
 mod scale;
+mod shared;
 mod standing;
 mod steady;
 mod story;

@@ -1,25 +1,29 @@
 //! Carries a plan out: all acts at once within a bound, each with its deadlines, none in the way of another.
 
+mod claims;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Resource;
 use serde_json::{Value, json};
 
+pub use claims::look_up_claim;
+use claims::{create_claim, delete_claim, patch_claim};
+
 use super::known::CONFIRM;
 use super::memory::Memory;
-use super::observe::{claim_at, job_at, pod_at, set_at};
-use super::plan::{Act, Outcome, Why, hand_over};
+use super::observe::{job_at, pod_at, set_at};
+use super::plan::{Act, ClaimPatch, Outcome, Why};
 use super::report::Tally;
 use super::{Work, history};
 use crate::api::cloneset::CloneSet;
 use crate::api::image_pull_job::ImagePullJob;
 use crate::cluster::{Error, Key, write};
 use crate::in_place::{self, Pod, Refresh, Target, Write};
-use crate::manager::view::{ClaimView, RawPod};
+use crate::manager::view::RawPod;
 
 /// Acts of all CloneSets that are under way at once: what the API server can take without queueing.
 pub const AT_ONCE: usize = 64;
@@ -152,7 +156,7 @@ async fn one(work: &Work<'_>, act: Act) -> (Act, Result<(), Error>) {
         Act::PatchPod {
             uid, name, writes, ..
         } => patch_pod(work, uid, name, writes).await,
-        Act::PatchClaim { name, patch } => patch_claim(work, name, patch).await,
+        Act::PatchClaim(claim) => patch_claim(work, claim).await,
         Act::DeleteClaim { name, uid } => delete_claim(work, name, uid).await,
         Act::CreateJob(job) => create_job(work, job).await,
         Act::DeleteJob(name) => delete_job(work, name).await,
@@ -207,51 +211,15 @@ async fn create_pod(work: &Work<'_>, name: &str, pod: &Value, claims: &[Value]) 
     }
 }
 
-async fn create_claim(work: &Work<'_>, claim: &Value) -> Result<(), Error> {
-    let path = format!("/api/v1/namespaces/{}/persistentvolumeclaims", work.namespace());
-    let client = &work.ctx.cluster.client;
-    match write::post(client, "PersistentVolumeClaim", &path, claim.to_string()).await {
-        Ok(stored) => {
-            if let Ok(stored) = serde_json::from_value::<PersistentVolumeClaim>(stored) {
-                keep_claim(work, &stored);
-            }
-            Ok(())
-        }
-        Err(error) if error.already_exists() => {
-            let name = claim["metadata"]["name"].as_str().unwrap_or_default();
-            let found = look_up_claim(work, name).await?;
-            let ours =
-                found.is_some_and(|found| found.owner.as_ref() == Some(&work.uid) && !found.claim.deleting);
-            if ours { Ok(()) } else { Err(error) }
-        }
-        Err(error) => Err(error),
-    }
-}
-
-fn keep_claim(work: &Work<'_>, stored: &PersistentVolumeClaim) {
-    let at = claim_at(&ClaimView::of(stored));
-    work.index().claims.wrote(&Key::of(stored), at, Instant::now());
-}
-
-/// Reads a claim from the API server itself, and takes note of it.
-pub async fn look_up_claim(work: &Work<'_>, name: &str) -> Result<Option<ClaimView>, Error> {
-    let found = write::get(&work.api::<PersistentVolumeClaim>(), name).await?;
-    let view = found.as_ref().map(ClaimView::of);
-    work.index()
-        .claims
-        .read(&work.key(name), view.as_ref().map(claim_at), Instant::now());
-    Ok(view)
-}
-
 async fn delete_pod(
     work: &Work<'_>,
     uid: &str,
     name: &str,
     version: Option<&str>,
-    claims: &[String],
+    claims: &[ClaimPatch],
 ) -> Result<(), Error> {
     for claim in claims {
-        patch_claim(work, claim, &hand_over(name, uid)).await?;
+        patch_claim(work, claim).await?;
     }
     let key = work.key(name);
     let deleted = write::delete_seen(&work.api::<RawPod>(), name, Some(uid), version).await;
@@ -323,22 +291,6 @@ async fn back_into_service(work: &Work<'_>, name: &str) -> Result<(), Error> {
     .patch;
     let stored = write::patch_status_strategic(&work.api::<RawPod>(), name, &patch).await?;
     keep_pod(work, &stored);
-    Ok(())
-}
-
-async fn patch_claim(work: &Work<'_>, name: &str, patch: &Value) -> Result<(), Error> {
-    match write::patch_merge(&work.api(), name, patch).await {
-        Ok(stored) => keep_claim(work, &stored),
-        Err(error) if error.not_found() => work.index().claims.read(&work.key(name), None, Instant::now()),
-        Err(error) => return Err(error),
-    }
-    Ok(())
-}
-
-async fn delete_claim(work: &Work<'_>, name: &str, uid: &str) -> Result<(), Error> {
-    let precondition = Some(uid).filter(|uid| !uid.is_empty());
-    write::delete(&work.api::<PersistentVolumeClaim>(), name, precondition).await?;
-    work.index().claims.doom(&work.key(name), uid, Instant::now());
     Ok(())
 }
 

@@ -41,8 +41,8 @@ pub struct Belongings {
     pub pods: Vec<Arc<Pod>>,
     /// Its claims.
     pub claims: Vec<Claim>,
-    /// Names of the claims that its Pods own, by the Pod's UID, without those that go.
-    pub given: BTreeMap<String, Vec<String>>,
+    /// The claims that its Pods own, by the Pod's UID, without those that go.
+    pub given: BTreeMap<String, Vec<Claim>>,
     /// Its revisions, and those of nobody that it selects; in no order.
     pub revisions: Vec<Arc<RevisionView>>,
     /// Names of its jobs, without those that go.
@@ -179,21 +179,23 @@ impl Index {
         }
     }
 
-    /// Names of the claims that Pods of the CloneSet own, but for those that were never its own.
-    fn given(&self, set: &CloneSet, uid: &str) -> BTreeMap<String, Vec<String>> {
+    /// The claims that Pods of the CloneSet own, but for those that were never its own.
+    fn given(&self, set: &CloneSet, uid: &str) -> BTreeMap<String, Vec<Claim>> {
         // Each Pod is looked at, so not where there is nothing to find.
         let any = !set.spec.volume_claim_templates.is_empty();
         let pods = self.pods.of(uid).filter(|_| any);
-        let names = |pod: &Pod| {
+        let once_ours = |pod: &Pod| {
             let id = pod.labels.get(keys::CLONESET_INSTANCE_ID);
             let claims = self.claims.of(&pod.uid);
-            let once_ours = claims.filter(|(_, claim, going)| !going && Some(&claim.instance) == id);
-            once_ours.map(|(key, ..)| key.name.clone()).collect::<Vec<_>>()
+            let of_pod = claims.filter(|(_, claim, going)| !going && Some(&claim.instance) == id);
+            of_pod
+                .map(|(_, claim, _)| Claim::clone(claim))
+                .collect::<Vec<_>>()
         };
-        let given = pods.map(|(_, pod, _)| (pod, names(pod)));
+        let given = pods.map(|(_, pod, _)| (pod, once_ours(pod)));
         given
-            .filter(|(_, names)| !names.is_empty())
-            .map(|(pod, names)| (pod.uid.clone(), names))
+            .filter(|(_, claims)| !claims.is_empty())
+            .map(|(pod, claims)| (pod.uid.clone(), claims))
             .collect()
     }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::Work;
 use super::act::keep_set;
 use super::memory::Memory;
-use super::plan::{Act, Event, Why};
+use super::plan::{Act, ClaimPatch, Event, Why};
 use crate::api::cloneset::{CloneSet, CloneSetStatus};
 use crate::api::keys;
 use crate::cluster::{Error, EventType, write};
@@ -70,7 +70,7 @@ fn words(act: &Act) -> (Option<(&'static str, &'static str)>, &'static str) {
             "FailedCreateImagePullJob",
         ),
         Act::DeleteJob(_) | Act::LabelRevision { .. } => (None, "FailedPreDownload"),
-        Act::PatchClaim { .. } | Act::PatchSet(_) => (None, "FailedScale"),
+        Act::PatchClaim(_) | Act::PatchSet(_) => (None, "FailedScale"),
     }
 }
 
@@ -100,7 +100,7 @@ fn name(act: &Act) -> String {
         Act::CreatePod { name, .. }
         | Act::DeletePod { name, .. }
         | Act::PatchPod { name, .. }
-        | Act::PatchClaim { name, .. }
+        | Act::PatchClaim(ClaimPatch { name, .. })
         | Act::DeleteClaim { name, .. }
         | Act::LabelRevision { name, .. }
         | Act::DeleteJob(name) => name.clone(),
@@ -120,7 +120,7 @@ fn kind(act: &Act) -> &'static str {
             Why::Adopt | Why::Release => "own_pod",
             Why::PrepareUpdate | Why::PrepareDelete | Why::KeepAfterAll | Why::State => "pod_state",
         },
-        Act::PatchClaim { .. } | Act::DeleteClaim { .. } => "claim",
+        Act::PatchClaim(_) | Act::DeleteClaim { .. } => "claim",
         Act::CreateJob(_) | Act::DeleteJob(_) => "image_pull_job",
         Act::LabelRevision { .. } => "revision",
         Act::PatchSet(_) => "cloneset",

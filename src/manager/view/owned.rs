@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 use crate::api::{GROUP, keys};
 use crate::manager::cloneset::plan::Claim;
@@ -28,7 +28,7 @@ pub struct RevisionView {
 pub struct ClaimView {
     /// Its version.
     pub resource_version: String,
-    /// UID of its first owner: the CloneSet, or a Pod that takes it along.
+    /// UID of the owner that counts, whoever else has it: the CloneSet, or else a Pod that takes it along.
     pub owner: Option<String>,
     /// What it is.
     pub claim: Claim,
@@ -57,11 +57,20 @@ impl RevisionView {
 fn controller_kind(metadata: &ObjectMeta) -> Option<(&str, &str)> {
     let owners = metadata.owner_references.iter().flatten();
     let owner = owners.into_iter().find(|o| o.controller == Some(true))?;
-    let ours = owner
-        .api_version
-        .split_once('/')
-        .is_some_and(|(group, _)| group == GROUP);
-    Some((if ours { &owner.kind } else { "" }, &owner.uid))
+    Some((if of_our_group(owner) { &owner.kind } else { "" }, &owner.uid))
+}
+
+fn of_our_group(owner: &OwnerReference) -> bool {
+    let group = owner.api_version.split_once('/');
+    group.is_some_and(|(group, _)| group == GROUP)
+}
+
+/// How much an owner of a claim counts; nothing if it is somebody else. Of two CloneSets, the one that controls it does.
+fn rank(owner: &OwnerReference) -> Option<u8> {
+    if of_our_group(owner) && owner.kind == "CloneSet" {
+        return Some(if owner.controller == Some(true) { 2 } else { 1 });
+    }
+    (owner.api_version == "v1" && owner.kind == "Pod").then_some(0)
 }
 
 impl ClaimView {
@@ -73,21 +82,64 @@ impl ClaimView {
         let instance = labels.and_then(|l| l.get(keys::CLONESET_INSTANCE_ID));
         let phase = object.status.as_ref().and_then(|s| s.phase.as_deref());
         let class = object.spec.as_ref().and_then(|s| s.storage_class_name.clone());
+        let owners = metadata.owner_references.iter().flatten();
+        let ranked = owners.clone().filter_map(|owner| Some((rank(owner)?, owner)));
+        let owner = ranked.max_by_key(|(rank, _)| *rank);
         Self {
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
-            owner: metadata
-                .owner_references
-                .iter()
-                .flatten()
-                .map(|o| o.uid.clone())
-                .next(),
+            owner: owner.map(|(_, owner)| owner.uid.clone()),
             claim: Claim {
                 name: metadata.name.clone().unwrap_or_default(),
                 uid: metadata.uid.clone().unwrap_or_default(),
                 instance: instance.cloned().unwrap_or_default(),
                 deleting: metadata.deletion_timestamp.is_some(),
+                controlled: owners
+                    .clone()
+                    .any(|owner| owner.controller == Some(true) && rank(owner).is_none()),
                 unbound: (phase != Some("Bound")).then(|| class.unwrap_or_default()),
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn owner(kind: &str, uid: &str, controls: bool) -> Value {
+        let group = match kind {
+            "CloneSet" => "apps.kruise.io/v1alpha1",
+            "Pod" => "v1",
+            _ => "example.com/v1",
+        };
+        json!({ "apiVersion": group, "kind": kind, "name": uid, "uid": uid, "controller": controls })
+    }
+
+    /// Whose a claim with these owners is, and whether somebody else controls it.
+    fn whose(owners: &[Value]) -> (Option<String>, bool) {
+        let claim = json!({ "metadata": { "name": "c", "ownerReferences": owners }, "spec": {} });
+        let view = ClaimView::of(&serde_json::from_value(claim).unwrap());
+        (view.owner, view.claim.controlled)
+    }
+
+    #[test]
+    fn a_claim_is_the_cloneset_s_whoever_else_owns_it() {
+        let (web, backup) = (owner("CloneSet", "web", true), owner("Backup", "b", false));
+        let ours = (Some("web".to_owned()), false);
+        assert_eq!(whose(&[web.clone(), backup.clone()]), ours);
+        assert_eq!(whose(&[backup.clone(), web.clone()]), ours);
+        assert_eq!(whose(&[owner("Pod", "p", false), web.clone()]), ours);
+        assert_eq!(whose(&[owner("CloneSet", "other", false), web]), ours);
+        let theirs = [owner("Backup", "b", true), owner("CloneSet", "web", false)];
+        assert_eq!(whose(&theirs), (ours.0, true));
+
+        let pod = (Some("p".to_owned()), false);
+        assert_eq!(whose(&[backup.clone(), owner("Pod", "p", true)]), pod);
+        assert_eq!(whose(&[backup]), (None, false));
+        let alike = json!({ "apiVersion": "example.com/v1", "kind": "CloneSet", "name": "x", "uid": "x" });
+        assert_eq!(whose(&[alike]), (None, false));
     }
 }

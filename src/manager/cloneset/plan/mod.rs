@@ -60,11 +60,10 @@ use serde_json::json;
 
 use refresh::Pending;
 pub use types::{
-    Act, Claim, Concern, Event, Failure, LeftOver, Observed, Outcome, Plan, Revision, Subject, Switches,
-    Template, Why,
+    Act, Claim, ClaimPatch, Concern, Event, Failure, LeftOver, Observed, Outcome, Plan, Revision, Subject,
+    Switches, Template, Why,
 };
 use view::{Draft, View};
-pub use volumes::hand_over;
 
 /// What to do at `now` about a CloneSet that is not being deleted, given what is observed of it. The same observation
 /// gives the same plan.

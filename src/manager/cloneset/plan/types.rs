@@ -20,8 +20,8 @@ pub struct Observed {
     pub pods: Vec<Arc<Pod>>,
     /// The claims that it owns.
     pub claims: Vec<Claim>,
-    /// Names of the claims that its Pods own, by the Pod's UID, without those that are being deleted.
-    pub given: BTreeMap<String, Vec<String>>,
+    /// The claims that its Pods own, by the Pod's UID, without those that are being deleted.
+    pub given: BTreeMap<String, Vec<Claim>>,
     /// Its revisions, the oldest first. Those named below are among them, unless there are none at all.
     pub revisions: Vec<Arc<Revision>>,
     /// Name of the revision that Pods had before the update.
@@ -70,8 +70,21 @@ pub struct Claim {
     pub instance: String,
     /// Whether it is being deleted.
     pub deleting: bool,
+    /// Whether somebody else is its controller, of which there is one at most.
+    pub controlled: bool,
     /// While it is bound to no volume: the storage class that is to provide one; empty when it names none.
     pub unbound: Option<String>,
+}
+
+/// Another owner for a claim.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClaimPatch {
+    /// Name of the claim.
+    pub name: String,
+    /// Which.
+    pub uid: String,
+    /// Strategic merge patch, in which owners merge by UID: those of others stay.
+    pub patch: Value,
 }
 
 /// A revision of the CloneSet's template.
@@ -231,8 +244,7 @@ pub enum Act {
         /// The claims that are missing.
         claims: Vec<Value>,
     },
-    /// Give its claims to a Pod ([`hand_over`](super::hand_over)), so that they go with it, then delete it. The first
-    /// write that fails ends the act.
+    /// Give its claims to a Pod, so that they go with it, then delete it. The first write that fails ends the act.
     DeletePod {
         /// Which.
         uid: String,
@@ -240,8 +252,8 @@ pub enum Act {
         name: String,
         /// The version that it must have, where a hook could come onto it meanwhile.
         version: Option<String>,
-        /// Names of its claims that are not its own yet.
-        claims: Vec<String>,
+        /// What makes those of its claims its own that are not yet.
+        claims: Vec<ClaimPatch>,
     },
     /// Patch a Pod, one write after the other; the first that fails ends the act.
     PatchPod {
@@ -254,13 +266,8 @@ pub enum Act {
         /// The writes.
         writes: Vec<Write>,
     },
-    /// Patch the owners of a claim (merge patch).
-    PatchClaim {
-        /// Its name.
-        name: String,
-        /// The patch.
-        patch: Value,
-    },
+    /// Patch the owners of a claim.
+    PatchClaim(ClaimPatch),
     /// Delete a claim.
     DeleteClaim {
         /// Its name.
@@ -324,7 +331,7 @@ impl Act {
         match self {
             Self::CreatePod { .. }
             | Self::DeletePod { .. }
-            | Self::PatchClaim { .. }
+            | Self::PatchClaim(_)
             | Self::DeleteClaim { .. }
             | Self::PatchSet(_) => Concern::Scale,
             Self::PatchPod { why, .. } => match why {
@@ -343,7 +350,9 @@ impl Act {
         match self {
             Self::CreatePod { .. } => Subject::Creation,
             Self::DeletePod { uid, .. } | Self::PatchPod { uid, .. } => Subject::Pod(uid.clone()),
-            Self::PatchClaim { name, .. } | Self::DeleteClaim { name, .. } => Subject::Claim(name.clone()),
+            Self::PatchClaim(ClaimPatch { name, .. }) | Self::DeleteClaim { name, .. } => {
+                Subject::Claim(name.clone())
+            }
             Self::CreateJob(job) => Subject::Job(job.metadata.name.clone().unwrap_or_default()),
             Self::DeleteJob(name) => Subject::Job(name.clone()),
             Self::LabelRevision { name, .. } => Subject::Revision(name.clone()),

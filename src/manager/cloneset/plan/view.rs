@@ -9,7 +9,7 @@ use super::limits::Limits;
 use super::numbers::{Counted, Numbers, numbers};
 use super::pods;
 use super::refresh;
-use super::types::{Act, Event, Observed, Plan, Revision, Subject, Template, Why};
+use super::types::{Act, Claim, Event, Observed, Plan, Revision, Subject, Template, Why};
 use super::waits;
 use crate::api::cloneset::CloneSetSpec;
 use crate::api::keys;
@@ -50,8 +50,8 @@ pub(super) struct View<'a> {
     pub limits: Limits,
     /// Seconds that a Pod must be ready for to be available.
     pub min_ready: i32,
-    /// Names of the claims that are not being deleted, by the id of their Pod.
-    pub claims: BTreeMap<&'a str, Vec<&'a str>>,
+    /// The claims that are not being deleted, by the id of their Pod.
+    pub claims: BTreeMap<&'a str, Vec<&'a Claim>>,
     /// The Pods that count: ours, neither ended nor being deleted.
     pub pods: Vec<Seen<'a>>,
     /// Names in `podsToDelete`; the list may be as long as there are Pods.
@@ -61,9 +61,9 @@ pub(super) struct View<'a> {
 impl<'a> View<'a> {
     pub fn new(observed: &'a Observed, now: Timestamp) -> Self {
         let spec = &observed.set.spec;
-        let mut claims: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        let mut claims: BTreeMap<&str, Vec<&Claim>> = BTreeMap::new();
         for claim in observed.claims.iter().filter(|claim| !claim.deleting) {
-            claims.entry(&claim.instance).or_default().push(&claim.name);
+            claims.entry(&claim.instance).or_default().push(claim);
         }
         let named = spec.scale_strategy.iter().map(|scale| &scale.pods_to_delete);
         Self {

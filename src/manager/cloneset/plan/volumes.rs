@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 use super::create::{self, owner};
-use super::types::{Act, Subject};
+use super::types::{Act, Claim, ClaimPatch, Subject};
 use super::view::{Draft, View};
 use crate::api::cloneset::texts;
 use crate::api::keys;
@@ -30,8 +30,7 @@ pub(super) fn clean_up<'a>(view: &View<'a>, draft: &mut Draft) -> BTreeSet<&'a s
         let stays = reuse || id.is_empty() || tried.contains(&id);
         match pods.get(id) {
             Some(pod) if !stays && !pod.active() => {
-                let patch = hand_over(&pod.name, &pod.uid);
-                draft.act(view, Act::PatchClaim { name, patch });
+                draft.act(view, Act::PatchClaim(hand_over(view, pod, claim)));
             }
             None if !stays => {
                 draft.act(view, Act::DeleteClaim { name, uid });
@@ -50,17 +49,28 @@ fn instance(pod: &Pod) -> &str {
     id.map(String::as_str).unwrap_or_default()
 }
 
-/// The merge patch that makes a Pod the one owner of a claim, so that the garbage collector deletes the claim once the
-/// Pod is gone. It blocks nobody's deletion, which would take a right over the finalizers of Pods.
-#[must_use]
-pub fn hand_over(name: &str, uid: &str) -> Value {
-    json!({ "metadata": { "ownerReferences": [{
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "name": name,
-        "uid": uid,
-        "controller": true,
-    }]}})
+/// Gives a claim to a Pod, so that the garbage collector deletes the claim once the Pod, and who else owns it, is gone.
+/// The Pod blocks nobody's deletion, which would take a right over the finalizers of Pods.
+fn hand_over(view: &View<'_>, pod: &Pod, claim: &Claim) -> ClaimPatch {
+    let set = view.observed.set.metadata.uid.as_deref();
+    let to =
+        json!({ "apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid, "controller": true });
+    change_owner(claim, set.unwrap_or_default(), to)
+}
+
+/// Puts one owner in the place of another.
+fn change_owner(claim: &Claim, from: &str, mut to: Value) -> ClaimPatch {
+    if claim.controlled {
+        to["controller"] = json!(false);
+    }
+    ClaimPatch {
+        name: claim.name.clone(),
+        uid: claim.uid.clone(),
+        patch: json!({ "metadata": {
+            "uid": claim.uid,
+            "ownerReferences": [{ "$patch": "delete", "uid": from }, to],
+        }}),
+    }
 }
 
 /// Takes back the claims of Pods that were to be deleted and are not: somebody else's deletion is not to take them along.
@@ -78,21 +88,17 @@ pub(super) fn take_back(view: &View<'_>, draft: &mut Draft) {
             draft.wake_at(until);
             continue;
         }
-        for name in claims {
-            let (name, patch) = (
-                name.clone(),
-                json!({ "metadata": { "ownerReferences": [owner(view)] } }),
-            );
-            draft.act(view, Act::PatchClaim { name, patch });
+        for claim in claims {
+            draft.act(view, Act::PatchClaim(change_owner(claim, &pod.uid, owner(view))));
         }
     }
 }
 
-/// Names of the claims that are to be given to a Pod before it is deleted.
-pub(super) fn of_pod(view: &View<'_>, pod: &Pod) -> Vec<String> {
+/// What gives a Pod its claims before it is deleted.
+pub(super) fn of_pod(view: &View<'_>, pod: &Pod) -> Vec<ClaimPatch> {
     let id = Some(instance(pod)).filter(|id| !id.is_empty());
     let claims = id.and_then(|id| view.claims.get(id)).into_iter().flatten();
-    claims.map(|name| (*name).to_owned()).collect()
+    claims.map(|claim| hand_over(view, pod, claim)).collect()
 }
 
 fn claim_name(view: &View<'_>, template: &Value, id: &str) -> String {

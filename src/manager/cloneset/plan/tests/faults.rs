@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 
 use super::world::{World, patch};
 use crate::api::keys;
-use crate::manager::cloneset::plan::{Act, Failure, LeftOver, Outcome, hand_over};
+use crate::in_place::tests::apply;
+use crate::manager::cloneset::plan::{Act, ClaimPatch, Failure, LeftOver, Outcome};
 
 /// How an act fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,13 +42,8 @@ impl World {
                 }
                 (Some(act.clone()), Outcome::Unknown(sure))
             }
-            (
-                Some(Fault::HalfDone),
-                Act::DeletePod {
-                    uid, name, claims, ..
-                },
-            ) => {
-                self.give(claims, name, uid);
+            (Some(Fault::HalfDone), Act::DeletePod { claims, .. }) => {
+                self.give(claims);
                 (Some(act.clone()), Outcome::Refused)
             }
             (Some(Fault::HalfDone), Act::PatchPod { name, writes, .. }) => {
@@ -78,10 +74,15 @@ impl World {
         self.failures.insert(act.subject(), failure);
     }
 
-    /// Gives claims to a Pod.
-    fn give(&mut self, claims: &[String], name: &str, uid: &str) {
-        for claim in claims {
-            json_patch::merge(self.claims.get_mut(claim).unwrap(), &hand_over(name, uid));
+    /// Changes the owners of claims.
+    fn give(&mut self, claims: &[ClaimPatch]) {
+        for ClaimPatch { name, uid, patch } in claims {
+            assert_eq!(patch["metadata"]["uid"], json!(uid));
+            let claim = self.claims.get_mut(name).unwrap();
+            apply(claim, patch);
+            let owners = claim["metadata"]["ownerReferences"].as_array().unwrap();
+            let controllers = owners.iter().filter(|owner| owner["controller"] == true);
+            assert!(controllers.count() < 2, "the API server takes one: {claim}");
         }
     }
 
@@ -103,10 +104,8 @@ impl World {
             Act::CreatePod { name, pod, claims } => {
                 return self.make_claims(claims) && self.create(name, pod.clone());
             }
-            Act::DeletePod {
-                uid, name, claims, ..
-            } => {
-                self.give(claims, name, uid);
+            Act::DeletePod { name, claims, .. } => {
+                self.give(claims);
                 let id = self.pods[name]["metadata"]["labels"][keys::CLONESET_INSTANCE_ID].as_str();
                 self.spent.extend(id.map(str::to_owned));
                 self.delete(name);
@@ -120,7 +119,7 @@ impl World {
                     patch(pod, write);
                 }
             }
-            Act::PatchClaim { name, patch } => json_patch::merge(self.claims.get_mut(name).unwrap(), patch),
+            Act::PatchClaim(claim) => self.give(std::slice::from_ref(claim)),
             Act::DeleteClaim { name, .. } => self.delete_claim(name),
             Act::CreateJob(job) => {
                 let name = job.metadata.name.clone().unwrap();

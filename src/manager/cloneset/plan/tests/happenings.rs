@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::faults::Fault;
 use super::histories::{container, pass, rolling};
-use super::world::World;
+use super::world::{BACKUP, World};
 use crate::api::keys;
 
 /// What may happen between two passes. Numbers choose among what there is.
@@ -28,6 +28,8 @@ pub(super) enum Happening {
     Slow(bool),
     /// Somebody makes a Pod that the selector picks.
     Stray,
+    /// Somebody else becomes an owner of a claim, or its controller.
+    Shared(u8),
     /// Somebody else's Pod takes a name that one of ours was to have.
     Foreign(u8),
     /// A Pod is taken out of the CloneSet to be looked at, or given back.
@@ -77,6 +79,7 @@ pub(super) fn happening() -> impl Strategy<Value = Happening> {
         1 => Just(Restart),
         1 => any::<bool>().prop_map(Slow),
         1 => Just(Stray),
+        1 => n().prop_map(Shared),
         1 => n().prop_map(Foreign),
         1 => n().prop_map(Apart),
         1 => n().prop_map(Rank),
@@ -171,6 +174,7 @@ fn others(world: &mut World, happening: &Happening) {
             let name = format!("stray-{}", world.fresh());
             world.create(&name, stranger(json!([])));
         }
+        Happening::Shared(n) => share_claim(world, *n),
         Happening::Foreign(n) => {
             let ids = world.claims.values();
             let ids = ids.filter_map(|c| c["metadata"]["labels"][keys::CLONESET_INSTANCE_ID].as_str());
@@ -187,6 +191,25 @@ fn others(world: &mut World, happening: &Happening) {
         Happening::Rank(n) => label(world, *n, "rank", |rank| if rank == "1" { "2" } else { "1" }),
         other => edit(world, other),
     }
+}
+
+/// Somebody else owns one of the claims, too.
+pub(super) fn share_claim(world: &mut World, n: u8) {
+    let at = usize::from(n / 4) % world.claims.len().max(1);
+    let Some(claim) = world.claims.values_mut().nth(at) else {
+        return;
+    };
+    let owners = claim["metadata"]["ownerReferences"].as_array_mut().unwrap();
+    owners.retain(|owner| owner["uid"] != BACKUP);
+    let takes_over = n & 1 != 0;
+    if takes_over {
+        owners
+            .iter_mut()
+            .for_each(|owner| owner["controller"] = json!(false));
+    }
+    let at = if n & 2 != 0 { owners.len() } else { 0 };
+    owners.insert(at, json!({ "uid": BACKUP, "controller": takes_over }));
+    claim["shared"] = json!(true);
 }
 
 /// A Pod that is not made by us.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::happenings::{happen, happening};
 use super::rest::what_rests_needs_nothing;
-use super::world::{HOOK, World};
+use super::world::{BACKUP, HOOK, World, owned};
 use super::{deadline, limits};
 use crate::api::keys;
 use crate::manager::cloneset::plan::limits::{Limits, on_delete};
@@ -140,9 +140,8 @@ fn reached(world: &World) {
             let claim = pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"]
                 .as_str()
                 .unwrap();
-            let owner = &world.claims[claim]["metadata"]["ownerReferences"][0]["uid"];
-            assert_eq!(
-                owner, "set",
+            assert!(
+                owned(&world.claims[claim], "set"),
                 "a claim would go with its Pod, whoever deletes that"
             );
         }
@@ -157,9 +156,17 @@ fn reached(world: &World) {
     }
 }
 
-/// Every claim is a Pod's, unless claims are kept for later ones: of Pods that the CloneSet did not delete.
+/// Every claim is a Pod's, unless claims are kept for later ones: of Pods that the CloneSet did not delete. Those that
+/// are somebody else's, too, are that one's alone in the end.
 fn no_claim_is_left(world: &World, observed: &Observed) {
-    for claim in world.claims.values() {
+    let shared = world.claims.values().filter(|claim| claim["shared"] == true);
+    for claim in shared {
+        assert!(owned(claim, BACKUP), "another's claim was taken away: {claim}");
+    }
+    let owners = |claim: &Value| claim["metadata"]["ownerReferences"].as_array().cloned();
+    let theirs = |claim: &Value| owners(claim).unwrap().iter().all(|owner| owner["uid"] == BACKUP);
+    let ours: Vec<&Value> = world.claims.values().filter(|claim| !theirs(claim)).collect();
+    for claim in &ours {
         let id = &claim["metadata"]["labels"][keys::CLONESET_INSTANCE_ID];
         let id = id.as_str().unwrap();
         assert!(
@@ -171,7 +178,7 @@ fn no_claim_is_left(world: &World, observed: &Observed) {
     if strategy.is_some_and(|s| s.enable_pvc_reuse) {
         return;
     }
-    for claim in world.claims.values() {
+    for claim in ours {
         let id = claim["metadata"]["labels"][keys::CLONESET_INSTANCE_ID]
             .as_str()
             .unwrap();

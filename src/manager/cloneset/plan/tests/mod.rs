@@ -9,6 +9,7 @@ mod hooks;
 mod limits;
 mod node;
 mod numbers;
+mod owners;
 mod partition;
 mod predownload;
 mod refused;

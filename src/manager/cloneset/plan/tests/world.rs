@@ -18,6 +18,9 @@ use crate::manager::cloneset::plan::{
 /// The hook that users put on Pods.
 pub const HOOK: &str = "example.io/hold";
 
+/// UID of somebody who owns claims, too, and stays.
+pub const BACKUP: &str = "backup";
+
 #[derive(Clone)]
 pub struct World {
     pub set: Value,
@@ -137,17 +140,7 @@ impl World {
             .map(|s| s.current_revision.clone())
             .unwrap_or_default();
         let known = self.revisions.iter().any(|r| r.name == current);
-        let claim = |(name, claim): (&String, &Value)| Claim {
-            name: name.clone(),
-            uid: name.clone(),
-            instance: claim["metadata"]["labels"][keys::CLONESET_INSTANCE_ID]
-                .as_str()
-                .unwrap()
-                .to_owned(),
-            deleting: claim["metadata"]["deletionTimestamp"].is_string(),
-            unbound: claim["status"]["phase"].as_str().map(str::to_owned),
-        };
-        let ours = |claim: &(&String, &Value)| claim.1["metadata"]["ownerReferences"][0]["uid"] == "set";
+        let ours = |claim: &(&String, &Value)| owned(claim.1, "set");
         let ours_or_nobodys = |pod: &Pod| pod.controller.as_ref().is_none_or(|uid| uid == "set");
         // What is another's by now keeps its claims.
         let taken = |claim: &Claim| {
@@ -181,17 +174,14 @@ impl World {
         }
     }
 
-    /// Names of the claims that Pods of ours own, by the Pod's UID.
-    fn given(&self) -> BTreeMap<String, Vec<String>> {
-        let mut given: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        let owner = |object: &Value| object["metadata"]["ownerReferences"][0]["uid"].clone();
-        let ours = self.pods.values().filter(|pod| owner(pod) == "set");
+    /// The claims that Pods of ours own, by the Pod's UID.
+    fn given(&self) -> BTreeMap<String, Vec<Claim>> {
+        let mut given: BTreeMap<String, Vec<Claim>> = BTreeMap::new();
+        let ours = self.pods.values().filter(|pod| owned(pod, "set"));
         for uid in ours.filter_map(|pod| pod["metadata"]["uid"].as_str()) {
-            let stay = self.claims.iter().filter(|(_, claim)| {
-                owner(claim) == uid && !claim["metadata"]["deletionTimestamp"].is_string()
-            });
-            let names: Vec<String> = stay.map(|(name, _)| name.clone()).collect();
-            given.extend((!names.is_empty()).then(|| (uid.to_owned(), names)));
+            let its = self.claims.iter().filter(|(_, claim)| owned(claim, uid));
+            let stay: Vec<Claim> = its.map(claim).filter(|claim| !claim.deleting).collect();
+            given.extend((!stay.is_empty()).then(|| (uid.to_owned(), stay)));
         }
         given
     }
@@ -262,11 +252,17 @@ impl World {
             .map(|pod| &pod["metadata"]["labels"][keys::CLONESET_INSTANCE_ID]);
         let ids: Vec<&Value> = ids.collect();
         let slow = self.slow;
+        let lives = |owner: &Value| {
+            let uid = &owner["uid"];
+            uid == "set" || uid == BACKUP || pods.contains(&uid)
+        };
         self.claims.retain(|_, claim| {
-            let owner = &claim["metadata"]["ownerReferences"][0]["uid"];
+            let owners = claim["metadata"]["ownerReferences"].as_array_mut().unwrap();
+            owners.retain(lives);
+            let owned = !owners.is_empty();
             let used = || ids.contains(&&claim["metadata"]["labels"][keys::CLONESET_INSTANCE_ID]);
             let deleted = claim["metadata"]["deletionTimestamp"].is_string();
-            (owner == "set" || pods.contains(&owner)) && (!deleted || slow || used())
+            owned && (!deleted || slow || used())
         });
     }
 
@@ -286,6 +282,28 @@ impl World {
         };
         pod["metadata"]["finalizers"] = finalizers;
         self.collect();
+    }
+}
+
+/// Whether an object has the owner of this UID, among others.
+pub fn owned(object: &Value, uid: &str) -> bool {
+    let owners = object["metadata"]["ownerReferences"].as_array();
+    owners.into_iter().flatten().any(|owner| owner["uid"] == uid)
+}
+
+fn claim((name, claim): (&String, &Value)) -> Claim {
+    let meta = &claim["metadata"];
+    let mut owners = meta["ownerReferences"].as_array().unwrap().iter();
+    Claim {
+        name: name.clone(),
+        uid: name.clone(),
+        instance: meta["labels"][keys::CLONESET_INSTANCE_ID]
+            .as_str()
+            .unwrap()
+            .to_owned(),
+        deleting: meta["deletionTimestamp"].is_string(),
+        controlled: owners.any(|owner| owner["uid"] == BACKUP && owner["controller"] == true),
+        unbound: claim["status"]["phase"].as_str().map(str::to_owned),
     }
 }
 

@@ -1,0 +1,74 @@
+//! Acts on claims.
+
+use std::time::Instant;
+
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use serde_json::Value;
+
+use crate::cluster::{Error, Key, write};
+use crate::manager::cloneset::Work;
+use crate::manager::cloneset::observe::claim_at;
+use crate::manager::cloneset::plan::ClaimPatch;
+use crate::manager::view::ClaimView;
+
+/// Makes a claim. One that is there will do, if it is the CloneSet's and stays.
+pub(super) async fn create_claim(work: &Work<'_>, claim: &Value) -> Result<(), Error> {
+    let path = format!("/api/v1/namespaces/{}/persistentvolumeclaims", work.namespace());
+    let client = &work.ctx.cluster.client;
+    match write::post(client, "PersistentVolumeClaim", &path, claim.to_string()).await {
+        Ok(stored) => {
+            if let Ok(stored) = serde_json::from_value::<PersistentVolumeClaim>(stored) {
+                keep_claim(work, &stored);
+            }
+            Ok(())
+        }
+        Err(error) if error.already_exists() => {
+            let name = claim["metadata"]["name"].as_str().unwrap_or_default();
+            let found = look_up_claim(work, name).await?;
+            let ours =
+                found.is_some_and(|found| found.owner.as_ref() == Some(&work.uid) && !found.claim.deleting);
+            if ours { Ok(()) } else { Err(error) }
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn keep_claim(work: &Work<'_>, stored: &PersistentVolumeClaim) {
+    let at = claim_at(&ClaimView::of(stored));
+    work.index().claims.wrote(&Key::of(stored), at, Instant::now());
+}
+
+/// Reads a claim from the API server itself, and takes note of it.
+pub async fn look_up_claim(work: &Work<'_>, name: &str) -> Result<Option<ClaimView>, Error> {
+    let found = write::get(&work.api::<PersistentVolumeClaim>(), name).await?;
+    let view = found.as_ref().map(ClaimView::of);
+    work.index()
+        .claims
+        .read(&work.key(name), view.as_ref().map(claim_at), Instant::now());
+    Ok(view)
+}
+
+/// Gives a claim another owner.
+pub(super) async fn patch_claim(work: &Work<'_>, claim: &ClaimPatch) -> Result<(), Error> {
+    let ClaimPatch { name, uid, patch } = claim;
+    match write::patch_strategic(&work.api(), name, patch).await {
+        Ok(stored) => keep_claim(work, &stored),
+        Err(error) if error.retryable() && !error.conflict() => return Err(error),
+        Err(error) => {
+            // One that is gone needs no other owner, and another of its name may not get it.
+            let found = look_up_claim(work, name).await?;
+            if found.is_some_and(|found| found.claim.uid == *uid) {
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Deletes a claim.
+pub(super) async fn delete_claim(work: &Work<'_>, name: &str, uid: &str) -> Result<(), Error> {
+    let precondition = Some(uid).filter(|uid| !uid.is_empty());
+    write::delete(&work.api::<PersistentVolumeClaim>(), name, precondition).await?;
+    work.index().claims.doom(&work.key(name), uid, Instant::now());
+    Ok(())
+}

@@ -1,0 +1,59 @@
+//! Claims that are somebody else's, too: they are the CloneSet's all the same, and the other stays their owner.
+
+use serde_json::{Value, json};
+
+use super::cases::settle;
+use super::happenings::share_claim;
+use super::histories::spec;
+use super::world::{BACKUP, World, owned};
+
+/// A Pod with a claim of which somebody else is an owner: the last or the first of them, or the controller.
+fn shared(reuse: bool, how: u8) -> World {
+    let mut world = World::new(spec(false, true));
+    world.edit(&json!({ "replicas": 1, "scaleStrategy": { "enablePVCReuse": reuse } }));
+    settle(&mut world);
+    share_claim(&mut world, how);
+    world
+}
+
+fn only(world: &World) -> &Value {
+    assert_eq!(world.claims.len(), 1);
+    world.claims.values().next().unwrap()
+}
+
+#[test]
+fn a_claim_of_two_goes_over_to_its_pod_and_stays_the_other_s() {
+    for how in 0..4 {
+        let mut world = shared(true, how);
+        let name = world.pods.keys().next().unwrap().clone();
+        let uid = world.pods[&name]["metadata"]["uid"].as_str().unwrap().to_owned();
+        world.pods.get_mut(&name).unwrap()["metadata"]["finalizers"] = json!(["example.io/late"]);
+        world.edit(&json!({ "replicas": 0 }));
+        settle(&mut world);
+        let claim = only(&world);
+        let owners = [uid.as_str(), BACKUP, "set"].map(|uid| owned(claim, uid));
+        assert_eq!(owners, [true, true, false], "{how}: {claim}");
+        world.pods.get_mut(&name).unwrap()["metadata"]["finalizers"] = json!([]);
+        world.collect();
+        settle(&mut world);
+        let owners = [uid.as_str(), BACKUP, "set"].map(|uid| owned(only(&world), uid));
+        assert_eq!(owners, [false, true, false], "{how}");
+    }
+}
+
+#[test]
+fn a_claim_of_two_is_used_again_or_cleaned_up_like_any_other() {
+    for (reuse, how) in [false, true]
+        .into_iter()
+        .flat_map(|r| (0..4).map(move |how| (r, how)))
+    {
+        let mut world = shared(reuse, how);
+        let name = world.pods.keys().next().unwrap().clone();
+        let claim = world.claims.keys().next().unwrap().clone();
+        world.delete(&name);
+        settle(&mut world);
+        assert_eq!(world.pods.contains_key(&name), reuse, "{how}");
+        assert_eq!(world.claims.contains_key(&claim), reuse, "{how}");
+        assert!(owned(only(&world), "set"));
+    }
+}
