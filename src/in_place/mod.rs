@@ -1,7 +1,7 @@
 //! The engine of updates in place, shared by the workloads: what changes in a Pod that stays, and when it is done.
 //!
 //! In:  the raw data of two ControllerRevisions, a projected [`Pod`], the time.
-//! Out: what can be changed in place ([`spec`]), the patches that do it ([`patch`]), how far it is ([`complete`]),
+//! Out: what can be changed in place ([`spec`]), the patches that do it ([`patch`], [`write`]), how far it is ([`complete`]),
 //!      and what is to be done next about a Pod that is being updated ([`refresh`]).
 //! All of it is pure. The annotations are OpenKruise's, so either implementation ends what the other began.
 
@@ -17,10 +17,11 @@ pub mod spec;
 mod state;
 #[cfg(test)]
 pub(crate) mod tests;
+pub mod write;
 
 pub use complete::{Progress, Waiting, progress};
-pub use patch::{Target, Write};
 pub use pod::{Condition, Container, ContainerStatus, Pod, priority};
 pub use refresh::{Refresh, refresh};
 pub use spec::{MustRecreate, Options, Revision, Spec};
 pub use state::{grace, state};
+pub use write::{Target, Write};

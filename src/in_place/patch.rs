@@ -1,7 +1,4 @@
 //! The patches that update a Pod in place: the smallest that do it, so that what we do not know stays.
-//!
-//! All are strategic merge patches, in which containers merge by name and conditions by type. The Pod's UID in
-//! them keeps another Pod of the same name safe.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::pod::{ContainerStatus, Pod};
 use super::spec::Spec;
+use super::write::{Target, Write, json_text};
 use super::{batch, complete, ready, state};
 use crate::api::in_place::{
     ContainerRefMetadata, InPlaceUpdateContainerBatch, InPlaceUpdateContainerStatus,
@@ -20,42 +18,6 @@ use crate::api::in_place::{
 };
 use crate::api::keys;
 use crate::cri::Reference;
-
-/// What a patch is sent to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
-    /// The Pod itself.
-    Pod,
-    /// Its subresource `status`.
-    Status,
-    /// Its subresource `resize`.
-    Resize,
-}
-
-/// One request.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Write {
-    /// Where it goes.
-    pub to: Target,
-    /// Strategic merge patch.
-    pub patch: Value,
-}
-
-impl Write {
-    /// A patch of this Pod and no other. `patch` is an object.
-    #[must_use]
-    pub fn new(to: Target, pod: &Pod, mut patch: Value) -> Self {
-        patch["metadata"]["uid"] = json!(pod.uid);
-        Self { to, patch }
-    }
-
-    /// The same, refused by the API server when the Pod is not as it was seen.
-    #[must_use]
-    pub fn guarded(mut self, pod: &Pod) -> Self {
-        self.patch["metadata"]["resourceVersion"] = json!(pod.resource_version);
-        self
-    }
-}
 
 /// Whether the update is over with its patch: nothing is to be waited for.
 #[must_use]
@@ -371,8 +333,4 @@ fn merge(patch: &mut Value, other: Value) {
 
 fn whole(time: Timestamp) -> Time {
     Time(Timestamp::from_second(time.as_second()).unwrap_or(time))
-}
-
-fn json_text(value: &impl serde::Serialize) -> String {
-    serde_json::to_string(value).unwrap_or_default()
 }

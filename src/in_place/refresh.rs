@@ -3,9 +3,9 @@
 use jiff::{Timestamp, ToSpan};
 
 use super::complete::{Waiting, containers};
-use super::patch::{self, Write};
 use super::pod::Pod;
-use super::state;
+use super::write::Write;
+use super::{patch, state};
 
 /// What is next.
 #[derive(Clone, Debug, PartialEq)]

@@ -210,3 +210,26 @@ async fn what_a_rollout_does_is_told() {
         field.event(reason, "web").await;
     }
 }
+
+/// A resize is a write of its own, which raises the Pod's generation before the image does.
+#[tokio::test]
+async fn what_is_recorded_is_of_the_generation_right_before_the_image() {
+    let field = Field::new(world(), "generation").await;
+    let container = |image: &str, cpu: &str| {
+        let resources = json!({ "requests": { "cpu": cpu } });
+        json!({ "template": { "spec": { "containers": [{ "name": "app", "image": image, "resources": resources }] } } })
+    };
+    field.set("web", container("example.com/app:1", "1")).await;
+    field.settled("web").await;
+    field.kubelet_goes();
+    field
+        .edit("web", json!({ "spec": container("example.com/app:2", "2") }))
+        .await;
+    let changed = |pods: &[&Value]| pods.iter().all(|pod| image(pod) == "example.com/app:2");
+    for pod in field.until_pods("web", "patched", changed).await {
+        let state = &pod["metadata"]["annotations"]["apps.kruise.io/inplace-update-state"];
+        let state: Value = serde_json::from_str(state.as_str().unwrap()).unwrap();
+        let recorded = &state["lastContainerStatuses"]["app"]["generation"];
+        assert_eq!((&pod["metadata"]["generation"], recorded), (&json!(3), &json!(2)));
+    }
+}

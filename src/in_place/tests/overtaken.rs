@@ -1,5 +1,7 @@
 //! Updates that take the place of others that had not ended, with a kubelet that is late.
 
+use std::borrow::Cow;
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -10,8 +12,8 @@ use crate::api::container_hash::plain_hash;
 /// kubelet, for a Pod of one container `main`: what it has read, what it runs, and what it has reported.
 struct Kubelet {
     pod: Value,
-    /// Image of the spec that it acts on.
-    read: String,
+    /// Image and CPU of the spec that it acts on.
+    read: (String, String),
     /// Generation of that spec.
     generation: i64,
     /// Number and image of the container that runs.
@@ -26,24 +28,49 @@ impl Kubelet {
     fn new(tells: bool) -> Self {
         let mut kubelet = Self {
             pod: pod(&["main"]),
-            read: "main:1".to_owned(),
+            read: ("main:1".to_owned(), "1".to_owned()),
             generation: 1,
             runs: (0, "main:1".to_owned()),
             tells,
             daemon: false,
         };
         kubelet.pod["metadata"]["generation"] = json!(1);
+        kubelet.pod["spec"]["containers"][0]["resources"] = cpu("1");
         kubelet.report();
         kubelet
     }
 
     /// The workload gives the Pod another image.
     fn update(&mut self, image: &str) {
-        let old = self.image();
-        start(&mut self.pod, &images(&[("main", image)]));
-        if self.image() != old {
-            let generation = self.pod["metadata"]["generation"].as_i64().unwrap();
-            self.pod["metadata"]["generation"] = json!(generation + 1);
+        self.change(&images(&[("main", image)]), false);
+    }
+
+    /// It gives it another image and other resources; the kubelet may come in between.
+    fn resize(&mut self, image: &str, to: &str, between: bool) {
+        let mut spec = images(&[("main", image)]);
+        let resources = serde_json::from_value(cpu(to)).unwrap();
+        spec.container_resources.insert("main".to_owned(), resources);
+        self.change(&spec, between);
+    }
+
+    /// The API server takes one write after the other, and counts those that change the spec.
+    fn change(&mut self, spec: &Spec, between: bool) {
+        let writes = patch::begin(&Pod::of(&self.pod), spec, &Map::new(), &Map::new(), at(0));
+        let mut answer = None;
+        for write in &writes {
+            let before = self.pod["spec"].clone();
+            let patch = answer
+                .as_ref()
+                .map_or(Cow::Borrowed(&write.patch), |pod| write.after(pod));
+            apply(&mut self.pod, &patch);
+            if self.pod["spec"] != before {
+                let generation = self.pod["metadata"]["generation"].as_i64().unwrap();
+                self.pod["metadata"]["generation"] = json!(generation + 1);
+            }
+            answer = Some(Pod::of(&self.pod));
+            if between && write.to == Target::Resize {
+                self.sync();
+            }
         }
     }
 
@@ -56,17 +83,18 @@ impl Kubelet {
 
     /// Reads the spec, reports what runs, and then acts.
     fn sync(&mut self) {
-        self.read = self.image();
+        let cpu = &self.pod["spec"]["containers"][0]["resources"]["requests"]["cpu"];
+        self.read = (self.image(), cpu.as_str().unwrap().to_owned());
         self.generation = self.pod["metadata"]["generation"].as_i64().unwrap();
         self.report();
-        if self.runs.1 != self.read {
+        if self.runs.1 != self.read.0 {
             self.restart();
         }
     }
 
     /// A new container of the image that it has read last; not reported yet.
     fn restart(&mut self) {
-        self.runs = (self.runs.0 + 1, self.read.clone());
+        self.runs = (self.runs.0 + 1, self.read.0.clone());
     }
 
     fn report(&mut self) {
@@ -76,6 +104,7 @@ impl Kubelet {
         status["image"] = json!(format!("docker.io/library/{image}"));
         status["imageID"] = json!(format!("sha256:{image}"));
         status["restartCount"] = json!(number);
+        status["resources"] = cpu(&self.read.1);
         if self.tells {
             self.pod["status"]["observedGeneration"] = json!(self.generation);
         }
@@ -95,6 +124,10 @@ impl Kubelet {
     fn done(&self) -> bool {
         progress(&Pod::of(&self.pod)) == Progress::Done
     }
+}
+
+fn cpu(cpu: &str) -> Value {
+    json!({ "requests": { "cpu": cpu } })
 }
 
 #[test]
@@ -203,9 +236,41 @@ fn what_was_patched_in_between_may_come_yet_whatever_the_daemon_says() {
     assert!(kubelet.done() && kubelet.runs.0 == 1, "it stays");
 }
 
+/// kubelet sees the new size, and what is in between: an image that it is going to run.
+#[test]
+fn what_is_taken_back_with_its_size_waits_for_the_generation_of_its_image() {
+    let mut kubelet = Kubelet::new(true);
+    kubelet.resize("main:2", "2", false);
+    kubelet.resize("main:1", "1", true);
+    kubelet.waits("not seen");
+    kubelet.report();
+    kubelet.waits("not seen");
+    kubelet.sync();
+    kubelet.waits("nothing proves");
+    kubelet.report();
+    assert!(
+        kubelet.done() && kubelet.runs.0 == 2,
+        "it was replaced, and back again"
+    );
+}
+
+#[test]
+fn a_size_that_stays_raises_no_generation() {
+    let mut kubelet = Kubelet::new(true);
+    kubelet.update("main:2");
+    kubelet.resize("main:1", "1", true);
+    let state = state(&Pod::of(&kubelet.pod)).unwrap().unwrap();
+    assert_eq!(state.last_container_statuses["main"].generation, Some(2));
+    kubelet.sync();
+    kubelet.report();
+    assert!(kubelet.done());
+}
+
 #[derive(Clone, Debug)]
 enum Event {
     Update(u8),
+    /// With a size; the kubelet may come in between.
+    Resize(u8, u8, bool),
     Sync,
     Crash,
     Report,
@@ -216,6 +281,7 @@ enum Event {
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
         3 => (1..4_u8).prop_map(Event::Update),
+        2 => (1..4_u8, 1..3_u8, any::<bool>()).prop_map(|(image, cpu, sync)| Event::Resize(image, cpu, sync)),
         2 => Just(Event::Sync),
         1 => Just(Event::Crash),
         2 => Just(Event::Report),
@@ -234,6 +300,9 @@ proptest! {
         for event in events {
             match event {
                 Event::Update(image) => kubelet.update(&format!("main:{image}")),
+                Event::Resize(image, cpu, between) => {
+                    kubelet.resize(&format!("main:{image}"), &cpu.to_string(), between);
+                }
                 Event::Sync => kubelet.sync(),
                 Event::Crash => kubelet.restart(),
                 Event::Report => kubelet.report(),
@@ -242,7 +311,7 @@ proptest! {
             if kubelet.done() {
                 let shown = &kubelet.pod["status"]["containerStatuses"][0]["image"];
                 prop_assert_eq!(shown, &json!(format!("docker.io/library/{}", kubelet.image())));
-                prop_assert_eq!(&kubelet.read, &kubelet.image());
+                prop_assert_eq!(&kubelet.read.0, &kubelet.image());
                 prop_assert_eq!(&kubelet.runs.1, &kubelet.image());
             }
         }

@@ -2,6 +2,7 @@
 
 mod claims;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -166,11 +167,12 @@ async fn one(work: &Work<'_>, act: Act) -> (Act, Result<(), Error>) {
     (act, result)
 }
 
-fn keep_pod(work: &Work<'_>, stored: &RawPod) {
+fn keep_pod(work: &Work<'_>, stored: &RawPod) -> Arc<Pod> {
     let pod = Arc::new(Pod::of(stored.json()));
     let key = work.key(&pod.name);
-    let at = pod_at(&key, pod);
+    let at = pod_at(&key, Arc::clone(&pod));
     work.index().pods.wrote(&key, at, Instant::now());
+    pod
 }
 
 /// Reads a Pod from the API server itself, and takes note of it.
@@ -234,14 +236,18 @@ async fn delete_pod(
 
 async fn patch_pod(work: &Work<'_>, uid: &str, name: &str, writes: &[Write]) -> Result<(), Error> {
     let api = work.api::<RawPod>();
-    for (at, Write { to, patch }) in writes.iter().enumerate() {
-        let stored = match to {
-            Target::Pod => write::patch_strategic(&api, name, patch).await,
-            Target::Status => write::patch_status_strategic(&api, name, patch).await,
-            Target::Resize => write::patch_resize(&api, name, patch).await,
+    let mut before: Option<Arc<Pod>> = None;
+    for (at, write) in writes.iter().enumerate() {
+        let patch = before
+            .as_deref()
+            .map_or(Cow::Borrowed(&write.patch), |pod| write.after(pod));
+        let stored = match write.to {
+            Target::Pod => write::patch_strategic(&api, name, &patch).await,
+            Target::Status => write::patch_status_strategic(&api, name, &patch).await,
+            Target::Resize => write::patch_resize(&api, name, &patch).await,
         };
         match stored {
-            Ok(stored) => keep_pod(work, &stored),
+            Ok(stored) => before = Some(keep_pod(work, &stored)),
             Err(error) => return not_patched(work, uid, name, &writes[..at], error).await,
         }
     }

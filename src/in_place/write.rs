@@ -1,0 +1,82 @@
+//! One request to change a Pod.
+//!
+//! All are strategic merge patches, in which containers merge by name and conditions by type. The Pod's UID in
+//! them keeps another Pod of the same name safe.
+
+use std::borrow::Cow;
+
+use serde_json::{Value, json};
+
+use super::pod::Pod;
+use crate::api::in_place::InPlaceUpdateState;
+use crate::api::keys;
+
+/// What a patch is sent to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// The Pod itself.
+    Pod,
+    /// Its subresource `status`.
+    Status,
+    /// Its subresource `resize`.
+    Resize,
+}
+
+/// One request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Write {
+    /// Where it goes.
+    pub to: Target,
+    /// Strategic merge patch.
+    pub patch: Value,
+    /// Generation of the Pod that it was made for.
+    generation: i64,
+}
+
+impl Write {
+    /// A patch of this Pod and no other. `patch` is an object.
+    #[must_use]
+    pub fn new(to: Target, pod: &Pod, mut patch: Value) -> Self {
+        patch["metadata"]["uid"] = json!(pod.uid);
+        let generation = pod.generation;
+        Self {
+            to,
+            patch,
+            generation,
+        }
+    }
+
+    /// The patch as it is to be sent after a write that came to `stored`. A resize raises the Pod's generation, and so
+    /// may anybody; what is recorded here is recorded as of then, or kubelet would seem to have seen a change that is
+    /// yet to be made.
+    #[must_use]
+    pub fn after(&self, stored: &Pod) -> Cow<'_, Value> {
+        const STATE: [&str; 3] = ["metadata", "annotations", keys::IN_PLACE_UPDATE_STATE];
+        let state = STATE.iter().try_fold(&self.patch, |at, key| at.get(key));
+        let state = state.filter(|_| stored.generation > self.generation);
+        let read = |text| serde_json::from_str::<InPlaceUpdateState>(text).ok();
+        let Some(mut state) = state.and_then(Value::as_str).and_then(read) else {
+            return Cow::Borrowed(&self.patch);
+        };
+        let records = state.last_container_statuses.values_mut();
+        // Those of earlier changes are of earlier generations.
+        for record in records.filter(|record| record.generation == Some(self.generation)) {
+            record.generation = Some(stored.generation);
+        }
+        let mut patch = self.patch.clone();
+        patch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_STATE] = json!(json_text(&state));
+        Cow::Owned(patch)
+    }
+
+    /// The same, refused by the API server when the Pod is not as it was seen.
+    #[must_use]
+    pub fn guarded(mut self, pod: &Pod) -> Self {
+        self.patch["metadata"]["resourceVersion"] = json!(pod.resource_version);
+        self
+    }
+}
+
+/// JSON as text, as annotations hold it.
+pub(super) fn json_text(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
