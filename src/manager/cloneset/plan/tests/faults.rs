@@ -155,10 +155,4 @@ impl World {
         self.going.clear();
         self.collect();
     }
-
-    /// Forgets what is done, as each pass begins.
-    pub fn settle_left(&mut self) {
-        let observed = self.observe();
-        self.left.settle(&observed.pods);
-    }
 }

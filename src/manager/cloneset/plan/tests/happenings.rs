@@ -63,49 +63,67 @@ pub(super) enum Happening {
     Refusing(bool),
 }
 
-pub(super) fn happening() -> impl Strategy<Value = Happening> {
+/// What may happen, and how often. Numbers choose among what there is.
+const KINDS: [(u8, fn(u8) -> Happening); 38] = {
     use Happening::*;
-    let n = any::<u8>;
-    prop_oneof![
-        12 => (1_u8..4).prop_map(Reconcile),
-        4 => n().prop_map(Seconds),
-        8 => n().prop_map(Kubelets),
-        6 => n().prop_map(Hooks),
-        1 => n().prop_map(Crash),
-        1 => n().prop_map(Deleted),
-        1 => n().prop_map(Specified),
-        1 => n().prop_map(ToDelete),
-        2 => n().prop_map(Failing),
-        1 => Just(Restart),
-        1 => any::<bool>().prop_map(Slow),
-        1 => Just(Stray),
-        1 => n().prop_map(Shared),
-        1 => n().prop_map(Foreign),
-        1 => n().prop_map(Apart),
-        1 => n().prop_map(Rank),
-        1 => n().prop_map(Priority),
-        1 => any::<bool>().prop_map(Scatter),
-        1 => n().prop_map(Side),
-        1 => n().prop_map(Replicas),
-        1 => n().prop_map(Claims),
-        3 => n().prop_map(Image),
-        1 => n().prop_map(Cpu),
-        1 => n().prop_map(Command),
-        1 => n().prop_map(Label),
-        2 => n().prop_map(Partition),
-        1 => n().prop_map(Unavailable),
-        1 => n().prop_map(Surge),
-        1 => any::<bool>().prop_map(Paused),
-        1 => n().prop_map(Policy),
-        1 => n().prop_map(Grace),
-        1 => n().prop_map(MinReady),
-        1 => n().prop_map(ScaleUnavailable),
-        1 => any::<bool>().prop_map(MarkNotReady),
-        1 => any::<bool>().prop_map(PvcReuse),
-        1 => any::<bool>().prop_map(Exclude),
-        1 => any::<bool>().prop_map(OnDelete),
-        2 => any::<bool>().prop_map(Refusing),
+    [
+        (12, |n| Reconcile(n % 3 + 1)),
+        (4, Seconds),
+        (8, Kubelets),
+        (6, Hooks),
+        (1, Crash),
+        (1, Deleted),
+        (1, Specified),
+        (1, ToDelete),
+        (2, Failing),
+        (1, |_| Restart),
+        (1, |n| Slow(odd(n))),
+        (1, |_| Stray),
+        (1, Shared),
+        (1, Foreign),
+        (1, Apart),
+        (1, Rank),
+        (1, Priority),
+        (1, |n| Scatter(odd(n))),
+        (1, Side),
+        (1, Replicas),
+        (1, Claims),
+        (3, Image),
+        (1, Cpu),
+        (1, Command),
+        (1, Label),
+        (2, Partition),
+        (1, Unavailable),
+        (1, Surge),
+        (1, |n| Paused(odd(n))),
+        (1, Policy),
+        (1, Grace),
+        (1, MinReady),
+        (1, ScaleUnavailable),
+        (1, |n| MarkNotReady(odd(n))),
+        (1, |n| PvcReuse(odd(n))),
+        (1, |n| Exclude(odd(n))),
+        (1, |n| OnDelete(odd(n))),
+        (2, |n| Refusing(odd(n))),
     ]
+};
+
+fn odd(n: u8) -> bool {
+    n % 2 == 1
+}
+
+/// One strategy for them all: one of each would take longer to choose from than the history itself takes.
+pub(super) fn happening() -> impl Strategy<Value = Happening> {
+    let times: u8 = KINDS.iter().map(|(times, _)| times).sum();
+    (0..times, any::<u8>()).prop_map(|(mut at, n)| {
+        let mut kinds = KINDS.iter();
+        let kind = kinds.find_map(|(times, kind)| {
+            let here = at < *times;
+            at = at.saturating_sub(*times);
+            here.then_some(kind)
+        });
+        kind.unwrap()(n)
+    })
 }
 
 fn pick(world: &World, n: u8) -> Option<String> {
@@ -134,7 +152,7 @@ fn share(n: u8, replicas: u8) -> Value {
 
 pub(super) fn happen(world: &mut World, happening: &Happening) {
     match happening {
-        Happening::Reconcile(times) => (0..*times).for_each(|_| pass(world)),
+        Happening::Reconcile(times) => (0..*times).for_each(|_| drop(pass(world))),
         Happening::Seconds(n) => {
             world.now = world.now.checked_add(i64::from(*n % 40).seconds()).unwrap();
             world.unseen.clear();

@@ -10,7 +10,7 @@ use super::world::{BACKUP, HOOK, World, owned};
 use super::{deadline, limits};
 use crate::api::keys;
 use crate::manager::cloneset::plan::limits::{Limits, on_delete};
-use crate::manager::cloneset::plan::{Observed, Switches, plan};
+use crate::manager::cloneset::plan::{Observed, Plan, Switches, plan};
 
 pub(super) fn spec(hooks: bool, claims: bool) -> Value {
     let hook = json!({ "finalizersHandler": [HOOK] });
@@ -48,7 +48,8 @@ pub(super) fn container(world: &mut World, field: &str, value: Value) {
     world.edit(&json!({ "template": { "spec": { "containers": containers } } }));
 }
 
-pub(super) fn pass(world: &mut World) {
+/// One pass, with all that must hold of it. Returns what was planned.
+pub(super) fn pass(world: &mut World) -> Plan {
     let there = |name: &&String| {
         let pod = world.pods.get(*name);
         pod.is_some_and(|pod| pod["metadata"]["deletionTimestamp"].is_null())
@@ -63,6 +64,7 @@ pub(super) fn pass(world: &mut World) {
     limits::check(world, &observed, &planned, &unseen);
     deadline::kept(world, &observed, &planned);
     what_rests_needs_nothing(&observed, world.now);
+    planned
 }
 
 /// The world stops changing, and everybody does what is asked of them.
@@ -94,7 +96,7 @@ fn rest(world: &mut World) {
     world.catch_up();
     let mut last = Vec::new();
     for _ in 0..600 {
-        let (_, planned) = world.reconcile();
+        let planned = pass(world);
         let names: Vec<String> = world.pods.keys().cloned().collect();
         let before = (world.pods.clone(), world.claims.clone());
         for name in &names {

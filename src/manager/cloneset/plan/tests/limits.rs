@@ -9,6 +9,7 @@ use super::cases::{kubelets, settle};
 use super::histories::{container, rolling, spec};
 use super::partition;
 use super::world::World;
+use crate::api::keys;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::Pod;
 use crate::manager::cloneset::plan::limits::{Limits, on_delete};
@@ -153,6 +154,23 @@ impl Pass<'_> {
             made == 0 || count(counted) + made <= most,
             "{made} Pods are made, {most} are allowed"
         );
+        let (lacking, most) = (self.lacking(), limits.scale_unavailable);
+        assert!(
+            made == 0 || lacking + made <= most,
+            "{made} Pods are made beside {lacking} that are unavailable, {most} are allowed"
+        );
+    }
+
+    /// Pods that count against the limit of the scale strategy: what is not available, but for what somebody wants to
+    /// be deleted, and what is to be deleted, whatever it is; and Pods that nobody has seen yet.
+    fn lacking(&self) -> i64 {
+        let strategy = self.observed.set.spec.scale_strategy.iter();
+        let named: BTreeSet<&String> = strategy.flat_map(|s| &s.pods_to_delete).collect();
+        let lacks = |pod: &&&Pod| {
+            let marked = pod.labels.contains_key(keys::SPECIFIED_DELETE) || named.contains(&pod.name);
+            pods::state(pod) == State::PreparingDelete || (!marked && !self.available(pod))
+        };
+        count(self.active.iter().filter(lacks).count() + self.unseen.len())
     }
 }
 

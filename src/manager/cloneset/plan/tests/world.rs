@@ -190,8 +190,10 @@ impl World {
     pub fn reconcile(&mut self) -> (Observed, Plan) {
         let now = self.now;
         self.failures.retain(|_, failure| failure.until > now);
-        self.settle_left();
-        let observed = self.observe();
+        let mut observed = self.observe();
+        // What is done is forgotten as each pass begins.
+        self.left.settle(&observed.pods);
+        observed.left = self.left.clone();
         let plan = plan(&observed, self.now);
         plan.acts.iter().for_each(|act| self.attempt(act));
         if let Some(status) = &plan.status {
