@@ -25,6 +25,8 @@ pub struct Limits {
     pub exclude_preparing_delete: bool,
     /// Whether raising `partition` takes Pods back.
     pub rollback: bool,
+    /// Whether the Pods are updated by somebody's deleting them, so that none are made ahead of that.
+    pub on_delete: bool,
 }
 
 impl Limits {
@@ -55,6 +57,7 @@ impl Limits {
             exclude_preparing_delete: switches.exclude_preparing_delete
                 || scale.is_some_and(|s| s.exclude_preparing_delete),
             rollback: switches.partition_rollback,
+            on_delete: on_delete(spec),
         }
     }
 }

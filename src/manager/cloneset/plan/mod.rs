@@ -19,8 +19,8 @@
 //! a hook marks Pods not ready; claims alone change nothing.
 //!
 //! Mended: `OnDelete` counts with the `maxUnavailable` of its `rollingUpdate`, which our CRD fills in for every type
-//! (20 %, rounded up); orphans are adopted; conditions of failures go when they are over; the progress deadline starts
-//! with the rollout; fractions of percents count; Pods that cannot be made do not stop deletions that are due; Pods
+//! (20 %, rounded up), and makes no Pods ahead of an update that is for others to begin; orphans are adopted;
+//! conditions of failures go when they are over; the progress deadline starts with the rollout; fractions of percents count; Pods that cannot be made do not stop deletions that are due; Pods
 //! that are both unavailable and marked for deletion count as unavailable when others are deleted; a Pod that is
 //! marked for deletion takes its place first among those to update, so that no other is taken for it; a Pod that is
 //! unavailable anyway is updated also while Pods are missing; claims that no Pod has wait for no Pod that is going;
@@ -124,7 +124,9 @@ fn forget_deleted(view: &View<'_>, draft: &mut Draft) {
     let Some(scale) = scale.filter(|scale| !scale.pods_to_delete.is_empty()) else {
         return;
     };
-    let names: BTreeSet<&str> = view.pods.iter().map(|pod| pod.name.as_str()).collect();
+    // Also those that are yet to be adopted: what somebody asked for of them holds when they are.
+    let active = view.observed.pods.iter().filter(|pod| pod.active());
+    let names: BTreeSet<&str> = active.map(|pod| pod.name.as_str()).collect();
     let there = |name: &&String| names.contains(name.as_str());
     let left: Vec<&String> = scale.pods_to_delete.iter().filter(there).collect();
     if left.len() == scale.pods_to_delete.len() {

@@ -137,7 +137,7 @@ fn surge(
         .min(specified);
     let for_deletion_old = (for_deletion - new.specified).max(0);
     let (mut for_update, mut for_update_old) = (0, 0);
-    if too_old.signum() * too_new.signum() < 0 {
+    if !limits.on_delete && too_old.signum() * too_new.signum() < 0 {
         let of_current = if too_old.abs() <= too_new.abs() {
             for_update = too_old.abs();
             too_old < 0

@@ -1,16 +1,14 @@
 //! Long random histories: whatever happens, limits are kept, and in the end there is what was asked for.
 
-use jiff::ToSpan;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use super::ends::{end, reached, rest};
 use super::happenings::{happen, happening};
 use super::rest::what_rests_needs_nothing;
-use super::world::{BACKUP, HOOK, World, owned};
+use super::world::{HOOK, World};
 use super::{deadline, limits};
-use crate::api::keys;
-use crate::manager::cloneset::plan::limits::{Limits, on_delete};
-use crate::manager::cloneset::plan::{Observed, Plan, Switches, plan};
+use crate::manager::cloneset::plan::{Plan, Switches, plan};
 
 pub(super) fn spec(hooks: bool, claims: bool) -> Value {
     let hook = json!({ "finalizersHandler": [HOOK] });
@@ -67,127 +65,6 @@ pub(super) fn pass(world: &mut World) -> Plan {
     planned
 }
 
-/// The world stops changing, and everybody does what is asked of them.
-fn rest(world: &mut World) {
-    world.refuse(false);
-    if world.set["spec"]["template"]["spec"]["containers"][0]["image"] == "app:bad" {
-        container(world, "image", json!("app:4"));
-    }
-    // Pods that keep an image which cannot be pulled are what a partition asks for, and never available.
-    if world
-        .revisions
-        .iter()
-        .any(|r| r.data["spec"]["template"]["spec"]["containers"][0]["image"] == "app:bad")
-    {
-        rolling(world, json!({ "partition": 0 }));
-    }
-    rolling(world, json!({ "paused": false }));
-    // What cannot be done in place waits for ever, as that policy asks for.
-    if world.set["spec"]["updateStrategy"]["rollingUpdate"]["podUpdatePolicy"] == "InPlaceOnly" {
-        rolling(world, json!({ "podUpdatePolicy": "InPlaceIfPossible" }));
-    }
-    world.edit(&json!({ "updateStrategy": { "type": "RollingUpdate" } }));
-    let spec = world.observe().set.spec.clone();
-    let limits = Limits::of(&spec, &world.switches);
-    if limits.unavailable == 0 && limits.surge == 0 {
-        rolling(world, json!({ "maxUnavailable": 1 }));
-    }
-
-    world.catch_up();
-    let mut last = Vec::new();
-    for _ in 0..600 {
-        let planned = pass(world);
-        let names: Vec<String> = world.pods.keys().cloned().collect();
-        let before = (world.pods.clone(), world.claims.clone());
-        for name in &names {
-            world.kubelet(name);
-            world.hook(name);
-        }
-        let quiet = planned.acts.is_empty() && planned.status.is_none() && planned.wake.is_none();
-        if quiet && before == (world.pods.clone(), world.claims.clone()) {
-            return;
-        }
-        last = planned.acts;
-        world.now = world.now.checked_add(3.seconds()).unwrap();
-    }
-    panic!("no end in sight: {last:?}\n{:#}", world.set);
-}
-
-/// There is what was asked for.
-fn reached(world: &World) {
-    let observed = world.observe();
-    let spec = &observed.set.spec;
-    let limits = Limits::of(spec, &observed.switches);
-    let status = observed.set.status.clone().unwrap();
-    let told = format!("{:#}\n{status:#?}", world.set["spec"]);
-    assert_eq!(i64::from(status.replicas), limits.replicas, "{told}");
-    assert_eq!(i64::from(status.available_replicas), limits.replicas, "{told}");
-    assert!(!on_delete(spec));
-    let one = observed.current == observed.update;
-    let updated = i64::from(status.updated_replicas);
-    let wanted = limits.replicas - limits.partition;
-    // Without roll-backs, a partition that was raised finds more of them.
-    let more = one || !limits.rollback;
-    assert!(
-        updated == wanted || (more && updated >= wanted),
-        "{updated} of {wanted} are updated: {told}"
-    );
-    if one {
-        assert_eq!(world.jobs, Vec::<String>::new(), "nothing is left to pull ahead");
-    }
-    let ours = |pod: &&Value| pod["metadata"]["ownerReferences"][0]["uid"] == "set";
-    let made = |pod: &&Value| ours(pod) && pod["metadata"]["labels"][keys::CLONESET_INSTANCE_ID].is_string();
-    if !spec.volume_claim_templates.is_empty() {
-        for pod in world.pods.values().filter(made) {
-            let claim = pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"]
-                .as_str()
-                .unwrap();
-            assert!(
-                owned(&world.claims[claim], "set"),
-                "a claim would go with its Pod, whoever deletes that"
-            );
-        }
-    }
-    no_claim_is_left(world, &observed);
-    for pod in world.pods.values().filter(made) {
-        assert_eq!(
-            pod["spec"]["ofOthers"], pod["metadata"]["uid"],
-            "a field was lost"
-        );
-        assert_eq!(pod["metadata"]["labels"][keys::LIFECYCLE_STATE], "Normal");
-    }
-}
-
-/// Every claim is a Pod's, unless claims are kept for later ones: of Pods that the CloneSet did not delete. Those that
-/// are somebody else's, too, are that one's alone in the end.
-fn no_claim_is_left(world: &World, observed: &Observed) {
-    let shared = world.claims.values().filter(|claim| claim["shared"] == true);
-    for claim in shared {
-        assert!(owned(claim, BACKUP), "another's claim was taken away: {claim}");
-    }
-    let owners = |claim: &Value| claim["metadata"]["ownerReferences"].as_array().cloned();
-    let theirs = |claim: &Value| owners(claim).unwrap().iter().all(|owner| owner["uid"] == BACKUP);
-    let ours: Vec<&Value> = world.claims.values().filter(|claim| !theirs(claim)).collect();
-    for claim in &ours {
-        let id = &claim["metadata"]["labels"][keys::CLONESET_INSTANCE_ID];
-        let id = id.as_str().unwrap();
-        assert!(
-            !world.spent.contains(id),
-            "its Pod was deleted, and it was not: {claim}"
-        );
-    }
-    let strategy = observed.set.spec.scale_strategy.as_ref();
-    if strategy.is_some_and(|s| s.enable_pvc_reuse) {
-        return;
-    }
-    for claim in ours {
-        let id = claim["metadata"]["labels"][keys::CLONESET_INSTANCE_ID]
-            .as_str()
-            .unwrap();
-        assert!(world.pods.contains_key(&format!("s-{id}")), "nobody has {claim}");
-    }
-}
-
 /// A quarter of the usual number of cases (`PROPTEST_CASES`): each is a long history.
 fn config() -> ProptestConfig {
     let usual = ProptestConfig::default();
@@ -224,6 +101,7 @@ proptest! {
         two in any::<bool>(),
         deadline in prop::option::of(1_i32..60),
         switches in switches(),
+        end in end(),
         history in prop::collection::vec(happening(), 1..120),
     ) {
         let mut spec = spec(hooks, claims);
@@ -237,7 +115,7 @@ proptest! {
         for one in &history {
             happen(&mut world, one);
         }
-        rest(&mut world);
-        reached(&world);
+        let at_first = rest(&mut world, end);
+        reached(&world, end, &at_first);
     }
 }

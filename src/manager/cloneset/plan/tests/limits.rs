@@ -9,6 +9,7 @@ use super::cases::{kubelets, settle};
 use super::histories::{container, rolling, spec};
 use super::partition;
 use super::world::World;
+use crate::api::cloneset::PodUpdateStrategyType as Policy;
 use crate::api::keys;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::Pod;
@@ -97,6 +98,12 @@ impl Pass<'_> {
         self.observed.set.spec.lifecycle.as_ref().and_then(of)
     }
 
+    /// Whether Pods may be updated at all.
+    fn updates(&self) -> bool {
+        let spec = &self.observed.set.spec;
+        !on_delete(spec) && !spec.rolling_update().is_some_and(|r| r.paused)
+    }
+
     fn pod(&self, uid: &str) -> &Pod {
         self.active.iter().find(|p| p.uid == uid).unwrap()
     }
@@ -113,10 +120,19 @@ impl Pass<'_> {
             }
             Act::PatchPod { uid, why, .. } if !matches!(why, Why::Adopt | Why::Release) => {
                 let pod = self.pod(uid);
+                let rolling = self.observed.set.spec.rolling_update();
                 let out = matches!(why, Why::UpdateInPlace | Why::PrepareUpdate | Why::PrepareDelete);
                 let update = matches!(why, Why::UpdateInPlace | Why::PrepareUpdate | Why::UpdateReCreate);
-                let by_others = on_delete(&self.observed.set.spec);
-                assert!(!(update && by_others), "{why:?} of a Pod under OnDelete");
+                assert!(
+                    !update || self.updates(),
+                    "{why:?} of a Pod under OnDelete, or while paused"
+                );
+                let only = rolling.and_then(|r| r.pod_update_policy.as_ref()) == Some(&Policy::InPlaceOnly);
+                let marks = *why == Why::UpdateReCreate;
+                assert!(
+                    !(marks && only),
+                    "a Pod is to give way to another under InPlaceOnly"
+                );
                 taken.lost += i64::from(out && self.available(pod));
                 if *why == Why::UpdateInPlace {
                     let held = pods::hooked(self.hook(|l| l.in_place_update.as_ref()), pod);

@@ -2,6 +2,7 @@
 mod bounded;
 mod cases;
 mod deadline;
+mod ends;
 mod faults;
 mod happenings;
 mod histories;

@@ -1,0 +1,378 @@
+//! How a history ends: the world stops changing, something is asked for, and that is what there is in the end.
+
+use std::collections::BTreeMap;
+
+use jiff::ToSpan;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::cases::{condition, settle};
+use super::histories::{container, pass, rolling, spec};
+use super::world::{BACKUP, World, owned};
+use crate::api::cloneset::CloneSetStatus;
+use crate::api::keys;
+use crate::in_place::{Options, Pod, Revision, spec as engine};
+use crate::manager::cloneset::plan::limits::Limits;
+use crate::manager::cloneset::plan::{Act, Observed, pods};
+
+/// What is asked for in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// An update, in place or not.
+    Updated,
+    /// An update in place, and nothing else.
+    InPlace,
+    /// That Pods be made and deleted as they are; those that want another delete it.
+    OnDelete,
+    /// The same, for a while.
+    Paused,
+}
+
+pub(super) fn end() -> impl Strategy<Value = End> {
+    prop_oneof![4 => Just(End::Updated), 2 => Just(End::InPlace), 1 => Just(End::OnDelete), 1 => Just(End::Paused)]
+}
+
+/// The Pods of a time.
+pub(super) struct Kept {
+    /// The label of the revision that each of ours has which nobody wants to be deleted, by its UID.
+    labels: BTreeMap<String, Option<String>>,
+    /// How many were nobody's, and may become ours.
+    strays: usize,
+}
+
+/// The world stops changing, and everybody does what is asked of them. Returns the Pods that there were when it began to.
+pub(super) fn rest(world: &mut World, end: End) -> Kept {
+    world.catch_up();
+    ask(world, end);
+    let at_first = kept(&world.observe());
+    let mut last = Vec::new();
+    for _ in 0..600 {
+        let planned = pass(world);
+        let names: Vec<String> = world.pods.keys().cloned().collect();
+        let before = (world.pods.clone(), world.claims.clone());
+        for name in &names {
+            world.kubelet(name);
+            world.hook(name);
+        }
+        let quiet = planned.acts.is_empty() && planned.status.is_none() && planned.wake.is_none();
+        if quiet && before == (world.pods.clone(), world.claims.clone()) {
+            return at_first;
+        }
+        last = planned.acts;
+        world.now = world.now.checked_add(3.seconds()).unwrap();
+    }
+    panic!("no end in sight: {last:?}\n{:#}", world.set);
+}
+
+fn image(template: &Value) -> &Value {
+    &template["spec"]["containers"][0]["image"]
+}
+
+/// Asks for what can be, and for `end`.
+fn ask(world: &mut World, end: End) {
+    world.refuse(false);
+    if image(&world.set["spec"]["template"]) == "app:bad" {
+        container(world, "image", json!("app:4"));
+    }
+    let bad = |data: &Value| image(&data["spec"]["template"]) == "app:bad";
+    let bad: Vec<String> = world
+        .revisions
+        .iter()
+        .filter(|r| bad(&r.data))
+        .map(|r| r.name.clone())
+        .collect();
+    // Pods that keep an image which cannot be pulled are what a partition asks for, and never available.
+    if !bad.is_empty() {
+        rolling(world, json!({ "partition": 0 }));
+    }
+    rolling(world, json!({ "paused": end == End::Paused }));
+    match end {
+        // What cannot be done in place would wait for ever, as that policy asks for.
+        End::Updated if policy(world) == "InPlaceOnly" => {
+            rolling(world, json!({ "podUpdatePolicy": "InPlaceIfPossible" }));
+        }
+        // Pods beyond those asked for would help nobody, and are refused at admission.
+        End::InPlace => rolling(world, json!({ "podUpdatePolicy": "InPlaceOnly", "maxSurge": 0 })),
+        _ => {}
+    }
+    let type_ = if end == End::OnDelete {
+        "OnDelete"
+    } else {
+        "RollingUpdate"
+    };
+    world.edit(&json!({ "updateStrategy": { "type": type_ } }));
+    let spec = world.observe().set.spec.clone();
+    let limits = Limits::of(&spec, &world.switches);
+    if limits.unavailable == 0 && limits.surge == 0 {
+        rolling(world, json!({ "maxUnavailable": 1 }));
+    }
+    if end != End::Updated {
+        // Only another Pod mends these, and that is somebody's to ask for. So with those that were prepared for an
+        // update which they cannot have.
+        let prepared = |pod: &Pod| end == End::InPlace && pods::state(pod).as_str() == "PreparingUpdate";
+        for pod in &world.observe().pods {
+            if prepared(pod) || bad.iter().any(|revision| pods::at(pod, revision)) {
+                world.delete(&pod.name);
+            }
+        }
+    }
+}
+
+fn policy(world: &World) -> &Value {
+    &world.set["spec"]["updateStrategy"]["rollingUpdate"]["podUpdatePolicy"]
+}
+
+fn ours(pod: &Pod) -> bool {
+    pod.active() && pod.controller.as_deref() == Some("set") && pod.labels["app"] == "x"
+}
+
+/// Whether somebody asked for its deletion, or the update did.
+fn marked(observed: &Observed, pod: &Pod) -> bool {
+    let strategy = observed.set.spec.scale_strategy.iter();
+    let mut named = strategy.flat_map(|s| &s.pods_to_delete);
+    pod.labels.contains_key(keys::SPECIFIED_DELETE) || named.any(|name| *name == pod.name)
+}
+
+fn kept(observed: &Observed) -> Kept {
+    let label = |pod: &Pod| pod.labels.get(keys::CONTROLLER_REVISION_HASH).cloned();
+    let stays = |pod: &&Pod| {
+        let preparing = pods::state(pod).as_str() == "PreparingDelete";
+        ours(pod) && !preparing && !marked(observed, pod)
+    };
+    let all = || observed.pods.iter().map(AsRef::as_ref);
+    let labels = all().filter(stays).map(|pod| (pod.uid.clone(), label(pod)));
+    Kept {
+        labels: labels.collect(),
+        strays: all().filter(|pod| pod.controller.is_none()).count(),
+    }
+}
+
+/// There is what was asked for.
+pub(super) fn reached(world: &World, end: End, at_first: &Kept) {
+    let observed = world.observe();
+    let limits = Limits::of(&observed.set.spec, &observed.switches);
+    let status = observed.set.status.clone().unwrap();
+    let told = format!("{end:?}: {:#}\n{status:#?}", world.set["spec"]);
+    match end {
+        End::Paused => as_far_as_the_prepared_let(&observed, &limits, &status, &told),
+        _ => {
+            assert_eq!(i64::from(status.replicas), limits.replicas, "{told}");
+            assert_eq!(i64::from(status.available_replicas), limits.replicas, "{told}");
+            let marked = observed
+                .pods
+                .iter()
+                .find(|pod| ours(pod) && marked(&observed, pod));
+            assert_eq!(marked, None, "it was to be deleted: {told}");
+        }
+    }
+    let missing = lacking(&observed, &limits, &status);
+    match end {
+        End::Updated => assert_eq!(missing, 0, "{told}"),
+        End::InPlace => stuck(world, &observed, missing, &told),
+        End::OnDelete | End::Paused => {}
+    }
+    if end != End::Updated {
+        stayed(&observed, &limits, end, at_first, &told);
+    }
+    if observed.current == observed.update {
+        assert_eq!(world.jobs, Vec::<String>::new(), "nothing is left to pull ahead");
+    }
+    pods_are_whole(world, end);
+    no_claim_is_left(world, &observed);
+}
+
+/// Pods that were prepared for an update may wait for it as long as it is paused, and for so long the limits may not
+/// allow for more.
+fn as_far_as_the_prepared_let(observed: &Observed, limits: &Limits, status: &CloneSetStatus, told: &str) {
+    let (there, available) = (i64::from(status.replicas), i64::from(status.available_replicas));
+    let ours = || observed.pods.iter().filter(|pod| ours(pod));
+    let prepared = |pod: &&std::sync::Arc<Pod>| pods::state(pod).as_str() == "PreparingUpdate";
+    let prepared = i64::try_from(ours().filter(prepared).count()).unwrap();
+    assert_eq!(available, there - prepared, "{told}");
+    let kept = available <= limits.replicas - limits.unavailable;
+    let marked = ours().find(|pod| marked(observed, pod));
+    assert!(kept || marked.is_none(), "{marked:?} was to be deleted: {told}");
+    assert!(kept || there <= limits.replicas, "{told}");
+    let none_made = prepared >= limits.scale_unavailable;
+    assert!(none_made || there >= limits.replicas, "{told}");
+}
+
+/// How many Pods are still to be updated; below 0, to be taken back.
+fn lacking(observed: &Observed, limits: &Limits, status: &CloneSetStatus) -> i64 {
+    let missing = limits.replicas - limits.partition - i64::from(status.updated_replicas);
+    // Without roll-backs, a partition that was raised finds more of them.
+    let rollback = limits.rollback && observed.current != observed.update;
+    if rollback { missing } else { missing.max(0) }
+}
+
+/// As many Pods as cannot be updated in place, or taken back, are missing at most, and the status says so.
+fn stuck(world: &World, observed: &Observed, missing: i64, told: &str) {
+    let to = match missing {
+        0 => return,
+        1.. => &observed.update,
+        _ => &observed.current,
+    };
+    let on = |pod: &&std::sync::Arc<Pod>| ours(pod) && pods::at(pod, &observed.update) == (missing < 0);
+    let cannot = observed
+        .pods
+        .iter()
+        .filter(on)
+        .filter(|pod| !in_place(observed, pod, to));
+    let cannot = i64::try_from(cannot.count()).unwrap();
+    assert!(
+        missing.abs() <= cannot,
+        "{missing} are missing, of which {cannot} cannot be: {told}"
+    );
+    for type_ in ["FailedUpdate", "Progressing"] {
+        let said = condition(world, type_).map(|c| c.message).unwrap_or_default();
+        assert!(said.contains("policy is InPlaceOnly"), "{type_}: {said:?}");
+    }
+}
+
+/// Whether the engine can lead a Pod to a revision.
+fn in_place(observed: &Observed, pod: &Pod, to: &str) -> bool {
+    let options = Options {
+        env_from_metadata: observed.switches.env_from_metadata,
+        vertical: observed.switches.vertical,
+        recreate_for_claims: false,
+        grace_seconds: 0,
+    };
+    let find = |which: &dyn Fn(&str) -> bool| {
+        let found = observed.revisions.iter().find(|r| which(&r.name));
+        found.map(|r| Revision {
+            name: &r.name,
+            data: &r.data,
+            claims: r.claims.as_deref(),
+        })
+    };
+    let (old, new) = (find(&|name| pods::at(pod, name)), find(&|name| name == to));
+    old.zip(new)
+        .is_some_and(|(old, new)| engine::spec(&old, &new, &options).is_ok())
+}
+
+/// No Pod gave way to another one, unless that was there and became ours; and none was changed that was to stay as it
+/// was.
+fn stayed(observed: &Observed, limits: &Limits, end: End, at_first: &Kept, told: &str) {
+    let (before, now) = (&at_first.labels, kept(observed).labels);
+    let gone = before.keys().filter(|uid| !now.contains_key(*uid)).count();
+    let wanted = usize::try_from(limits.replicas).unwrap();
+    assert!(
+        gone <= before.len().saturating_sub(wanted) + at_first.strays,
+        "{gone} of {} Pods are gone: {told}",
+        before.len()
+    );
+    let mut both = now
+        .iter()
+        .filter_map(|(uid, label)| Some((label, before.get(uid)?)));
+    let changed = both.find(|(now, before)| now != before);
+    assert!(
+        end == End::InPlace || changed.is_none(),
+        "{changed:?} was updated: {told}"
+    );
+}
+
+/// Pods that we made have all that they are to have, and nothing was lost that we do not know.
+fn pods_are_whole(world: &World, end: End) {
+    let made = |pod: &&Value| {
+        let ours = pod["metadata"]["ownerReferences"][0]["uid"] == "set";
+        ours && pod["metadata"]["labels"][keys::CLONESET_INSTANCE_ID].is_string()
+    };
+    let claims = world.set["spec"]["volumeClaimTemplates"].as_array().unwrap();
+    for pod in world.pods.values().filter(made) {
+        assert_eq!(
+            pod["spec"]["ofOthers"], pod["metadata"]["uid"],
+            "a field was lost"
+        );
+        let state = &pod["metadata"]["labels"][keys::LIFECYCLE_STATE];
+        let waits = end == End::Paused && state == "PreparingUpdate";
+        assert!(waits || state == "Normal", "{state}");
+        if !claims.is_empty() {
+            let claim = &pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"];
+            assert!(
+                owned(&world.claims[claim.as_str().unwrap()], "set"),
+                "a claim would go with its Pod, whoever deletes that"
+            );
+        }
+    }
+}
+
+/// Every claim is a Pod's, unless claims are kept for later ones: of Pods that the CloneSet did not delete. Those that
+/// are somebody else's, too, are that one's alone in the end.
+fn no_claim_is_left(world: &World, observed: &Observed) {
+    let shared = world.claims.values().filter(|claim| claim["shared"] == true);
+    for claim in shared {
+        assert!(owned(claim, BACKUP), "another's claim was taken away: {claim}");
+    }
+    let owners = |claim: &Value| claim["metadata"]["ownerReferences"].as_array().cloned();
+    let theirs = |claim: &Value| owners(claim).unwrap().iter().all(|owner| owner["uid"] == BACKUP);
+    let ours: Vec<&Value> = world.claims.values().filter(|claim| !theirs(claim)).collect();
+    for claim in &ours {
+        let id = &claim["metadata"]["labels"][keys::CLONESET_INSTANCE_ID];
+        let id = id.as_str().unwrap();
+        assert!(
+            !world.spent.contains(id),
+            "its Pod was deleted, and it was not: {claim}"
+        );
+    }
+    let strategy = observed.set.spec.scale_strategy.as_ref();
+    if strategy.is_some_and(|s| s.enable_pvc_reuse) {
+        return;
+    }
+    for claim in ours {
+        let id = claim["metadata"]["labels"][keys::CLONESET_INSTANCE_ID]
+            .as_str()
+            .unwrap();
+        assert!(world.pods.contains_key(&format!("s-{id}")), "nobody has {claim}");
+    }
+}
+
+/// Somebody else is to delete the old ones, and may never do it.
+#[test]
+fn nothing_is_made_ahead_of_an_update_that_is_for_others() {
+    let mut world = World::new(spec(false, false));
+    rolling(&mut world, json!({ "maxSurge": 2, "maxUnavailable": 0 }));
+    world.edit(&json!({ "updateStrategy": { "type": "OnDelete" } }));
+    settle(&mut world);
+    container(&mut world, "image", json!("app:2"));
+    settle(&mut world);
+    assert_eq!(world.set["status"]["replicas"], 5);
+    // A deletion that somebody asked for still gets its place beforehand.
+    let name = world.pods.keys().next().unwrap().clone();
+    world.edit(&json!({ "scaleStrategy": { "podsToDelete": [name] } }));
+    let (_, plan) = world.reconcile();
+    assert!(
+        matches!(plan.acts[..], [Act::CreatePod { .. }]),
+        "{:?}",
+        plan.acts
+    );
+    settle(&mut world);
+    assert!(!world.pods.contains_key(&name));
+    assert_eq!(
+        (
+            &world.set["status"]["replicas"],
+            &world.set["status"]["updatedReplicas"]
+        ),
+        (&json!(5), &json!(1))
+    );
+}
+
+/// Its name must not be forgotten while it is nobody's.
+#[test]
+fn a_pod_that_is_to_be_deleted_is_so_once_it_is_ours() {
+    let mut world = World::new(spec(false, false));
+    settle(&mut world);
+    let container = json!({ "name": "app", "image": "app:1" });
+    let stray = json!({
+        "metadata": { "labels": { "app": "x" }, "ownerReferences": [] }, "spec": { "containers": [container] },
+    });
+    world.create("stray", stray);
+    let there: Vec<String> = world.pods.keys().cloned().collect();
+    world.edit(&json!({ "scaleStrategy": { "podsToDelete": ["stray"] } }));
+    settle(&mut world);
+    let left: Vec<&String> = world.pods.keys().collect();
+    assert_eq!(
+        left,
+        there.iter().filter(|name| *name != "stray").collect::<Vec<_>>()
+    );
+    assert_eq!(world.set["spec"]["scaleStrategy"]["podsToDelete"], Value::Null);
+}
