@@ -63,8 +63,10 @@ pub(super) enum Happening {
     Refusing(bool),
 }
 
-/// What may happen, and how often. Numbers choose among what there is.
-const KINDS: [(u8, fn(u8) -> Happening); 38] = {
+/// How often something happens, and what it is; a number chooses among what there is.
+type Kind = (u8, fn(u8) -> Happening);
+
+const KINDS: [Kind; 38] = {
     use Happening::*;
     [
         (12, |n| Reconcile(n % 3 + 1)),
