@@ -1,6 +1,7 @@
 //! CloneSets: the manager's program, as its service account, on a real API server. kubelet is played by the tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod ahead;
 mod apart;
 mod busy;
 mod changed;

@@ -217,6 +217,15 @@ async fn clonesets_with_mistakes_are_refused_in_words() {
 }
 
 #[tokio::test]
+async fn a_deadline_that_stands_for_none_is_taken_whatever_is_asked_of_pods() {
+    let none = json!({ "minReadySeconds": i32::MAX, "progressDeadlineSeconds": i32::MAX });
+    for (version, name) in [(BETA, "no-deadline-beta"), (ALPHA, "no-deadline-alpha")] {
+        let made = create(&sets(version).await, set(version, name, none.clone())).await;
+        assert_eq!(made.unwrap()["spec"]["progressDeadlineSeconds"], i32::MAX);
+    }
+}
+
+#[tokio::test]
 async fn what_is_absent_is_filled_in() {
     let (alpha, beta) = (sets(ALPHA).await, sets(BETA).await);
     let made = create(&beta, set(BETA, "filled-in", json!({}))).await.unwrap();

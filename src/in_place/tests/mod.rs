@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod batches;
+mod legacy;
 mod overtaken;
 mod proofs;
 mod sizes;

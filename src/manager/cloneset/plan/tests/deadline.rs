@@ -135,3 +135,18 @@ fn what_was_too_late_and_came_to_its_end_has_its_time_anew() {
     rolling(&mut world, json!({ "partition": 0 }));
     a_minute_is_left(&mut world, "the rest");
 }
+
+#[test]
+fn the_greatest_number_is_no_deadline() {
+    let mut world = with_a_minute();
+    world.edit(&json!({ "progressDeadlineSeconds": i32::MAX }));
+    container(&mut world, "image", json!("app:bad"));
+    world.reconcile();
+    kubelets(&mut world);
+    world.reconcile();
+    assert_eq!(pass_after(&mut world, HOUR), None, "nothing is due");
+    // That many seconds are 68 years.
+    pass_after(&mut world, SignedDuration::from_secs(i64::from(i32::MAX) + 1));
+    assert_eq!(reason(&world), "CloneSetUpdated");
+    assert_eq!(condition(&world, "Progressing").unwrap().status, "True");
+}

@@ -1,4 +1,5 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod ahead;
 mod bounded;
 mod cases;
 mod deadline;
@@ -7,6 +8,7 @@ mod faults;
 mod happenings;
 mod histories;
 mod hooks;
+mod ids;
 mod limits;
 mod node;
 mod numbers;
