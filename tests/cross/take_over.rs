@@ -15,7 +15,7 @@ use xtask::cluster::{Component, NODE_NAME, wait};
 
 use crate::bed::{Bed, PATIENCE, create};
 use crate::manager::Manager;
-use crate::{rollout, work};
+use crate::{halves, rollout, work};
 
 async fn holder(bed: &Bed) -> String {
     let leases: Api<Lease> = Api::namespaced(bed.client.clone(), "kruise-system");
@@ -109,8 +109,10 @@ async fn ours_takes_the_place_of_the_go_implementation_and_gives_it_back() {
     work::succeeds(&bed, "theirs", "busybox:1.36", json!({})).await;
     work::recreates(&bed, "theirs").await;
     let rolling = rollout::begins(&bed, "theirs").await;
+    let halves = halves::begin(&bed, "theirs").await;
     let (mut manager, mut daemon) = ours_takes_over(&bed, manager, daemon).await;
     rollout::ends(&bed, rolling).await;
+    halves::end(&bed, halves).await;
 
     bed.deploy("apply", "default");
     work::recreates(&bed, "ours").await;
@@ -119,11 +121,13 @@ async fn ours_takes_the_place_of_the_go_implementation_and_gives_it_back() {
     only_our_webhooks(&bed).await;
     paused(&bed, "back").await;
     let rolling = rollout::begins(&bed, "back").await;
+    let halves = halves::begin(&bed, "back").await;
     let midway = work::begins(&bed, "midway-back").await;
     manager.stop().unwrap();
     daemon.stop().unwrap();
     theirs_comes_back(&bed).await;
     rollout::ends(&bed, rolling).await;
+    halves::end(&bed, halves).await;
     goes_on(&bed, "back").await;
     work::recreated(&bed, &midway).await;
     work::recreates(&bed, "back").await;

@@ -13,7 +13,7 @@ use crate::bed::{Bed, create};
 const IMAGE: &str = "busybox:1.36";
 
 /// What is told of a Pod, by the names of its containers, if it is of those that run.
-fn told(pod: &Pod) -> Option<Vec<RuntimeContainerMeta>> {
+pub fn told(pod: &Pod) -> Option<Vec<RuntimeContainerMeta>> {
     let text = pod.annotations().get("apps.kruise.io/runtime-containers-meta")?;
     let set: RuntimeContainerMetaSet = serde_json::from_str(text).ok()?;
     let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
