@@ -168,16 +168,20 @@ async fn half_done(bed: &Bed, half: &Half) {
         .await;
 }
 
-/// Gives the updates what they wait for, and sees whoever is there now end them.
-pub async fn end(bed: &Bed, halves: Vec<Half>) {
+/// Gives the updates what they wait for. kubelet looks for a missing image after 10, 20, 40 seconds and so on.
+pub async fn let_go(bed: &Bed, halves: &[Half]) {
     let term = Image::busybox().script("trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done");
-    for half in &halves {
+    for half in halves {
         half_done(bed, half).await;
         bed.node.runtime.registry.push(&half.image, &term).unwrap();
         if half.kind == Kind::Grace {
             its_time_has_passed(bed, half).await;
         }
     }
+}
+
+/// Sees whoever is there now end them.
+pub async fn end(bed: &Bed, halves: Vec<Half>) {
     for half in halves {
         bed.until(bed.api::<CloneSet>(), &half.set, "updated", updated)
             .await;

@@ -111,6 +111,7 @@ async fn ours_takes_the_place_of_the_go_implementation_and_gives_it_back() {
     let rolling = rollout::begins(&bed, "theirs").await;
     let halves = halves::begin(&bed, "theirs").await;
     let (mut manager, mut daemon) = ours_takes_over(&bed, manager, daemon).await;
+    halves::let_go(&bed, &halves).await;
     rollout::ends(&bed, rolling).await;
     halves::end(&bed, halves).await;
 
@@ -126,6 +127,7 @@ async fn ours_takes_the_place_of_the_go_implementation_and_gives_it_back() {
     manager.stop().unwrap();
     daemon.stop().unwrap();
     theirs_comes_back(&bed).await;
+    halves::let_go(&bed, &halves).await;
     rollout::ends(&bed, rolling).await;
     halves::end(&bed, halves).await;
     goes_on(&bed, "back").await;
