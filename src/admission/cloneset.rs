@@ -199,9 +199,14 @@ fn pre_download(set: &Value) -> Vec<String> {
     let said = keys::PRE_DOWNLOAD.map(|(field, key)| (field, key, said(field, key)));
     let bad = said.into_iter().filter(|(_, key, value)| !number(key, value));
     bad.map(|(field, key, value)| {
+        let share = if key == keys::IMAGE_PRE_DOWNLOAD_MIN_UPDATED_READY_PODS {
+            "; a percentage, such as 20%, as that annotation in any version"
+        } else {
+            ""
+        };
         format!(
             "{field} is {value}, so images may not be pulled ahead; give a number, 0 or greater (in v1alpha1 as \
-             annotation {key})"
+             annotation {key}{share})"
         )
     })
     .collect()

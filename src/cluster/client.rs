@@ -5,16 +5,15 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
-use http::header::RETRY_AFTER;
 use http::{HeaderValue, Request, Response};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use kube::client::retry::RetryPolicy;
 use kube::client::{Body, ConfigExt};
 use kube::config::{Config, KubeConfigOptions, Kubeconfig};
-use tower::retry::{Policy, RetryLayer};
+use tower::retry::RetryLayer;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
 
+use super::busy::{Briefly, Told};
 use super::fence::Connector;
 use super::{Clock, Error, Fence};
 
@@ -70,6 +69,7 @@ fn stack(config: &Config, clock: Clock, fence: Option<Fence>) -> Result<kube::Cl
     let tls = config.rustls_https_connector_with_connector(Connector { inner: tcp, fence })?;
     let http = hyper_util::client::legacy::Builder::new(TokioExecutor::new()).build::<_, Body>(tls);
     let service = ServiceBuilder::new()
+        .layer(Told)
         .layer(LearnTime { clock })
         .layer(config.base_uri_layer())
         .layer(RetryLayer::new(Briefly::new()))
@@ -96,46 +96,6 @@ async fn load(options: &Options) -> Result<Config, Error> {
     Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
         .await
         .map_err(|e| Error::Config(format!("kubeconfig {}: {e}", path.display())))
-}
-
-/// Asks again what the API server was too busy for a moment. What takes longer is for those who asked: they have
-/// deadlines, and know what can wait.
-#[derive(Clone)]
-struct Briefly(RetryPolicy);
-
-/// Times that a request is sent again.
-const AGAIN: u32 = 3;
-/// Pause before the first of them; it doubles.
-const PAUSE: Duration = Duration::from_millis(50);
-/// A longer pause is not made here, even if the API server asks for one.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-
-impl Briefly {
-    fn new() -> Self {
-        Self(RetryPolicy::new(PAUSE, LONGEST_PAUSE, AGAIN, true).unwrap_or_default())
-    }
-}
-
-impl<B> Policy<Request<Body>, Response<B>, BoxError> for Briefly {
-    type Future = tokio::time::Sleep;
-
-    fn retry(
-        &mut self,
-        request: &mut Request<Body>,
-        result: &mut Result<Response<B>, BoxError>,
-    ) -> Option<Self::Future> {
-        let answer = result.as_ref().ok()?;
-        let asked = answer.headers().get(RETRY_AFTER).and_then(|s| s.to_str().ok());
-        let asked = asked.and_then(|seconds| seconds.parse().ok());
-        if asked.is_some_and(|seconds| Duration::from_secs(seconds) > LONGEST_PAUSE) {
-            return None;
-        }
-        self.0.retry(request, result)
-    }
-
-    fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
-        Policy::<_, Response<B>, BoxError>::clone_request(&mut self.0, request)
-    }
 }
 
 /// Hands the `Date` header of every answer to the clock.

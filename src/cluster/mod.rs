@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+mod busy;
 pub mod client;
 pub mod clock;
 mod error;

@@ -95,14 +95,28 @@ pub fn begin(
         no_grace(pod, &mut patch);
         writes.extend(change(pod, spec, &mut fresh, &mut patch, now));
     }
+    writes.push(stated(pod, patch, &fresh));
+    writes
+}
+
+/// The change of the Pod with the state of its update.
+///
+/// Where an update overtakes another, it is part of its proof that kubelet has seen a generation after the recorded one,
+/// so that must be the Pod's: the change is refused where somebody was quicker.
+fn stated(pod: &Pod, mut patch: Value, state: &InPlaceUpdateState) -> Write {
     annotate(
         pod,
         &mut patch,
         keys::IN_PLACE_UPDATE_STATE,
-        Some(&json_text(&fresh)),
+        Some(&json_text(state)),
     );
-    writes.push(Write::new(Target::Pod, pod, patch));
-    writes
+    let write = Write::new(Target::Pod, pod, patch);
+    let mut records = state.last_container_statuses.values();
+    if records.any(|record| record.superseded) {
+        write.guarded(pod)
+    } else {
+        write
+    }
 }
 
 /// What an update that did not end leaves to the next one: the records of containers that are yet to be replaced,
@@ -146,13 +160,7 @@ pub fn go_on(pod: &Pod, spec: &Spec, mut state: InPlaceUpdateState, now: Timesta
     let mut writes: Vec<Write> = change(pod, spec, &mut state, &mut patch, now)
         .into_iter()
         .collect();
-    annotate(
-        pod,
-        &mut patch,
-        keys::IN_PLACE_UPDATE_STATE,
-        Some(&json_text(&state)),
-    );
-    writes.push(Write::new(Target::Pod, pod, patch));
+    writes.push(stated(pod, patch, &state));
     writes
 }
 

@@ -46,11 +46,18 @@ impl Write {
         }
     }
 
-    /// The patch as it is to be sent after a write that came to `stored`. A resize raises the Pod's generation, and so
-    /// may anybody; what is recorded here is recorded as of then, or kubelet would seem to have seen a change that is
-    /// yet to be made.
+    /// The patch as it is to be sent after a write that came to `stored`. A resize raises the Pod's generation; what is
+    /// recorded here is recorded as of then, or kubelet would seem to have seen a change that is yet to be made.
     #[must_use]
     pub fn after(&self, stored: &Pod) -> Cow<'_, Value> {
+        let mut patch = self.recorded_after(stored);
+        if self.patch["metadata"]["resourceVersion"].is_string() {
+            patch.to_mut()["metadata"]["resourceVersion"] = json!(stored.resource_version);
+        }
+        patch
+    }
+
+    fn recorded_after(&self, stored: &Pod) -> Cow<'_, Value> {
         const STATE: [&str; 3] = ["metadata", "annotations", keys::IN_PLACE_UPDATE_STATE];
         let state = STATE.iter().try_fold(&self.patch, |at, key| at.get(key));
         let state = state.filter(|_| stored.generation > self.generation);

@@ -14,7 +14,12 @@ async fn what_the_api_server_is_too_busy_for_is_told_and_done_when_it_is_not() {
     // More often than a request is sent again at once.
     bed.proxy.lose("busy", "create pods", Loss::Busy, 1, 12);
     field.set("web", json!({ "replicas": 3 })).await;
-    let set = says(&field, "FailedScale", "Too many requests").await;
+    let set = says(
+        &field,
+        "FailedScale",
+        "too many requests, and it asks to try again after 1 s",
+    )
+    .await;
     let failed = said(&set, "FailedScale");
     assert!(failed.ends_with("(HTTP 429)"), "{failed}");
     let set = field.settled("web").await;

@@ -7,11 +7,11 @@ use crate::lost::shared;
 use crate::proxy::Loss;
 use crate::waits;
 
-/// So many Pods are written to at a time; tests beside may need a few of the places.
+/// So many Pods are written to at a time at least: half of what the manager has places for, as tests beside need some.
 const AT_ONCE: usize = 32;
-/// There are more than that.
+/// There are more of them than are written to at once.
 const PODS: usize = 200;
-/// So many deletions are under way at most, and a few more may be before the news is taken in.
+/// All places, and the few that may be taken again before the news is taken in.
 const UNDER_WAY: usize = 100;
 
 #[tokio::test]

@@ -35,6 +35,7 @@ impl Kubelet {
             daemon: false,
         };
         kubelet.pod["metadata"]["generation"] = json!(1);
+        kubelet.pod["metadata"]["resourceVersion"] = json!("1");
         kubelet.pod["spec"]["containers"][0]["resources"] = cpu("1");
         kubelet.report();
         kubelet
@@ -43,6 +44,31 @@ impl Kubelet {
     /// The workload gives the Pod another image.
     fn update(&mut self, image: &str) {
         self.change(&images(&[("main", image)]), false);
+    }
+
+    /// The same, when somebody else has changed the Pod and the workload has yet to hear of it; the kubelet has.
+    fn update_late(&mut self, image: &str) {
+        let spec = images(&[("main", image)]);
+        let seen = Pod::of(&self.pod);
+        self.stored(true);
+        self.sync();
+        let writes = patch::begin(&seen, &spec, &Map::new(), &Map::new(), at(0));
+        if !self.send(&writes, false) {
+            // It looks again.
+            self.change(&spec, false);
+        }
+    }
+
+    /// The API server has stored the Pod anew.
+    fn stored(&mut self, other: bool) {
+        let metadata = &mut self.pod["metadata"];
+        let version: u64 = metadata["resourceVersion"]
+            .as_str()
+            .map_or(0, |v| v.parse().unwrap());
+        metadata["resourceVersion"] = json!((version + 1).to_string());
+        if other {
+            metadata["generation"] = json!(metadata["generation"].as_i64().unwrap() + 1);
+        }
     }
 
     /// It gives it another image and other resources; the kubelet may come in between.
@@ -56,22 +82,29 @@ impl Kubelet {
     /// The API server takes one write after the other, and counts those that change the spec.
     fn change(&mut self, spec: &Spec, between: bool) {
         let writes = patch::begin(&Pod::of(&self.pod), spec, &Map::new(), &Map::new(), at(0));
+        assert!(self.send(&writes, between), "nobody was quicker");
+    }
+
+    /// Whether all of it was taken; where the Pod is another than was asked for, it is not.
+    fn send(&mut self, writes: &[Write], between: bool) -> bool {
         let mut answer = None;
-        for write in &writes {
+        for write in writes {
             let before = self.pod["spec"].clone();
             let patch = answer
                 .as_ref()
                 .map_or(Cow::Borrowed(&write.patch), |pod| write.after(pod));
-            apply(&mut self.pod, &patch);
-            if self.pod["spec"] != before {
-                let generation = self.pod["metadata"]["generation"].as_i64().unwrap();
-                self.pod["metadata"]["generation"] = json!(generation + 1);
+            let asked = &patch["metadata"]["resourceVersion"];
+            if asked.is_string() && *asked != self.pod["metadata"]["resourceVersion"] {
+                return false;
             }
+            apply(&mut self.pod, &patch);
+            self.stored(self.pod["spec"] != before);
             answer = Some(Pod::of(&self.pod));
             if between && write.to == Target::Resize {
                 self.sync();
             }
         }
+        true
     }
 
     fn image(&self) -> String {
@@ -254,6 +287,21 @@ fn what_is_taken_back_with_its_size_waits_for_the_generation_of_its_image() {
     );
 }
 
+/// What kubelet has seen is somebody else's change, of which the workload does not know.
+#[test]
+fn what_is_taken_back_waits_for_its_own_generation_and_nobody_else_s() {
+    let mut kubelet = Kubelet::new(true);
+    kubelet.update("main:2");
+    kubelet.update_late("main:1");
+    kubelet.waits("not seen");
+    kubelet.report();
+    kubelet.waits("not seen");
+    kubelet.sync();
+    kubelet.waits("nothing proves");
+    kubelet.report();
+    assert!(kubelet.done() && kubelet.runs.0 == 2);
+}
+
 #[test]
 fn a_size_that_stays_raises_no_generation() {
     let mut kubelet = Kubelet::new(true);
@@ -269,6 +317,8 @@ fn a_size_that_stays_raises_no_generation() {
 #[derive(Clone, Debug)]
 enum Event {
     Update(u8),
+    /// When somebody else has changed the Pod.
+    Late(u8),
     /// With a size; the kubelet may come in between.
     Resize(u8, u8, bool),
     Sync,
@@ -281,6 +331,7 @@ enum Event {
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
         3 => (1..4_u8).prop_map(Event::Update),
+        1 => (1..4_u8).prop_map(Event::Late),
         2 => (1..4_u8, 1..3_u8, any::<bool>()).prop_map(|(image, cpu, sync)| Event::Resize(image, cpu, sync)),
         2 => Just(Event::Sync),
         1 => Just(Event::Crash),
@@ -300,6 +351,7 @@ proptest! {
         for event in events {
             match event {
                 Event::Update(image) => kubelet.update(&format!("main:{image}")),
+                Event::Late(image) => kubelet.update_late(&format!("main:{image}")),
                 Event::Resize(image, cpu, between) => {
                     kubelet.resize(&format!("main:{image}"), &cpu.to_string(), between);
                 }

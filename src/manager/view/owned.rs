@@ -93,6 +93,7 @@ impl ClaimView {
                 uid: metadata.uid.clone().unwrap_or_default(),
                 instance: instance.cloned().unwrap_or_default(),
                 deleting: metadata.deletion_timestamp.is_some(),
+                shared: owners.clone().any(|owner| rank(owner).is_none()),
                 controlled: owners
                     .clone()
                     .any(|owner| owner.controller == Some(true) && rank(owner).is_none()),

@@ -20,17 +20,19 @@
 //!
 //! Mended: `OnDelete` counts with the `maxUnavailable` of its `rollingUpdate`, which our CRD fills in for every type
 //! (20 %, rounded up), and makes no Pods ahead of an update that is for others to begin; orphans are adopted;
-//! conditions of failures go when they are over; the progress deadline starts with the rollout; fractions of percents count; Pods that cannot be made do not stop deletions that are due; Pods
-//! that are both unavailable and marked for deletion count as unavailable when others are deleted; a Pod that is
-//! marked for deletion takes its place first among those to update, so that no other is taken for it; a Pod that is
-//! unavailable anyway is updated also while Pods are missing; claims that no Pod has wait for no Pod that is going;
-//! claims without an id are nobody's; claims of a Pod that is refused stay for the next try, which has the same name;
-//! claims are given to their Pod before it is deleted, so that they go with it and to nobody else, whatever happens in
-//! between; volumes keep the order of their templates; keys that are removed, or the first of their map, are seen as environment; a last batch of
-//! resources is done; a Pod prepared for an update that it is not to have any more goes back, also when it was
-//! prepared for a roll-back; a Pod in use is held by none of our keys; a Pod whose deletion is cancelled in mid-update
-//! goes on with the update; a registry's port is no tag; resizing and updating do not collide; what is marked for
-//! deletion already is not marked, nor told, again; changes of metadata alone do not make a Pod unready.
+//! conditions of failures go when they are over; the progress deadline starts with the rollout; fractions of percents
+//! count; Pods that cannot be made do not stop deletions that are due; Pods that are both unavailable and marked for
+//! deletion count as unavailable when others are deleted; a Pod that is marked for deletion takes its place first among
+//! those to update, so that no other is taken for it; a Pod that is unavailable anyway is updated also while Pods are
+//! missing; claims that no Pod has wait for no Pod that is going; claims without an id are nobody's; claims of a Pod
+//! that is refused stay for the next try, which has the same name; claims are given to their Pod before it is deleted,
+//! so that they go with it and to nobody else, whatever happens in between; volumes keep the order of their templates;
+//! keys that are removed, or the first of their map, are seen as environment; a last batch of resources is done; a Pod
+//! prepared for an update that it is not to have any more goes back, also when it was prepared for a roll-back; a Pod
+//! in use is held by none of our keys; a Pod whose deletion is cancelled in mid-update goes on with the update, and
+//! with the hook after it; claims keep owners that are neither the CloneSet nor a Pod, and stay with them; a registry's
+//! port is no tag; resizing and updating do not collide; what is marked for deletion already is not marked, nor told,
+//! again; changes of metadata alone do not make a Pod unready.
 
 mod barriers;
 mod create;

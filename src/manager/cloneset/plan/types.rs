@@ -70,6 +70,8 @@ pub struct Claim {
     pub instance: String,
     /// Whether it is being deleted.
     pub deleting: bool,
+    /// Whether somebody else owns it, too.
+    pub shared: bool,
     /// Whether somebody else is its controller, of which there is one at most.
     pub controlled: bool,
     /// While it is bound to no volume: the storage class that is to provide one; empty when it names none.

@@ -32,6 +32,9 @@ pub(super) fn clean_up<'a>(view: &View<'a>, draft: &mut Draft) -> BTreeSet<&'a s
             Some(pod) if !stays && !pod.active() => {
                 draft.act(view, Act::PatchClaim(hand_over(view, pod, claim)));
             }
+            None if !stays && claim.shared => {
+                draft.act(view, Act::PatchClaim(let_go(view, claim)));
+            }
             None if !stays => {
                 draft.act(view, Act::DeleteClaim { name, uid });
             }
@@ -58,18 +61,27 @@ fn hand_over(view: &View<'_>, pod: &Pod, claim: &Claim) -> ClaimPatch {
     change_owner(claim, set.unwrap_or_default(), to)
 }
 
+/// Leaves a claim to who else owns it.
+fn let_go(view: &View<'_>, claim: &Claim) -> ClaimPatch {
+    let set = view.observed.set.metadata.uid.as_deref();
+    owners(claim, set.unwrap_or_default(), None)
+}
+
 /// Puts one owner in the place of another.
 fn change_owner(claim: &Claim, from: &str, mut to: Value) -> ClaimPatch {
     if claim.controlled {
         to["controller"] = json!(false);
     }
+    owners(claim, from, Some(to))
+}
+
+fn owners(claim: &Claim, from: &str, to: Option<Value>) -> ClaimPatch {
+    let mut owners = vec![json!({ "$patch": "delete", "uid": from })];
+    owners.extend(to);
     ClaimPatch {
         name: claim.name.clone(),
         uid: claim.uid.clone(),
-        patch: json!({ "metadata": {
-            "uid": claim.uid,
-            "ownerReferences": [{ "$patch": "delete", "uid": from }, to],
-        }}),
+        patch: json!({ "metadata": { "uid": claim.uid, "ownerReferences": owners } }),
     }
 }
 

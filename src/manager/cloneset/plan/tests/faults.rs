@@ -48,7 +48,7 @@ impl World {
             }
             (Some(Fault::HalfDone), Act::PatchPod { name, writes, .. }) => {
                 let pod = self.pods.get_mut(name).unwrap();
-                writes.iter().take(1).for_each(|write| patch(pod, write));
+                patch(pod, &writes[..1]);
                 (Some(act.clone()), Outcome::Refused)
             }
             (Some(_), Act::CreatePod { claims, .. }) => {
@@ -115,9 +115,7 @@ impl World {
             } => {
                 let pod = self.pods.get_mut(name).unwrap();
                 assert_eq!(pod["metadata"]["uid"], json!(uid));
-                for write in writes {
-                    patch(pod, write);
-                }
+                patch(pod, writes);
             }
             Act::PatchClaim(claim) => self.give(std::slice::from_ref(claim)),
             Act::DeleteClaim { name, .. } => self.delete_claim(name),

@@ -42,7 +42,7 @@ fn a_claim_of_two_goes_over_to_its_pod_and_stays_the_other_s() {
 }
 
 #[test]
-fn a_claim_of_two_is_used_again_or_cleaned_up_like_any_other() {
+fn a_claim_of_two_is_used_again_or_left_to_the_other() {
     for (reuse, how) in [false, true]
         .into_iter()
         .flat_map(|r| (0..4).map(move |how| (r, how)))
@@ -53,7 +53,9 @@ fn a_claim_of_two_is_used_again_or_cleaned_up_like_any_other() {
         world.delete(&name);
         settle(&mut world);
         assert_eq!(world.pods.contains_key(&name), reuse, "{how}");
-        assert_eq!(world.claims.contains_key(&claim), reuse, "{how}");
-        assert!(owned(only(&world), "set"));
+        let left = &world.claims[&claim];
+        assert_eq!((owned(left, BACKUP), owned(left, "set")), (true, reuse), "{how}");
+        let ours = world.claims.values().filter(|claim| owned(claim, "set"));
+        assert_eq!(ours.count(), 1, "{how}");
     }
 }

@@ -296,6 +296,7 @@ pub fn owned(object: &Value, uid: &str) -> bool {
 fn claim((name, claim): (&String, &Value)) -> Claim {
     let meta = &claim["metadata"];
     let mut owners = meta["ownerReferences"].as_array().unwrap().iter();
+    let backup = owners.find(|owner| owner["uid"] == BACKUP);
     Claim {
         name: name.clone(),
         uid: name.clone(),
@@ -304,15 +305,27 @@ fn claim((name, claim): (&String, &Value)) -> Claim {
             .unwrap()
             .to_owned(),
         deleting: meta["deletionTimestamp"].is_string(),
-        controlled: owners.any(|owner| owner["uid"] == BACKUP && owner["controller"] == true),
+        shared: backup.is_some(),
+        controlled: backup.is_some_and(|owner| owner["controller"] == true),
         unbound: claim["status"]["phase"].as_str().map(str::to_owned),
     }
 }
 
-/// Patches as the API server does: only what belongs to the resource, and only the version that a patch names.
-pub fn patch(pod: &mut Value, write: &Write) {
+/// Patches as the API server does, one write after the other.
+pub fn patch(pod: &mut Value, writes: &[Write]) {
+    for (at, write) in writes.iter().enumerate() {
+        let patch = match at {
+            0 => write.patch.clone(),
+            _ => write.after(&Pod::of(pod)).into_owned(),
+        };
+        stored(pod, write, &patch);
+    }
+}
+
+/// Only what belongs to the resource, and only the version that the patch names.
+fn stored(pod: &mut Value, write: &Write, sent: &Value) {
     let version = &pod["metadata"]["resourceVersion"];
-    let asked = &write.patch["metadata"]["resourceVersion"];
+    let asked = &sent["metadata"]["resourceVersion"];
     assert!(asked.is_null() || asked == version, "an act is in its own way");
     let has = |part: &str| write.patch.get(part).is_some();
     let fits = match write.to {
@@ -322,6 +335,6 @@ pub fn patch(pod: &mut Value, write: &Write) {
     };
     assert!(fits, "{write:?}");
     let next: u64 = version.as_str().unwrap().parse().unwrap();
-    apply(pod, &write.patch);
+    apply(pod, sent);
     pod["metadata"]["resourceVersion"] = json!((next + 1).to_string());
 }
