@@ -67,7 +67,12 @@ pub(super) fn update(
         }
         match step(view, pod, target, &mut specs) {
             // It will not become unavailable, so that others may.
-            Err(why) => draft.stuck(why, pod),
+            Err(why) => {
+                draft.stuck(why, pod);
+                if pod.state == State::PreparingUpdate {
+                    put_back(view, pod, pending);
+                }
+            }
             Ok(None) => budget.take(available),
             Ok(Some((why, writes))) => {
                 budget.take(available);
@@ -180,12 +185,17 @@ fn restore(view: &View<'_>, chosen: &[usize], pending: &mut BTreeMap<String, Pen
         if pod.state != State::PreparingUpdate || chosen.contains(&at) {
             continue;
         }
-        let ready = pending.remove(&pod.uid).filter(|p| p.first);
-        let state = lifecycle::after_update(view, pod);
-        if let Some(write) = lifecycle::write(view, pod, Some(state), None) {
-            let (writes, why, first) = (vec![write], Why::State, true);
-            pending.insert(pod.uid.clone(), ready.unwrap_or(Pending { writes, why, first }));
-        }
+        put_back(view, pod, pending);
+    }
+}
+
+/// Lets a Pod be that was prepared for an update which it will not have.
+fn put_back(view: &View<'_>, pod: &Seen<'_>, pending: &mut BTreeMap<String, Pending>) {
+    let ready = pending.remove(&pod.uid).filter(|p| p.first);
+    let state = lifecycle::after_update(view, pod);
+    if let Some(write) = lifecycle::write(view, pod, Some(state), None) {
+        let (writes, why, first) = (vec![write], Why::State, true);
+        pending.insert(pod.uid.clone(), ready.unwrap_or(Pending { writes, why, first }));
     }
 }
 

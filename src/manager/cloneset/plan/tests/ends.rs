@@ -107,11 +107,9 @@ fn ask(world: &mut World, end: End) {
         rolling(world, json!({ "maxUnavailable": 1 }));
     }
     if end != End::Updated {
-        // Only another Pod mends these, and that is somebody's to ask for. So with those that were prepared for an
-        // update which they cannot have.
-        let prepared = |pod: &Pod| end == End::InPlace && pods::state(pod).as_str() == "PreparingUpdate";
+        // Only another Pod mends these, and that is somebody's to ask for.
         for pod in &world.observe().pods {
-            if prepared(pod) || bad.iter().any(|revision| pods::at(pod, revision)) {
+            if bad.iter().any(|revision| pods::at(pod, revision)) {
                 world.delete(&pod.name);
             }
         }

@@ -195,6 +195,22 @@ fn a_partition_that_is_raised_takes_pods_back_through_their_hook() {
     assert!(all_run(&world, "app:1"));
 }
 
+/// Its update is no longer possible where it is, and there is to be no other.
+#[test]
+fn what_was_prepared_for_an_update_that_cannot_be_goes_back_into_use() {
+    let mut world = in_use(true);
+    rolling(&mut world, json!({ "podUpdatePolicy": "InPlaceOnly" }));
+    container(&mut world, "image", json!("app:2"));
+    settle(&mut world);
+    assert_eq!(states(&world), ["Normal", "PreparingUpdate"]);
+    container(&mut world, "command", json!(["other"]));
+    settle(&mut world);
+    assert_eq!(states(&world), ["Normal", "Normal"]);
+    assert!(world.pods.values().all(|pod| Pod::of(pod).condition_ready()));
+    let message = condition(&world, "Progressing").unwrap().message;
+    assert!(message.contains("; stuck: "), "{message}");
+}
+
 #[test]
 fn a_deletion_waits_for_its_hook_and_is_taken_back_when_pods_are_needed() {
     let mut world = in_use(false);
