@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use super::cases::{condition, settle};
 use super::histories::{container, pass, rolling, spec};
-use super::world::{BACKUP, World, owned};
+use super::whole::{no_claim_is_left, pods_are_whole};
+use super::world::World;
 use crate::api::cloneset::CloneSetStatus;
 use crate::api::keys;
 use crate::in_place::{Options, Pod, Revision, spec as engine};
@@ -52,6 +53,7 @@ pub(super) fn rest(world: &mut World, end: End) -> Kept {
         let before = (world.pods.clone(), world.claims.clone());
         for name in &names {
             world.kubelet(name);
+            world.daemon(name);
             world.hook(name);
         }
         let quiet = planned.acts.is_empty() && planned.status.is_none() && planned.wake.is_none();
@@ -267,61 +269,6 @@ fn stayed(observed: &Observed, limits: &Limits, end: End, at_first: &Kept, told:
         end == End::InPlace || changed.is_none(),
         "{changed:?} was updated: {told}"
     );
-}
-
-/// Pods that we made have all that they are to have, and nothing was lost that we do not know.
-fn pods_are_whole(world: &World, end: End) {
-    let made = |pod: &&Value| {
-        let ours = pod["metadata"]["ownerReferences"][0]["uid"] == "set";
-        ours && pod["metadata"]["labels"][keys::CLONESET_INSTANCE_ID].is_string()
-    };
-    let claims = world.set["spec"]["volumeClaimTemplates"].as_array().unwrap();
-    for pod in world.pods.values().filter(made) {
-        assert_eq!(
-            pod["spec"]["ofOthers"], pod["metadata"]["uid"],
-            "a field was lost"
-        );
-        let state = &pod["metadata"]["labels"][keys::LIFECYCLE_STATE];
-        let waits = end == End::Paused && state == "PreparingUpdate";
-        assert!(waits || state == "Normal", "{state}");
-        if !claims.is_empty() {
-            let claim = &pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"];
-            assert!(
-                owned(&world.claims[claim.as_str().unwrap()], "set"),
-                "a claim would go with its Pod, whoever deletes that"
-            );
-        }
-    }
-}
-
-/// Every claim is a Pod's, unless claims are kept for later ones: of Pods that the CloneSet did not delete. Those that
-/// are somebody else's, too, are that one's alone in the end.
-fn no_claim_is_left(world: &World, observed: &Observed) {
-    let shared = world.claims.values().filter(|claim| claim["shared"] == true);
-    for claim in shared {
-        assert!(owned(claim, BACKUP), "another's claim was taken away: {claim}");
-    }
-    let owners = |claim: &Value| claim["metadata"]["ownerReferences"].as_array().cloned();
-    let theirs = |claim: &Value| owners(claim).unwrap().iter().all(|owner| owner["uid"] == BACKUP);
-    let ours: Vec<&Value> = world.claims.values().filter(|claim| !theirs(claim)).collect();
-    for claim in &ours {
-        let id = &claim["metadata"]["labels"][keys::CLONESET_INSTANCE_ID];
-        let id = id.as_str().unwrap();
-        assert!(
-            !world.spent.contains(id),
-            "its Pod was deleted, and it was not: {claim}"
-        );
-    }
-    let strategy = observed.set.spec.scale_strategy.as_ref();
-    if strategy.is_some_and(|s| s.enable_pvc_reuse) {
-        return;
-    }
-    for claim in ours {
-        let id = claim["metadata"]["labels"][keys::CLONESET_INSTANCE_ID]
-            .as_str()
-            .unwrap();
-        assert!(world.pods.contains_key(&format!("s-{id}")), "nobody has {claim}");
-    }
 }
 
 /// Somebody else is to delete the old ones, and may never do it.

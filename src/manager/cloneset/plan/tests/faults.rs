@@ -3,9 +3,10 @@
 use jiff::ToSpan;
 use serde_json::{Value, json};
 
-use super::world::{World, patch};
+use super::world::{World, owned, patch};
 use crate::api::keys;
 use crate::in_place::tests::apply;
+use crate::in_place::{Target, Write};
 use crate::manager::cloneset::plan::{Act, ClaimPatch, Failure, LeftOver, Outcome};
 
 /// How an act fails.
@@ -49,6 +50,16 @@ impl World {
             (Some(Fault::HalfDone), Act::PatchPod { name, writes, .. }) => {
                 let pod = self.pods.get_mut(name).unwrap();
                 patch(pod, &writes[..1]);
+                if let [
+                    Write {
+                        to: Target::Resize, ..
+                    },
+                    _,
+                    ..,
+                ] = writes[..]
+                {
+                    pod["resized"] = json!(true);
+                }
                 (Some(act.clone()), Outcome::Refused)
             }
             (Some(_), Act::CreatePod { claims, .. }) => {
@@ -91,7 +102,7 @@ impl World {
         for claim in claims {
             let name = claim["metadata"]["name"].as_str().unwrap().to_owned();
             let there = self.claims.entry(name).or_insert_with(|| claim.clone());
-            if there["metadata"]["deletionTimestamp"].is_string() {
+            if there["metadata"]["deletionTimestamp"].is_string() || !owned(there, "set") {
                 return false;
             }
         }

@@ -17,6 +17,7 @@ pub(super) enum Happening {
     Seconds(u8),
     Kubelets(u8),
     Hooks(u8),
+    Daemons(u8),
     Crash(u8),
     Deleted(u8),
     Specified(u8),
@@ -38,7 +39,7 @@ pub(super) enum Happening {
     Rank(u8),
     Priority(u8),
     Scatter(bool),
-    /// The image of the second container.
+    /// The image of the second container, or those of both.
     Side(u8),
     Replicas(u8),
     /// What new claims are made of.
@@ -47,6 +48,8 @@ pub(super) enum Happening {
     Cpu(u8),
     Command(u8),
     Label(u8),
+    /// An annotation of the template.
+    Note(u8),
     Partition(u8),
     Unavailable(u8),
     Surge(u8),
@@ -66,13 +69,14 @@ pub(super) enum Happening {
 /// How often something happens, and what it is; a number chooses among what there is.
 type Kind = (u8, fn(u8) -> Happening);
 
-const KINDS: [Kind; 38] = {
+const KINDS: [Kind; 40] = {
     use Happening::*;
     [
         (12, |n| Reconcile(n % 3 + 1)),
         (4, Seconds),
         (8, Kubelets),
         (6, Hooks),
+        (5, Daemons),
         (1, Crash),
         (1, Deleted),
         (1, Specified),
@@ -87,13 +91,14 @@ const KINDS: [Kind; 38] = {
         (1, Rank),
         (1, Priority),
         (1, |n| Scatter(odd(n))),
-        (1, Side),
+        (3, Side),
         (1, Replicas),
         (1, Claims),
         (3, Image),
-        (1, Cpu),
+        (2, Cpu),
         (1, Command),
         (1, Label),
+        (1, Note),
         (2, Partition),
         (1, Unavailable),
         (1, Surge),
@@ -161,6 +166,7 @@ pub(super) fn happen(world: &mut World, happening: &Happening) {
         }
         Happening::Kubelets(n) => some(world, *n).iter().for_each(|name| world.kubelet(name)),
         Happening::Hooks(n) => some(world, *n).iter().for_each(|name| world.hook(name)),
+        Happening::Daemons(n) => some(world, *n).iter().for_each(|name| world.daemon(name)),
         Happening::Crash(n) => pick(world, *n).iter().for_each(|name| world.crash(name)),
         Happening::Deleted(n) => pick(world, *n).iter().for_each(|name| world.delete(name)),
         Happening::Specified(n) => {
@@ -250,6 +256,11 @@ fn label(world: &mut World, n: u8, key: &str, to: fn(&str) -> &'static str) {
     }
 }
 
+/// A word, or none.
+fn word(n: u8) -> Value {
+    [json!("0"), json!("1"), json!(null)][usize::from(n % 3)].clone()
+}
+
 fn edit(world: &mut World, happening: &Happening) {
     match happening {
         Happening::Replicas(n) => world.edit(&json!({ "replicas": n % 9 })),
@@ -269,12 +280,18 @@ fn edit(world: &mut World, happening: &Happening) {
         Happening::Cpu(n) => container(world, "resources", json!({ "requests": { "cpu": n % 2 + 1 } })),
         Happening::Command(n) => container(world, "command", json!([format!("run{}", n % 2)])),
         Happening::Label(n) => {
-            world.edit(&json!({ "template": { "metadata": { "labels": { "l": (n % 2).to_string() } } } }))
+            world.edit(&json!({ "template": { "metadata": { "labels": { "l": word(*n) } } } }))
+        }
+        Happening::Note(n) => {
+            world.edit(&json!({ "template": { "metadata": { "annotations": { "n": word(*n) } } } }));
         }
         Happening::Side(n) => {
             let mut containers = world.set["spec"]["template"]["spec"]["containers"].clone();
             if let Some(side) = containers.get_mut(1) {
                 side["image"] = json!(format!("side:{}", n % 2));
+                if n & 2 != 0 {
+                    containers[0]["image"] = json!(format!("app:{}", n / 4 % 3 + 1));
+                }
                 world.edit(&json!({ "template": { "spec": { "containers": containers } } }));
             }
         }

@@ -8,6 +8,7 @@ use super::happenings::{happen, happening};
 use super::rest::what_rests_needs_nothing;
 use super::world::{HOOK, World};
 use super::{deadline, limits};
+use crate::api::keys;
 use crate::manager::cloneset::plan::{Plan, Switches, plan};
 
 pub(super) fn spec(hooks: bool, claims: bool) -> Value {
@@ -91,27 +92,93 @@ fn switches() -> impl Strategy<Value = Switches> {
     prop_oneof![1 => Just(usual), 2 => any]
 }
 
+/// What a CloneSet and its cluster are like.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    /// Which items its hooks have, if it has any: a finalizer, a label.
+    hooks: Option<(bool, bool)>,
+    claims: bool,
+    /// Whether there is a second container.
+    two: bool,
+    /// Whether the first one is to be ready before the second one is started.
+    ordered: bool,
+    /// Whether containers take their environment from a label, and an annotation.
+    env: bool,
+    /// Whether another CPU request starts the container anew.
+    restarts: bool,
+    /// Whether there is a daemon, where nothing needs one.
+    daemons: bool,
+    /// Whether generations of Pods are counted.
+    counts: bool,
+}
+
+fn shape() -> impl Strategy<Value = Shape> {
+    let items = prop_oneof![Just((true, false)), Just((false, true)), Just((true, true))];
+    let of = |(hooks, on): (_, [bool; 7])| Shape {
+        hooks,
+        claims: on[0],
+        two: on[1],
+        ordered: on[2],
+        env: on[3],
+        restarts: on[4],
+        daemons: on[5],
+        counts: on[6],
+    };
+    (prop::option::of(items), any::<[bool; 7]>()).prop_map(of)
+}
+
+impl Shape {
+    fn spec(self) -> Value {
+        let mut spec = spec(self.hooks.is_some(), self.claims);
+        if let Some((finalizer, label)) = self.hooks {
+            let mut hook = json!({});
+            if finalizer {
+                hook["finalizersHandler"] = json!([HOOK]);
+            }
+            if label {
+                hook["labelsHandler"] = json!({ HOOK: "yes" });
+            }
+            spec["lifecycle"] = json!({ "preDelete": hook, "inPlaceUpdate": hook, "preNormal": hook });
+        }
+        let from = |name: &str, field: &str| json!([{ "name": name, "valueFrom": { "fieldRef": { "fieldPath": format!("metadata.{field}") } } }]);
+        let mut app = spec["template"]["spec"]["containers"][0].take();
+        let mut side = json!({ "name": "side", "image": "side:1" });
+        if self.env {
+            app["env"] = from("L", "labels['l']");
+            side["env"] = from("N", "annotations['n']");
+        }
+        if self.restarts {
+            app["resizePolicy"] = json!([{ "resourceName": "cpu", "restartPolicy": "RestartContainer" }]);
+        }
+        let mut containers = vec![app, side];
+        containers.truncate(if self.two { 2 } else { 1 });
+        spec["template"]["spec"]["containers"] = json!(containers);
+        if self.ordered {
+            let order = json!({ (keys::CONTAINER_LAUNCH_PRIORITY): keys::CONTAINER_LAUNCH_ORDERED });
+            spec["template"]["metadata"]["annotations"] = order;
+        }
+        spec
+    }
+}
+
 proptest! {
     #![proptest_config(config())]
 
     #[test]
     fn limits_hold_and_every_history_ends(
-        hooks in any::<bool>(),
-        claims in any::<bool>(),
-        two in any::<bool>(),
+        shape in shape(),
         deadline in prop::option::of(1_i32..60),
         switches in switches(),
         end in end(),
         history in prop::collection::vec(happening(), 1..120),
     ) {
-        let mut spec = spec(hooks, claims);
+        let mut spec = shape.spec();
         spec["progressDeadlineSeconds"] = json!(deadline);
-        if two {
-            let side = json!({ "name": "side", "image": "side:1" });
-            spec["template"]["spec"]["containers"].as_array_mut().unwrap().push(side);
-        }
         let mut world = World::new(spec);
         world.switches = switches;
+        // An environment is not known to be new but by its word.
+        world.daemons = shape.daemons || shape.env;
+        world.counts = shape.counts;
         for one in &history {
             happen(&mut world, one);
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use jiff::ToSpan;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::cases::{kubelets, settle};
 use super::histories::{container, rolling, spec};
@@ -12,7 +12,7 @@ use super::world::World;
 use crate::api::cloneset::PodUpdateStrategyType as Policy;
 use crate::api::keys;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
-use crate::in_place::Pod;
+use crate::in_place::{Pod, Write};
 use crate::manager::cloneset::plan::limits::{Limits, on_delete};
 use crate::manager::cloneset::plan::{Act, Observed, PATCHES, Plan, Subject, Template, Why, pods};
 
@@ -118,7 +118,7 @@ impl Pass<'_> {
                 assert!(!held, "a Pod is deleted that a hook holds");
                 taken.lost += i64::from(self.available(pod));
             }
-            Act::PatchPod { uid, why, .. } if !matches!(why, Why::Adopt | Why::Release) => {
+            Act::PatchPod { uid, why, writes, .. } if !matches!(why, Why::Adopt | Why::Release) => {
                 let pod = self.pod(uid);
                 let rolling = self.observed.set.spec.rolling_update();
                 let out = matches!(why, Why::UpdateInPlace | Why::PrepareUpdate | Why::PrepareDelete);
@@ -134,6 +134,7 @@ impl Pass<'_> {
                     "a Pod is to give way to another under InPlaceOnly"
                 );
                 taken.lost += i64::from(out && self.available(pod));
+                in_order(pod, *why, writes);
                 if *why == Why::UpdateInPlace {
                     let held = pods::hooked(self.hook(|l| l.in_place_update.as_ref()), pod);
                     let half_way = pods::state(pod) == State::Updating;
@@ -213,6 +214,32 @@ impl Pass<'_> {
         let mut ids = observed.claims.iter().map(|claim| claim.instance.as_str());
         let idle = ids.find(|id| !of_pod(id) && !going(id));
         assert_eq!(idle, None, "nobody takes this over");
+    }
+}
+
+/// Containers of one launch priority are changed at a time; those that come after others are when these run what they are
+/// to, and are ready.
+fn in_order(pod: &Pod, why: Why, writes: &[Write]) {
+    let patched = writes
+        .iter()
+        .filter_map(|write| write.patch["spec"]["containers"].as_array());
+    let names: Vec<&Value> = patched.flatten().map(|container| &container["name"]).collect();
+    let now = pod
+        .containers
+        .iter()
+        .filter(|c| names.iter().any(|name| **name == c.name));
+    let priorities: BTreeSet<i64> = now.filter_map(|c| c.priority).collect();
+    assert!(priorities.len() < 2, "{names:?} are changed at once");
+    let graced = pod.annotations.contains_key(keys::IN_PLACE_UPDATE_GRACE);
+    let Some(priority) = priorities.first().filter(|_| why == Why::GoOn && !graced) else {
+        return;
+    };
+    for first in pod.containers.iter().filter(|c| c.priority > Some(*priority)) {
+        let status = pod.status(&first.name).unwrap();
+        assert!(
+            status.ready && status.image == first.image,
+            "{names:?} go before {status:?}"
+        );
     }
 }
 

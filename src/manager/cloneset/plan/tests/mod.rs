@@ -19,4 +19,5 @@ mod refused;
 mod rest;
 mod retries;
 mod waits;
+mod whole;
 mod world;

@@ -3,6 +3,8 @@
 use serde_json::{Value, json};
 
 use super::world::World;
+use crate::api::container_hash::{env_from_metadata, env_hash, plain_hash};
+use crate::api::keys;
 use crate::in_place::Pod;
 use crate::in_place::tests::apply;
 
@@ -13,11 +15,11 @@ impl World {
         let Some(pod) = self.pods.get_mut(name) else {
             return;
         };
-        if pod["status"]["containerStatuses"]
-            .get(0)
-            .is_some_and(|s| s["started"].is_string())
+        let env = environment(&pod["spec"]["containers"][0], &Pod::of(pod));
+        if let Some(status) = pod["status"]["containerStatuses"].get_mut(0)
+            && let Some(image) = status["started"].as_str().map(str::to_owned)
         {
-            pod["status"]["containerStatuses"][0]["containerID"] = json!(format!("containerd://{id}"));
+            start(status, &image, id, env);
         }
     }
 
@@ -36,7 +38,13 @@ impl World {
         };
         pod["spec"]["nodeName"] = json!("node");
         pod["status"]["phase"] = json!("Running");
+        if pod["metadata"]["generation"].is_number() {
+            pod["status"]["observedGeneration"] = pod["metadata"]["generation"].clone();
+        }
         let mut ready = true;
+        let seen = Pod::of(pod);
+        let gate = seen.condition(keys::IN_PLACE_UPDATE_READY);
+        let serves = gate.is_some_and(|c| c.holds);
         for (at, (container, id)) in containers.into_iter().flatten().zip(ids).enumerate() {
             if pod["status"]["containerStatuses"].is_null() {
                 pod["status"]["containerStatuses"] = json!([]);
@@ -45,21 +53,73 @@ impl World {
             if statuses.len() == at {
                 statuses.push(json!({ "name": container["name"], "ready": false, "restartCount": 0 }));
             }
-            run(&mut statuses[at], container, id);
+            let before = statuses[at]["started"].is_string().then(|| statuses[at].clone());
+            run(&mut statuses[at], container, id, environment(container, &seen));
+            let replaced = before.filter(|before| before["containerID"] != statuses[at]["containerID"]);
+            assert!(!serves || replaced.is_none(), "it was to serve: {replaced:?}");
             ready &= statuses[at]["ready"] == true;
         }
         condition(pod, "ContainersReady", ready, &now);
-        let seen = Pod::of(pod);
         let gates = seen
             .gates
             .iter()
             .all(|gate| seen.condition(gate).is_some_and(|c| c.holds));
         condition(pod, "Ready", ready && gates, &now);
     }
+
+    /// The daemon of a Pod's node, where there is one: while the Pod is out of its Services, it ends containers whose
+    /// environment is of old; and it tells what the others were started with.
+    pub fn daemon(&mut self, name: &str) {
+        let Some(pod) = self.pods.get_mut(name).filter(|_| self.daemons) else {
+            return;
+        };
+        let seen = Pod::of(pod);
+        let gate = seen.condition(keys::IN_PLACE_UPDATE_READY);
+        let out = gate.is_some_and(|c| !c.holds);
+        let containers = pod["spec"]["containers"].as_array().cloned().unwrap();
+        let mut told = Vec::new();
+        let statuses = pod["status"]["containerStatuses"].as_array_mut();
+        for (status, container) in statuses.into_iter().flatten().zip(&containers) {
+            let Some(image) = status["started"].as_str() else {
+                continue;
+            };
+            if out && status["env"] != environment(container, &seen) {
+                status["started"] = Value::Null;
+                status["ready"] = json!(false);
+                continue;
+            }
+            let (name, env) = (
+                status["name"].as_str().unwrap(),
+                status["env"].as_object().unwrap(),
+            );
+            let env = env
+                .iter()
+                .map(|(name, value)| (name.as_str(), value.as_str().unwrap()));
+            let hashes = json!({
+                "plainHash": plain_hash(name, image), "extractedEnvFromMetadataHash": env_hash(env),
+            });
+            told.push(json!({
+                "name": name, "containerID": status["containerID"], "restartCount": 0, "hashes": hashes,
+            }));
+        }
+        if !seen.statuses.is_empty() {
+            let told = json!({ "containers": told }).to_string();
+            pod["metadata"]["annotations"][keys::RUNTIME_CONTAINERS_META] = json!(told);
+        }
+    }
 }
 
-/// Runs a container; one that is to be started has this id.
-fn run(status: &mut Value, container: &Value, id: u64) {
+/// What a container that is started now has in its environment of the Pod's labels and annotations.
+pub(super) fn environment(container: &Value, pod: &Pod) -> Value {
+    let variables = env_from_metadata(container).into_iter();
+    variables
+        .map(|(name, origin)| (name, json!(origin.value(&pod.metadata()))))
+        .collect()
+}
+
+/// Runs a container; one that is to be started has this id and environment.
+fn run(status: &mut Value, container: &Value, id: u64, env: Value) {
+    let resized = status["resources"] != container["resources"];
     status["resources"] = container["resources"].clone();
     let image = container["image"].as_str().unwrap();
     if status["started"] != image && image.ends_with("bad") {
@@ -69,14 +129,19 @@ fn run(status: &mut Value, container: &Value, id: u64) {
         status["state"] = json!({ "waiting": { "reason": "ImagePullBackOff" } });
         return;
     }
-    if status["started"] != image {
-        status["started"] = json!(image);
-        status["containerID"] = json!(format!("containerd://{id}"));
-        status["image"] = json!(image);
-        status["imageID"] = json!(format!("sha256:{image}"));
+    if status["started"] != image || (resized && container["resizePolicy"].is_array()) {
+        start(status, image, id, env);
     }
     status["ready"] = json!(true);
     status["state"] = json!({ "running": {} });
+}
+
+fn start(status: &mut Value, image: &str, id: u64, env: Value) {
+    status["started"] = json!(image);
+    status["env"] = env;
+    status["containerID"] = json!(format!("containerd://{id}"));
+    status["image"] = json!(image);
+    status["imageID"] = json!(format!("sha256:{image}"));
 }
 
 fn condition(pod: &mut Value, type_: &str, holds: bool, now: &str) {

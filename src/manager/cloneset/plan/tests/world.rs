@@ -45,6 +45,10 @@ pub struct World {
     /// Names of jobs that are being deleted.
     pub going: BTreeSet<String>,
     pub switches: Switches,
+    /// Whether there is a daemon on the node.
+    pub daemons: bool,
+    /// Whether the API server counts the generations of Pods.
+    pub counts: bool,
     /// Ids of Pods that the CloneSet deleted; their claims are to go with them.
     pub spent: BTreeSet<String>,
     /// The revision whose rollout is under way, and since which pass.
@@ -75,6 +79,8 @@ impl World {
             slow: false,
             going: BTreeSet::new(),
             switches: Switches::default(),
+            daemons: false,
+            counts: false,
             spent: BTreeSet::new(),
             under_way: None,
             made: 0,
@@ -213,6 +219,9 @@ impl World {
         pod["metadata"]["name"] = json!(name);
         pod["metadata"]["uid"] = json!(uid);
         pod["metadata"]["resourceVersion"] = json!("1");
+        if self.counts {
+            pod["metadata"]["generation"] = json!(1);
+        }
         pod["metadata"]["creationTimestamp"] = json!(self.now.to_string());
         // What a later Kubernetes adds, and nobody here knows.
         pod["spec"]["ofOthers"] = json!(uid);
@@ -268,21 +277,29 @@ impl World {
         });
     }
 
-    /// The user whose hook is a finalizer acts on a Pod: lets go of it, or takes it into use.
+    /// The user of the hooks acts on a Pod: lets go of it, or takes it into use. One item after the other.
     pub fn hook(&mut self, name: &str) {
+        let asked = &self.set["spec"]["lifecycle"]["preDelete"];
+        let labelled = asked["labelsHandler"].is_object();
+        let finalized = !labelled || asked["finalizersHandler"].is_array();
         let Some(pod) = self.pods.get_mut(name) else {
             return;
         };
-        let state = pod["metadata"]["labels"][keys::LIFECYCLE_STATE]
-            .as_str()
-            .unwrap_or_default();
-        let gone = !pod["metadata"]["deletionTimestamp"].is_null();
-        let finalizers = match state {
-            _ if gone => json!([]),
-            "PreparingDelete" | "PreparingUpdate" | "Updating" => json!([]),
-            _ => json!([HOOK]),
+        let meta = &mut pod["metadata"];
+        let state = meta["labels"][keys::LIFECYCLE_STATE].as_str();
+        let lets_go = ["PreparingDelete", "PreparingUpdate", "Updating"];
+        let gone = !meta["deletionTimestamp"].is_null();
+        let on = !gone && !state.is_some_and(|state| lets_go.contains(&state));
+        let (finalizers, label) = if on {
+            (json!([HOOK]), json!("yes"))
+        } else {
+            (json!([]), json!("no"))
         };
-        pod["metadata"]["finalizers"] = finalizers;
+        if finalized && meta["finalizers"] != finalizers {
+            meta["finalizers"] = finalizers;
+        } else if labelled {
+            meta["labels"][HOOK] = label;
+        }
         self.collect();
     }
 }
@@ -335,6 +352,11 @@ fn stored(pod: &mut Value, write: &Write, sent: &Value) {
     };
     assert!(fits, "{write:?}");
     let next: u64 = version.as_str().unwrap().parse().unwrap();
+    let before = pod["spec"].clone();
     apply(pod, sent);
+    if let Some(generation) = pod["metadata"]["generation"].as_i64() {
+        let changed = i64::from(pod["spec"] != before);
+        pod["metadata"]["generation"] = json!(generation + changed);
+    }
     pod["metadata"]["resourceVersion"] = json!((next + 1).to_string());
 }
