@@ -29,9 +29,8 @@ pub(super) fn update(
     let numbers = view.numbers(|pod| pod.updated);
     let forward = numbers.update >= 0;
     if forward && on_delete(view.spec) {
-        for pod in view.pods.iter().filter(|pod| !pod.updated) {
-            draft.wait("somebody to delete them, as type OnDelete wants", pod);
-        }
+        let old = view.pods.iter().filter(|pod| !pod.updated);
+        old.for_each(|pod| draft.wait("somebody to delete them, as type OnDelete wants", pod));
     }
     let (candidates, mut wanted) = choose(view, &numbers, forward);
     let first = wanted.min(candidates.len());
@@ -69,9 +68,7 @@ pub(super) fn update(
             // It will not become unavailable, so that others may.
             Err(why) => {
                 draft.stuck(why, pod);
-                if pod.state == State::PreparingUpdate {
-                    put_back(view, pod, pending);
-                }
+                put_back(view, pod, pending);
             }
             Ok(None) => budget.take(available),
             Ok(Some((why, writes))) => {
@@ -182,15 +179,17 @@ fn candidate(pod: &Seen<'_>, forward: bool) -> bool {
 fn restore(view: &View<'_>, chosen: &[usize], pending: &mut BTreeMap<String, Pending>) {
     let chosen: BTreeSet<usize> = chosen.iter().copied().collect();
     for (at, pod) in view.pods.iter().enumerate() {
-        if pod.state != State::PreparingUpdate || chosen.contains(&at) {
-            continue;
+        if !chosen.contains(&at) {
+            put_back(view, pod, pending);
         }
-        put_back(view, pod, pending);
     }
 }
 
-/// Lets a Pod be that was prepared for an update which it will not have.
+/// Lets a Pod be, if it was prepared for an update, which it will not have.
 fn put_back(view: &View<'_>, pod: &Seen<'_>, pending: &mut BTreeMap<String, Pending>) {
+    if pod.state != State::PreparingUpdate {
+        return;
+    }
     let ready = pending.remove(&pod.uid).filter(|p| p.first);
     let state = lifecycle::after_update(view, pod);
     if let Some(write) = lifecycle::write(view, pod, Some(state), None) {

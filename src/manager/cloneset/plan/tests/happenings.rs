@@ -279,12 +279,8 @@ fn edit(world: &mut World, happening: &Happening) {
         }
         Happening::Cpu(n) => container(world, "resources", json!({ "requests": { "cpu": n % 2 + 1 } })),
         Happening::Command(n) => container(world, "command", json!([format!("run{}", n % 2)])),
-        Happening::Label(n) => {
-            world.edit(&json!({ "template": { "metadata": { "labels": { "l": word(*n) } } } }))
-        }
-        Happening::Note(n) => {
-            world.edit(&json!({ "template": { "metadata": { "annotations": { "n": word(*n) } } } }));
-        }
+        Happening::Label(n) => metadata(world, json!({ "labels": { "l": word(*n) } })),
+        Happening::Note(n) => metadata(world, json!({ "annotations": { "n": word(*n) } })),
         Happening::Side(n) => {
             let mut containers = world.set["spec"]["template"]["spec"]["containers"].clone();
             if let Some(side) = containers.get_mut(1) {
@@ -314,6 +310,10 @@ fn edit(world: &mut World, happening: &Happening) {
         }
         other => strategy(world, other),
     }
+}
+
+fn metadata(world: &mut World, metadata: Value) {
+    world.edit(&json!({ "template": { "metadata": metadata } }));
 }
 
 /// Changes how Pods are updated.
