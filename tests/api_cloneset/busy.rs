@@ -11,8 +11,8 @@ use crate::proxy::Loss;
 async fn what_the_api_server_is_too_busy_for_is_told_and_done_when_it_is_not() {
     let bed = shared().await;
     let field = Field::new(bed.world, "busy").await;
-    // More often than a request is sent again at once.
-    bed.proxy.lose("busy", "create pods", Loss::Busy, 1, 12);
+    // Each of the three is sent four times before that is told; and then one of them at a time, twice more.
+    bed.proxy.lose("busy", "create pods", Loss::Busy, 1, 20);
     field.set("web", json!({ "replicas": 3 })).await;
     let set = says(
         &field,
