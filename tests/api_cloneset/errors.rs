@@ -143,16 +143,16 @@ async fn a_claim_without_a_class_is_told_with_the_scheduler_s_words() {
             .await
             .unwrap();
     }
-    let set = says(&field, "Progressing", words).await;
     let names: Vec<&str> = pods
         .iter()
         .filter_map(|p| p["metadata"]["name"].as_str())
         .collect();
-    assert!(
-        said(&set, "Progressing").contains(&names.join(", ")),
-        "{}",
-        said(&set, "Progressing")
-    );
+    // One of them is told first.
+    let both = format!("{} (a node: 0/1 nodes are available: {words}", names.join(", "));
+    until(&field.sets(), "web", "both are told", |set: &CloneSet| {
+        said(set, "Progressing").contains(&both)
+    })
+    .await;
 }
 
 #[tokio::test]
