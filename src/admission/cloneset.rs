@@ -187,19 +187,19 @@ fn pre_download(set: &Value) -> Vec<String> {
         Value::Null => set["metadata"]["annotations"][key].clone(),
         value => value.clone(),
     };
+    let may_be_share = |key: &str| key == keys::IMAGE_PRE_DOWNLOAD_MIN_UPDATED_READY_PODS;
     let number = |key: &str, value: &Value| match value {
         Value::Null => true,
         Value::String(text) => {
-            let share = key == keys::IMAGE_PRE_DOWNLOAD_MIN_UPDATED_READY_PODS;
-            let number = text.strip_suffix('%').filter(|_| share).unwrap_or(text);
-            number.parse::<u32>().is_ok()
+            let share = text.strip_suffix('%').filter(|_| may_be_share(key));
+            share.unwrap_or(text).parse::<u32>().is_ok()
         }
         value => value.as_u64().is_some(),
     };
     let said = keys::PRE_DOWNLOAD.map(|(field, key)| (field, key, said(field, key)));
     let bad = said.into_iter().filter(|(_, key, value)| !number(key, value));
     bad.map(|(field, key, value)| {
-        let share = if key == keys::IMAGE_PRE_DOWNLOAD_MIN_UPDATED_READY_PODS {
+        let share = if may_be_share(key) {
             "; a percentage, such as 20%, as that annotation in any version"
         } else {
             ""

@@ -3,10 +3,8 @@
 //! In:  answers that turn a request away.
 //! Out: the answer to the last try, with the pause that the API server asks for where our errors look for it.
 
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::future::BoxFuture;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::{Either, Full};
@@ -14,8 +12,8 @@ use hyper::body::Bytes;
 use kube::client::Body;
 use kube::client::retry::RetryPolicy;
 use serde_json::json;
+use tower::BoxError;
 use tower::retry::Policy;
-use tower::{BoxError, Layer, Service};
 
 /// Asks again what the API server was too busy for a moment. What takes longer is for those who asked: they have
 /// deadlines, and know what can wait.
@@ -62,40 +60,7 @@ fn pause(headers: &HeaderMap) -> Option<u32> {
 
 /// Makes a `Status` of what the API server says in plain words when it has too much to do: of these, clients of kube see
 /// the words alone, and not for how long.
-pub(super) struct Told;
-
-impl<S> Layer<S> for Told {
-    type Service = ToldService<S>;
-    fn layer(&self, inner: S) -> Self::Service {
-        ToldService(inner)
-    }
-}
-
-#[derive(Clone)]
-pub(super) struct ToldService<S>(S);
-
-impl<S, B> Service<Request<Body>> for ToldService<S>
-where
-    S: Service<Request<Body>, Response = Response<B>>,
-    S::Future: Send + 'static,
-    S::Error: 'static,
-    B: 'static,
-{
-    type Response = Response<Either<B, Full<Bytes>>>;
-    type Error = S::Error;
-    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.0.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let answer = self.0.call(request);
-        Box::pin(async move { answer.await.map(told) })
-    }
-}
-
-fn told<B>(answer: Response<B>) -> Response<Either<B, Full<Bytes>>> {
+pub(super) fn told<B>(answer: Response<B>) -> Response<Either<B, Full<Bytes>>> {
     let (parts, body) = answer.into_parts();
     let json = parts
         .headers
@@ -140,7 +105,7 @@ mod tests {
             async move { body.map_err(BoxError::from) }
         });
         let service = ServiceBuilder::new()
-            .layer(Told)
+            .map_response(told)
             .layer(RetryLayer::new(Briefly::new()))
             .service(server);
         let client = kube::Client::new(service, "default");

@@ -13,7 +13,7 @@ use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 use tower::retry::RetryLayer;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
 
-use super::busy::{Briefly, Told};
+use super::busy::{Briefly, told};
 use super::fence::Connector;
 use super::{Clock, Error, Fence};
 
@@ -69,7 +69,7 @@ fn stack(config: &Config, clock: Clock, fence: Option<Fence>) -> Result<kube::Cl
     let tls = config.rustls_https_connector_with_connector(Connector { inner: tcp, fence })?;
     let http = hyper_util::client::legacy::Builder::new(TokioExecutor::new()).build::<_, Body>(tls);
     let service = ServiceBuilder::new()
-        .layer(Told)
+        .map_response(told)
         .layer(LearnTime { clock })
         .layer(config.base_uri_layer())
         .layer(RetryLayer::new(Briefly::new()))
