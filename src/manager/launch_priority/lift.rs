@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use serde_json::json;
 
 use crate::api::keys;
@@ -40,19 +40,23 @@ pub async fn lift(ctx: &Context, key: &Key, pod: &PodView, priority: i64) -> Res
         // It is of a Pod that had the name before, and would be collected one day.
         write::delete(&api, &name, there.metadata.uid.as_deref()).await?;
     }
-    let map = json!({
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": { "name": name, "namespace": key.namespace, "ownerReferences": [{
-            "apiVersion": "v1", "kind": "Pod", "name": key.name, "uid": pod.uid,
-        }]},
-        "data": data,
-    });
-    let namespace = key.namespace.as_deref().unwrap_or_default();
-    let path = format!("/api/v1/namespaces/{namespace}/configmaps");
-    let client = &ctx.cluster.client;
-    let made = write::post(client, "ConfigMap", &path, map.to_string());
-    made.await.map(|_| true)
+    let owner = OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Pod".to_owned(),
+        name: key.name.clone(),
+        uid: pod.uid.clone(),
+        ..OwnerReference::default()
+    };
+    let map = ConfigMap {
+        metadata: ObjectMeta {
+            name: Some(name),
+            owner_references: Some(vec![owner]),
+            ..ObjectMeta::default()
+        },
+        data: Some(data),
+        ..ConfigMap::default()
+    };
+    write::create(&api, &map).await.map(|_| true)
 }
 
 /// Says on the Pod why its containers wait.

@@ -33,7 +33,7 @@ pub(super) fn clean_up<'a>(view: &View<'a>, draft: &mut Draft) -> BTreeSet<&'a s
                 draft.act(view, Act::PatchClaim(hand_over(view, pod, claim)));
             }
             None if !stays && claim.shared => {
-                draft.act(view, Act::PatchClaim(let_go(view, claim)));
+                draft.act(view, Act::PatchClaim(change_owner(claim, set_uid(view), None)));
             }
             None if !stays => {
                 draft.act(view, Act::DeleteClaim { name, uid });
@@ -55,27 +55,20 @@ fn instance(pod: &Pod) -> &str {
 /// Gives a claim to a Pod, so that the garbage collector deletes the claim once the Pod, and who else owns it, is gone.
 /// The Pod blocks nobody's deletion, which would take a right over the finalizers of Pods.
 fn hand_over(view: &View<'_>, pod: &Pod, claim: &Claim) -> ClaimPatch {
-    let set = view.observed.set.metadata.uid.as_deref();
     let to =
         json!({ "apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid, "controller": true });
-    change_owner(claim, set.unwrap_or_default(), to)
+    change_owner(claim, set_uid(view), Some(to))
 }
 
-/// Leaves a claim to who else owns it.
-fn let_go(view: &View<'_>, claim: &Claim) -> ClaimPatch {
-    let set = view.observed.set.metadata.uid.as_deref();
-    owners(claim, set.unwrap_or_default(), None)
+fn set_uid<'a>(view: &View<'a>) -> &'a str {
+    view.observed.set.metadata.uid.as_deref().unwrap_or_default()
 }
 
-/// Puts one owner in the place of another.
-fn change_owner(claim: &Claim, from: &str, mut to: Value) -> ClaimPatch {
-    if claim.controlled {
+/// Puts one owner in the place of another, or of nobody: then the claim is left to who else owns it.
+fn change_owner(claim: &Claim, from: &str, mut to: Option<Value>) -> ClaimPatch {
+    if let Some(to) = to.as_mut().filter(|_| claim.controlled) {
         to["controller"] = json!(false);
     }
-    owners(claim, from, Some(to))
-}
-
-fn owners(claim: &Claim, from: &str, to: Option<Value>) -> ClaimPatch {
     let mut owners = vec![json!({ "$patch": "delete", "uid": from })];
     owners.extend(to);
     ClaimPatch {
@@ -101,7 +94,10 @@ pub(super) fn take_back(view: &View<'_>, draft: &mut Draft) {
             continue;
         }
         for claim in claims {
-            draft.act(view, Act::PatchClaim(change_owner(claim, &pod.uid, owner(view))));
+            draft.act(
+                view,
+                Act::PatchClaim(change_owner(claim, &pod.uid, Some(owner(view)))),
+            );
         }
     }
 }
