@@ -13,6 +13,7 @@ pub mod pod;
 pub mod quantity;
 pub mod ready;
 pub mod refresh;
+pub mod resize;
 pub mod spec;
 mod state;
 #[cfg(test)]

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::pod::{ContainerStatus, Pod};
 use super::spec::Spec;
 use super::write::{Target, Write, json_text};
-use super::{batch, complete, ready, state};
+use super::{batch, complete, ready, resize, state};
 use crate::api::in_place::{
     ContainerRefMetadata, InPlaceUpdateContainerBatch, InPlaceUpdateContainerStatus,
     InPlaceUpdatePreCheckBeforeNext, InPlaceUpdateState,
@@ -61,19 +61,9 @@ pub fn begin(
     annotations: &Map<String, Value>,
     now: Timestamp,
 ) -> Vec<Write> {
-    let mut writes = Vec::new();
     let (before, spec) = unfinished(pod, spec);
     let spec = &spec;
     let disturbs = changes(pod, spec) || unproven(&before);
-    let conditions = if disturbs {
-        ready::not_ready(pod, now)
-    } else {
-        Vec::new()
-    };
-    if !conditions.is_empty() {
-        let patch = json!({ "status": { "conditions": conditions } });
-        writes.push(Write::new(Target::Status, pod, patch));
-    }
     let mut fresh = InPlaceUpdateState {
         revision: spec.revision.clone(),
         update_timestamp: Some(whole(now)),
@@ -84,6 +74,7 @@ pub fn begin(
         ..InPlaceUpdateState::default()
     };
     let mut patch = json!({ "metadata": { "labels": labels, "annotations": annotations } });
+    let mut resize = None;
     if disturbs && spec.grace_seconds > 0 {
         annotate(
             pod,
@@ -93,10 +84,34 @@ pub fn begin(
         );
     } else {
         no_grace(pod, &mut patch);
-        writes.extend(change(pod, spec, &mut fresh, &mut patch, now));
+        resize = change(pod, spec, &mut fresh, &mut patch, now);
     }
+    if resize.is_some() || resize::unrecorded(pod) {
+        patch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = Value::Null;
+    }
+    let announced = resize.as_ref().map(|_| spec.revision.as_str());
+    let mut writes: Vec<Write> = prepare(pod, disturbs, announced, now).into_iter().collect();
+    writes.extend(resize);
     writes.push(stated(pod, patch, &fresh));
     writes
+}
+
+/// What comes before an update: the Pod is taken out of its Services if it is disturbed, and a resize is announced with
+/// the revision that it is for.
+fn prepare(pod: &Pod, disturbs: bool, resize: Option<&str>, now: Timestamp) -> Option<Write> {
+    let mut patch = json!({});
+    let conditions = if disturbs {
+        ready::not_ready(pod, now)
+    } else {
+        Vec::new()
+    };
+    if !conditions.is_empty() {
+        patch["status"]["conditions"] = Value::Array(conditions);
+    }
+    if let Some(revision) = resize.filter(|_| !resize::unrecorded(pod)) {
+        patch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = json!(revision);
+    }
+    (patch != json!({})).then(|| Write::new(Target::Status, pod, patch))
 }
 
 /// The change of the Pod with the state of its update.

@@ -231,7 +231,7 @@ fn resources_need_kubelets_word_and_no_restart() {
     let writes = start(&mut pod, &spec);
     assert_eq!(
         writes.iter().map(|w| w.to).collect::<Vec<_>>(),
-        [Target::Resize, Target::Pod]
+        [Target::Status, Target::Resize, Target::Pod]
     );
     assert!(holds(&pod, "Ready"));
     waits(&pod, "resources");

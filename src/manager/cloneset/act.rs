@@ -22,6 +22,7 @@ use super::report::Tally;
 use super::{Work, history};
 use crate::api::cloneset::CloneSet;
 use crate::api::image_pull_job::ImagePullJob;
+use crate::api::keys;
 use crate::cluster::{Error, Key, write};
 use crate::in_place::{self, Pod, Refresh, Target, Write};
 use crate::manager::view::RawPod;
@@ -289,12 +290,11 @@ async fn back_into_service(work: &Work<'_>, name: &str) -> Result<(), Error> {
     let Some(ready) = in_place::ready::ready(&pod, now).filter(|_| idle) else {
         return Ok(());
     };
-    let patch = Write::new(
-        Target::Status,
-        &pod,
-        json!({ "status": { "conditions": [ready] } }),
-    )
-    .patch;
+    let mut patch = json!({ "status": { "conditions": [ready] } });
+    if in_place::resize::unrecorded(&pod) {
+        patch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = Value::Null;
+    }
+    let patch = Write::new(Target::Status, &pod, patch).patch;
     let stored = write::patch_status_strategic(&work.api::<RawPod>(), name, &patch).await?;
     keep_pod(work, &stored);
     Ok(())

@@ -8,7 +8,7 @@ use super::waits;
 use crate::api::keys;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::complete::Waiting;
-use crate::in_place::{Pod, Refresh, Write, ready};
+use crate::in_place::{Pod, Refresh, Write, ready, resize};
 
 /// Writes that a Pod needs.
 pub(super) struct Pending {
@@ -42,7 +42,8 @@ pub(super) fn refresh(view: &View<'_>, pod: &Seen<'_>, draft: &mut Draft) -> Opt
             };
             draft.wait(waits::trouble(pod).unwrap_or(why), pod);
         }
-        Refresh::Done => settled = true,
+        // Whether it was disturbed by its resize is not known, so it stays as it is until that is settled.
+        Refresh::Done => settled = !resize::unrecorded(pod),
     }
     let next = next_state(view, pod, settled, draft);
     let gate = settled && pod.node.is_some();

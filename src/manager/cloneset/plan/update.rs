@@ -13,7 +13,7 @@ use super::{create, lifecycle, order, pods, waits};
 use crate::api::cloneset::PodUpdateStrategyType as Policy;
 use crate::api::keys;
 use crate::api::lifecycle::LifecycleStateType as State;
-use crate::in_place::{MustRecreate, Options, Pod, Revision, Spec, Target, Write, patch, spec};
+use crate::in_place::{MustRecreate, Options, Pod, Revision, Spec, Target, Write, patch, resize, spec};
 
 /// What is known to lead from one revision to the target, by the name of the revision.
 type Specs = BTreeMap<String, Result<Spec, MustRecreate>>;
@@ -23,9 +23,36 @@ type Specs = BTreeMap<String, Result<Spec, MustRecreate>>;
 pub(super) fn update(
     view: &View<'_>,
     pending: &mut BTreeMap<String, Pending>,
-    mut room: usize,
+    room: usize,
     draft: &mut Draft,
 ) {
+    roll(view, pending, room, draft);
+    for pod in view.pods.iter().filter(|pod| resize::unrecorded(pod)) {
+        let goes = pod.state == State::PreparingDelete || draft.touched(pod);
+        if !(goes || pending.get(&pod.uid).is_some_and(|p| p.first) || delayed(view, pod, draft)) {
+            take_back(view, pod, pending);
+        }
+    }
+}
+
+/// Gives a Pod the resources of its revision again, where the update that began with other ones does not go on.
+fn take_back(view: &View<'_>, pod: &Seen<'_>, pending: &mut BTreeMap<String, Pending>) {
+    let revisions = &view.observed.revisions;
+    let Some(own) = revisions.iter().find(|r| pods::at(pod, &r.name)) else {
+        return;
+    };
+    let revision = own.name.clone();
+    let mut spec = Spec {
+        revision,
+        ..Spec::default()
+    };
+    resize::settle(pod, template(own), &mut spec);
+    let writes = begin(view, pod, &own.name, &spec);
+    let (why, first) = (Why::GoOn, true);
+    pending.insert(pod.uid.clone(), Pending { writes, why, first });
+}
+
+fn roll(view: &View<'_>, pending: &mut BTreeMap<String, Pending>, mut room: usize, draft: &mut Draft) {
     let numbers = view.numbers(|pod| pod.updated);
     let forward = numbers.update >= 0;
     if forward && on_delete(view.spec) {
@@ -264,13 +291,20 @@ fn in_place(view: &View<'_>, pod: &Pod, target: &str, specs: &mut Specs) -> Resu
         grace_seconds: grace.and_then(|g| g.grace_period_seconds).unwrap_or_default(),
     };
     let known = specs.entry(old.name.clone());
-    let spec = known
+    let mut spec = known
         .or_insert_with(|| spec::spec(&as_engine(old), &as_engine(new), &options))
         .clone()?;
     if starts_nothing_anew(pod, &spec) {
         return Err(MustRecreate::NoGate);
     }
+    if resize::unrecorded(pod) {
+        resize::settle(pod, template(new), &mut spec);
+    }
     Ok(spec)
+}
+
+fn template(revision: &super::types::Revision) -> &Value {
+    &revision.data["spec"]["template"]
 }
 
 /// Whether an environment is to change in a container that nobody would restart: the daemon does so only while the Pod

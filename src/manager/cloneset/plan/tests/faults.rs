@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 use super::world::{World, owned, patch};
 use crate::api::keys;
 use crate::in_place::tests::apply;
-use crate::in_place::{Target, Write};
 use crate::manager::cloneset::plan::{Act, ClaimPatch, Failure, LeftOver, Outcome};
 
 /// How an act fails.
@@ -16,6 +15,8 @@ pub enum Fault {
     Refused,
     /// Its first write is done, the next one refused.
     HalfDone,
+    /// Its last write is refused, after the others were done.
+    NearlyDone,
     /// It is done, but the answer is lost, and the watch is late to show a new Pod.
     Lost,
 }
@@ -48,18 +49,11 @@ impl World {
                 (Some(act.clone()), Outcome::Refused)
             }
             (Some(Fault::HalfDone), Act::PatchPod { name, writes, .. }) => {
-                let pod = self.pods.get_mut(name).unwrap();
-                patch(pod, &writes[..1]);
-                if let [
-                    Write {
-                        to: Target::Resize, ..
-                    },
-                    _,
-                    ..,
-                ] = writes[..]
-                {
-                    pod["resized"] = json!(true);
-                }
+                patch(self.pods.get_mut(name).unwrap(), &writes[..1]);
+                (Some(act.clone()), Outcome::Refused)
+            }
+            (Some(Fault::NearlyDone), Act::PatchPod { name, writes, .. }) => {
+                patch(self.pods.get_mut(name).unwrap(), &writes[..writes.len() - 1]);
                 (Some(act.clone()), Outcome::Refused)
             }
             (Some(_), Act::CreatePod { claims, .. }) => {

@@ -6,7 +6,7 @@ use super::ends::End;
 use super::node::environment;
 use super::world::{BACKUP, World, owned};
 use crate::api::keys;
-use crate::in_place::{Container, Pod};
+use crate::in_place::{Container, Pod, resize};
 use crate::manager::cloneset::plan::{Observed, pods};
 
 /// Pods that we made have all that they are to have, and nothing was lost that we do not know.
@@ -40,6 +40,7 @@ fn is_as_its_revision(world: &World, pod: &Value) {
     let seen = Pod::of(pod);
     let revision = world.revisions.iter().find(|r| pods::at(&seen, &r.name)).unwrap();
     let template = &revision.data["spec"]["template"];
+    assert!(!resize::unrecorded(&seen), "{pod:#}");
     for (part, key) in [("labels", "l"), ("annotations", "n")] {
         let (has, asked) = (&pod["metadata"][part][key], &template["metadata"][part][key]);
         assert_eq!(has, asked, "{part} {key} of {pod:#}");
@@ -50,10 +51,7 @@ fn is_as_its_revision(world: &World, pod: &Value) {
     for ((container, asked), status) in containers.iter().zip(asked).zip(&seen.statuses) {
         let (has, wanted) = (Container::of(container), Container::of(asked));
         assert_eq!(has.image, wanted.image, "{pod:#}");
-        // A resize is a write of its own, before the one that records it. Where that one failed, and the update is not
-        // asked for any more, nobody knows of the resize.
-        let known = pod["resized"] != true;
-        assert!(!known || has.resources == wanted.resources, "{pod:#}");
+        assert_eq!(has.resources, wanted.resources, "{pod:#}");
         assert_eq!(status.image, has.image, "what runs in {pod:#}");
         assert_eq!(
             status.resources.clone().unwrap_or_default(),
