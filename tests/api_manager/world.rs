@@ -13,10 +13,11 @@ use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use xtask::cluster::{ControlPlane, Options, wait};
+use xtask::cluster::{ControlPlane, Options};
 
 pub use crate::connect::connect;
 use crate::manager::Manager;
+use crate::support::converted::{self, until_converted};
 use crate::waits;
 
 /// How long anything may take to happen before a test gives up; machines can be busy.
@@ -26,7 +27,7 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
     let world = World::new();
     let mut manager = world.manager("kruise-manager");
     manager.start().unwrap();
-    until_converted(&world.plane);
+    until_converted(&world.plane, &converted::ALL);
     World {
         _manager: Some(manager),
         ..world
@@ -37,26 +38,6 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
 pub struct World {
     pub plane: ControlPlane,
     _manager: Option<Manager>,
-}
-
-/// Waits until objects of v1alpha1 are converted: the API server takes a moment to heed where that is done.
-fn until_converted(plane: &ControlPlane) {
-    let file = plane.dir().join("old.json");
-    let set = json!({ "selector": { "matchLabels": { "a": "b" } }, "template": {
-        "metadata": { "labels": { "a": "b" } }, "spec": { "containers": [{ "name": "c", "image": "i" }] } } });
-    let job = json!({ "image": "i", "completionPolicy": { "type": "Never" } });
-    for (kind, spec) in [("CloneSet", set), ("ImagePullJob", job), ("NodeImage", json!({}))] {
-        let old = json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": kind, "spec": spec,
-            "metadata": { "name": "old", "namespace": "default" } });
-        std::fs::write(&file, old.to_string()).unwrap();
-        let mut said = String::new();
-        let path = file.to_string_lossy().into_owned();
-        let done = wait::until(&format!("a {kind} of v1alpha1 is converted"), PATIENCE, || {
-            let made = plane.kubectl(&["create", "--dry-run=server", "-f", &path]);
-            Ok(made.map_err(|why| said = why.to_string()).ok())
-        });
-        assert!(done.is_ok(), "{done:?}: {said}");
-    }
 }
 
 /// The world that most tests share.

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use xtask::cluster::{Bound, ControlPlane, wait};
 
 pub use crate::connect::connect;
+use crate::support::converted::{self, until_converted};
 use crate::untyped::untyped;
 
 /// How long anything may take to happen before a test gives up; machines can be busy.
@@ -97,17 +98,13 @@ pub fn webhooks_answer(plane: &ControlPlane) {
         "metadata": { "name": "probe", "namespace": "default" },
         "spec": { "podName": "nobody", "containers": [{ "name": "c" }] },
     });
-    let image = json!({
-        "apiVersion": "apps.kruise.io/v1alpha1", "kind": "NodeImage", "metadata": { "name": "probe" },
-    });
     wait::until("webhooks answer", PATIENCE, || {
         let refused = plane.apply(&request.to_string()).unwrap_err().to_string();
-        Ok(
-            (refused.contains("there is no such Pod") && plane.apply(&image.to_string()).is_ok())
-                .then_some(()),
-        )
+        Ok(refused.contains("there is no such Pod").then_some(()))
     })
     .unwrap();
+    // Where a feature gate is off, jobs are refused.
+    until_converted(plane, &["CloneSet", "NodeImage"]);
 }
 
 impl World {
@@ -120,6 +117,7 @@ impl World {
         let replica = Replica::start(&plane);
         replica.leading.send(true).unwrap();
         webhooks_answer(&plane);
+        until_converted(&plane, &converted::ALL);
         Self {
             plane,
             _replica: replica,

@@ -11,6 +11,7 @@
 )]
 
 pub mod connect;
+pub mod converted;
 pub mod etcd;
 pub mod fake_registry;
 pub mod fault_cri;
