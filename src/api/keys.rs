@@ -74,7 +74,8 @@ pub const IN_PLACE_UPDATE_STATE_OLD: &str = "inplace-update-state";
 pub const IN_PLACE_UPDATE_GRACE: &str = "apps.kruise.io/inplace-update-grace";
 /// What old releases called [`IN_PLACE_UPDATE_GRACE`]: read where that is absent, removed with every write.
 pub const IN_PLACE_UPDATE_GRACE_OLD: &str = "inplace-update-grace";
-/// Annotation of ours on a Pod that is being resized for the revision it names, until the Pod has that revision.
+/// Annotation of ours on a Pod that is being resized: JSON of what its containers had before, until the update that the
+/// resize is for is recorded.
 pub const IN_PLACE_UPDATE_RESIZING: &str = "apps.kruise.io/inplace-update-resizing";
 /// Annotation of a v1alpha1 CloneSet: `imagePreDownloadParallelism` of v1beta1.
 pub const IMAGE_PRE_DOWNLOAD_PARALLELISM: &str = "apps.kruise.io/image-predownload-parallelism";

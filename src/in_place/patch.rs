@@ -50,6 +50,12 @@ fn changes(pod: &Pod, spec: &Spec) -> bool {
         || spec.container_resources.iter().any(restarts)
 }
 
+/// The same for all that an update to `spec` comes to.
+pub(super) fn disturbs(pod: &Pod, spec: &Spec) -> bool {
+    let (before, spec) = unfinished(pod, spec);
+    changes(pod, &spec) || unproven(&before)
+}
+
 /// Begins an update: the Pod is taken out of its Services if need be, then changed, or told what to wait for.
 ///
 /// `labels` and `annotations` go with the change: those of the revision and of the lifecycle.
@@ -89,16 +95,14 @@ pub fn begin(
     if resize.is_some() || resize::unrecorded(pod) {
         patch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = Value::Null;
     }
-    let announced = resize.as_ref().map(|_| spec.revision.as_str());
-    let mut writes: Vec<Write> = prepare(pod, disturbs, announced, now).into_iter().collect();
+    let mut writes: Vec<Write> = prepare(pod, disturbs, resize.as_ref(), now).into_iter().collect();
     writes.extend(resize);
     writes.push(stated(pod, patch, &fresh));
     writes
 }
 
-/// What comes before an update: the Pod is taken out of its Services if it is disturbed, and a resize is announced with
-/// the revision that it is for.
-fn prepare(pod: &Pod, disturbs: bool, resize: Option<&str>, now: Timestamp) -> Option<Write> {
+/// What comes before an update: the Pod is taken out of its Services if it is disturbed, and a resize is announced.
+fn prepare(pod: &Pod, disturbs: bool, resize: Option<&Write>, now: Timestamp) -> Option<Write> {
     let mut patch = json!({});
     let conditions = if disturbs {
         ready::not_ready(pod, now)
@@ -108,8 +112,10 @@ fn prepare(pod: &Pod, disturbs: bool, resize: Option<&str>, now: Timestamp) -> O
     if !conditions.is_empty() {
         patch["status"]["conditions"] = Value::Array(conditions);
     }
-    if let Some(revision) = resize.filter(|_| !resize::unrecorded(pod)) {
-        patch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = json!(revision);
+    let announcement = resize.map(|resize| resize::announcement(pod, resize));
+    if announcement.is_some() && announcement.as_ref() != pod.annotations.get(keys::IN_PLACE_UPDATE_RESIZING)
+    {
+        patch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = json!(announcement);
     }
     (patch != json!({})).then(|| Write::new(Target::Status, pod, patch))
 }

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::errors::{quota, says};
-use crate::field::{Field, identities};
+use crate::field::Field;
 use crate::lost::{Bed, alone, matched, spec, until_replaced, unwanted};
 use crate::pods;
 use crate::proxy::Loss;
@@ -30,7 +30,7 @@ async fn two(
 }
 
 /// Waits until the request is made.
-async fn until_asked(bed: &Bed, namespace: &str) {
+pub async fn until_asked(bed: &Bed, namespace: &str) {
     let asked = async || (!bed.proxy.lost(namespace).is_empty()).then_some(());
     let log = || waits::tails([bed.manager.log().to_owned()]);
     waits::until(&format!("the request in {namespace}"), &log, asked).await;
@@ -105,56 +105,4 @@ async fn claims_that_wait_for_their_pods_are_used_by_the_next_manager_or_go() {
             "{before:?} {after:?}"
         );
     }
-}
-
-fn cpu(pod: &Value) -> &Value {
-    &pod["spec"]["containers"][0]["resources"]["requests"]["cpu"]
-}
-
-/// A resize is a request of its own, before the one that records it.
-#[tokio::test]
-async fn what_was_resized_for_an_update_that_is_not_wanted_any_more_is_taken_back() {
-    let mut bed = alone().await;
-    let field = Field::new(bed.world, "dies-resized").await;
-    let template = |cpu: &str| {
-        let app = json!({ "name": "app", "image": "example.com/app:1", "resources": { "requests": { "cpu": cpu } } });
-        json!({ "template": { "spec": { "containers": [app] } } })
-    };
-    field.set("web", template("1")).await;
-    field.settled("web").await;
-    let before = field.pods_of("web").await;
-    // The manager dies while it waits.
-    bed.proxy.lose(
-        "dies-resized",
-        "patch pods",
-        Loss::Until("nobody says so"),
-        1,
-        before.len(),
-    );
-    field.edit("web", json!({ "spec": template("2") })).await;
-    until_asked(&bed, "dies-resized").await;
-    bed.manager.kill().unwrap();
-    let half: Vec<Value> = field
-        .pods_of("web")
-        .await
-        .into_iter()
-        .filter(|pod| cpu(pod) == "2")
-        .collect();
-    assert!(!half.is_empty());
-    for pod in &half {
-        let told = &pod["metadata"]["annotations"]["apps.kruise.io/inplace-update-resizing"];
-        assert!(told.is_string(), "{pod:#}");
-    }
-    field.edit("web", json!({ "spec": template("1") })).await;
-    bed.manager.start().unwrap();
-    let as_before = |pods: &[&Value]| {
-        let mut pods = pods.iter();
-        pods.all(|pod| {
-            let told = &pod["metadata"]["annotations"]["apps.kruise.io/inplace-update-resizing"];
-            cpu(pod) == "1" && told.is_null() && pods::serves(pod)
-        })
-    };
-    field.until_pods("web", "of their old size", as_before).await;
-    field.settled("web").await;
-    assert_eq!(identities(&field.pods_of("web").await), identities(&before));
 }

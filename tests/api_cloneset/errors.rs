@@ -8,7 +8,6 @@ use xtask::cluster::wait;
 
 use crate::field::Field;
 use crate::kubelet::{NO_IMAGE, NO_NODE};
-use crate::pods::{runs, serves};
 use crate::world::{PATIENCE, until, world};
 
 /// What a condition says; nothing where it is absent.
@@ -175,41 +174,4 @@ async fn an_image_that_never_comes_is_told_with_the_pods_that_wait() {
         names.iter().any(|name| waits.contains(name)),
         "{names:?} are not in {waits}"
     );
-}
-
-/// The CPU is asked for first, so that no container is changed for an update that cannot be.
-#[tokio::test]
-async fn a_resize_beyond_the_quota_changes_nothing_and_is_told() {
-    const RESIZING: &str = "apps.kruise.io/inplace-update-resizing";
-    let field = Field::new(world(), "no-cpu").await;
-    let template = |image: &str, cpu: &str| {
-        let app = json!({ "name": "app", "image": image, "resources": { "requests": { "cpu": cpu } } });
-        json!({ "template": { "spec": { "containers": [app] } } })
-    };
-    field.set("web", template("example.com/app:1", "1")).await;
-    field.settled("web").await;
-    let before = field.pods_of("web").await;
-    quota(&field, "requests.cpu", 5).await;
-    field
-        .edit("web", json!({ "spec": template("example.com/app:2", "9") }))
-        .await;
-    says(&field, "FailedUpdate", "exceeded quota: few").await;
-    let in_use = |pods: &[&Value]| {
-        pods.iter()
-            .all(|pod| serves(pod) && runs(pod, "example.com/app:1"))
-    };
-    field.until_pods("web", "in use as they were", in_use).await;
-    field
-        .edit("web", json!({ "spec": template("example.com/app:1", "1") }))
-        .await;
-    field.settled("web").await;
-    let as_before = |pods: &[&Value]| {
-        let plain = |pod: &&&Value| pod["metadata"]["annotations"][RESIZING].is_null() && serves(pod);
-        pods.iter().filter(plain).count() == before.len()
-    };
-    let after = field
-        .until_pods("web", "in use, and not announced", as_before)
-        .await;
-    let specs = |pods: &[Value]| pods.iter().map(|pod| pod["spec"].clone()).collect::<Vec<_>>();
-    assert_eq!(specs(&after), specs(&before));
 }

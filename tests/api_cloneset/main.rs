@@ -25,6 +25,7 @@ mod proxy;
 mod refused;
 mod scale;
 mod shared;
+mod sizes;
 mod standing;
 mod steady;
 mod story;

@@ -22,7 +22,6 @@ use super::report::Tally;
 use super::{Work, history};
 use crate::api::cloneset::CloneSet;
 use crate::api::image_pull_job::ImagePullJob;
-use crate::api::keys;
 use crate::cluster::{Error, Key, write};
 use crate::in_place::{self, Pod, Refresh, Target, Write};
 use crate::manager::view::RawPod;
@@ -249,18 +248,18 @@ async fn patch_pod(work: &Work<'_>, uid: &str, name: &str, writes: &[Write]) -> 
         };
         match stored {
             Ok(stored) => before = Some(keep_pod(work, &stored)),
-            Err(error) => return not_patched(work, uid, name, &writes[..at], error).await,
+            Err(error) => return not_patched(work, uid, name, (&writes[..at], write.to), error).await,
         }
     }
     Ok(())
 }
 
-/// A patch of a Pod failed, after those that were `done`.
+/// A patch of a Pod failed, after those that were done.
 async fn not_patched(
     work: &Work<'_>,
     uid: &str,
     name: &str,
-    done: &[Write],
+    (done, failed): (&[Write], Target),
     error: Error,
 ) -> Result<(), Error> {
     if error.not_found() || error.conflict() {
@@ -274,7 +273,9 @@ async fn not_patched(
         work.index().pods.doubt(&work.key(name));
     }
     let begun = done.iter().any(|write| write.to != Target::Status);
-    if !done.is_empty() && !begun && !error.retryable() {
+    // It may have been out of its Services before a resize that is tried again.
+    let out = !done.is_empty() || failed == Target::Resize;
+    if out && !begun && !error.retryable() {
         back_into_service(work, name).await?;
     }
     Err(error)
@@ -290,10 +291,7 @@ async fn back_into_service(work: &Work<'_>, name: &str) -> Result<(), Error> {
     let Some(ready) = in_place::ready::ready(&pod, now).filter(|_| idle) else {
         return Ok(());
     };
-    let mut patch = json!({ "status": { "conditions": [ready] } });
-    if in_place::resize::unrecorded(&pod) {
-        patch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = Value::Null;
-    }
+    let patch = json!({ "status": { "conditions": [ready] } });
     let patch = Write::new(Target::Status, &pod, patch).patch;
     let stored = write::patch_status_strategic(&work.api::<RawPod>(), name, &patch).await?;
     keep_pod(work, &stored);

@@ -46,6 +46,7 @@ mod predownload;
 mod progress;
 mod refresh;
 mod scale;
+mod sizes;
 mod status;
 #[cfg(test)]
 mod tests;

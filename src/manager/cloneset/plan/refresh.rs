@@ -42,7 +42,8 @@ pub(super) fn refresh(view: &View<'_>, pod: &Seen<'_>, draft: &mut Draft) -> Opt
             };
             draft.wait(waits::trouble(pod).unwrap_or(why), pod);
         }
-        // Whether it was disturbed by its resize is not known, so it stays as it is until that is settled.
+        // A resize that nothing records may have disturbed it: it stays as it is until the update goes on or is given
+        // up, so that there are never more of them than the limit allows.
         Refresh::Done => settled = !resize::unrecorded(pod),
     }
     let next = next_state(view, pod, settled, draft);

@@ -9,7 +9,7 @@ use super::numbers::Numbers;
 use super::refresh::Pending;
 use super::types::{Subject, Why};
 use super::view::{Draft, Seen, View};
-use super::{create, lifecycle, order, pods, waits};
+use super::{create, lifecycle, order, pods, sizes, waits};
 use crate::api::cloneset::PodUpdateStrategyType as Policy;
 use crate::api::keys;
 use crate::api::lifecycle::LifecycleStateType as State;
@@ -23,36 +23,20 @@ type Specs = BTreeMap<String, Result<Spec, MustRecreate>>;
 pub(super) fn update(
     view: &View<'_>,
     pending: &mut BTreeMap<String, Pending>,
-    room: usize,
+    mut room: usize,
     draft: &mut Draft,
 ) {
-    roll(view, pending, room, draft);
-    for pod in view.pods.iter().filter(|pod| resize::unrecorded(pod)) {
-        let goes = pod.state == State::PreparingDelete || draft.touched(pod);
-        if !(goes || pending.get(&pod.uid).is_some_and(|p| p.first) || delayed(view, pod, draft)) {
-            take_back(view, pod, pending);
-        }
-    }
+    let turns = roll(view, pending, &mut room, draft);
+    sizes::take_back(view, &turns, pending, room, draft);
 }
 
-/// Gives a Pod the resources of its revision again, where the update that began with other ones does not go on.
-fn take_back(view: &View<'_>, pod: &Seen<'_>, pending: &mut BTreeMap<String, Pending>) {
-    let revisions = &view.observed.revisions;
-    let Some(own) = revisions.iter().find(|r| pods::at(pod, &r.name)) else {
-        return;
-    };
-    let revision = own.name.clone();
-    let mut spec = Spec {
-        revision,
-        ..Spec::default()
-    };
-    resize::settle(pod, template(own), &mut spec);
-    let writes = begin(view, pod, &own.name, &spec);
-    let (why, first) = (Why::GoOn, true);
-    pending.insert(pod.uid.clone(), Pending { writes, why, first });
-}
-
-fn roll(view: &View<'_>, pending: &mut BTreeMap<String, Pending>, mut room: usize, draft: &mut Draft) {
+/// Updates Pods, and returns the places of those that are to be updated now, whether they wait or not.
+fn roll(
+    view: &View<'_>,
+    pending: &mut BTreeMap<String, Pending>,
+    room: &mut usize,
+    draft: &mut Draft,
+) -> BTreeSet<usize> {
     let numbers = view.numbers(|pod| pod.updated);
     let forward = numbers.update >= 0;
     if forward && on_delete(view.spec) {
@@ -61,29 +45,28 @@ fn roll(view: &View<'_>, pending: &mut BTreeMap<String, Pending>, mut room: usiz
     }
     let (candidates, mut wanted) = choose(view, &numbers, forward);
     let first = wanted.min(candidates.len());
-    restore(view, &candidates[..first], pending);
+    let mut turns: BTreeSet<usize> = candidates[..first].iter().copied().collect();
+    restore(view, &turns, pending);
     if view.held() || view.spec.rolling_update().is_some_and(|r| r.paused) {
-        return;
+        return BTreeSet::new();
     }
-    let observed = view.observed;
-    let target = if forward {
-        &observed.update
-    } else {
-        &observed.current
+    let target = match forward {
+        true => &view.observed.update,
+        false => &view.observed.current,
     };
     let mut budget = Budget::new(view, &numbers, target);
     let mut specs = Specs::new();
-    for (place, pod) in candidates.into_iter().map(|at| &view.pods[at]).enumerate() {
-        if wanted == 0 || room == 0 {
+    let pods = candidates.iter().map(|at| (at, &view.pods[*at]));
+    for (place, (at, pod)) in pods.enumerate() {
+        if wanted == 0 || *room == 0 {
             break;
         }
-        let available = pod.available;
         // Where the limit keeps those whose turn it is, others may take their places that are unavailable anyway.
-        if place >= first && (available || !budget.allows(false)) {
+        if place >= first && (pod.available || !budget.allows(false)) {
             continue;
         }
         // One that is unavailable anyway costs nothing, so it need not wait for those before it in the order.
-        if !budget.allows(available) {
+        if !budget.allows(pod.available) {
             draft.wait(format!("to be updated: {}", waits::budget(view)), pod);
             continue;
         }
@@ -96,15 +79,17 @@ fn roll(view: &View<'_>, pending: &mut BTreeMap<String, Pending>, mut room: usiz
             Err(why) => {
                 draft.stuck(why, pod);
                 put_back(view, pod, pending);
+                turns.remove(at);
             }
-            Ok(None) => budget.take(available),
+            Ok(None) => budget.take(pod.available),
             Ok(Some((why, writes))) => {
-                budget.take(available);
+                budget.take(pod.available);
                 pending.remove(&pod.uid);
-                room -= usize::from(draft.patch(view, pod, why, writes));
+                *room -= usize::from(draft.patch(view, pod, why, writes));
             }
         }
     }
+    turns
 }
 
 /// The places of the Pods that may be updated, or taken back, in order, and how many of them are to be. Those that are
@@ -195,16 +180,21 @@ fn beyond(view: &View<'_>, forward: bool) -> i64 {
 
 /// Whether the Pod is one to update, if `forward`, or else one to take back.
 fn candidate(pod: &Seen<'_>, forward: bool) -> bool {
+    pod.updated != forward
+        && pod.state != State::PreparingDelete
+        && (!graced(pod) || pod.state == State::Updated)
+}
+
+/// Whether the Pod's update waits for its grace period.
+pub(super) fn graced(pod: &Pod) -> bool {
     let grace = [keys::IN_PLACE_UPDATE_GRACE, keys::IN_PLACE_UPDATE_GRACE_OLD];
-    let graced = grace
+    grace
         .iter()
-        .any(|key| pod.annotations.get(*key).is_some_and(|text| !text.is_empty()));
-    pod.updated != forward && pod.state != State::PreparingDelete && (!graced || pod.state == State::Updated)
+        .any(|key| pod.annotations.get(*key).is_some_and(|text| !text.is_empty()))
 }
 
 /// Lets Pods be that were prepared for an update which they are not to have any more.
-fn restore(view: &View<'_>, chosen: &[usize], pending: &mut BTreeMap<String, Pending>) {
-    let chosen: BTreeSet<usize> = chosen.iter().copied().collect();
+fn restore(view: &View<'_>, chosen: &BTreeSet<usize>, pending: &mut BTreeMap<String, Pending>) {
     for (at, pod) in view.pods.iter().enumerate() {
         if !chosen.contains(&at) {
             put_back(view, pod, pending);
@@ -225,7 +215,7 @@ fn put_back(view: &View<'_>, pod: &Seen<'_>, pending: &mut BTreeMap<String, Pend
     }
 }
 
-fn delayed(view: &View<'_>, pod: &Pod, draft: &mut Draft) -> bool {
+pub(super) fn delayed(view: &View<'_>, pod: &Pod, draft: &mut Draft) -> bool {
     let until = view.delayed(&Subject::Pod(pod.uid.clone()));
     until.map(|until| draft.wake_at(until)).is_some()
 }
@@ -297,14 +287,8 @@ fn in_place(view: &View<'_>, pod: &Pod, target: &str, specs: &mut Specs) -> Resu
     if starts_nothing_anew(pod, &spec) {
         return Err(MustRecreate::NoGate);
     }
-    if resize::unrecorded(pod) {
-        resize::settle(pod, template(new), &mut spec);
-    }
+    resize::settle(pod, &mut spec.container_resources);
     Ok(spec)
-}
-
-fn template(revision: &super::types::Revision) -> &Value {
-    &revision.data["spec"]["template"]
 }
 
 /// Whether an environment is to change in a container that nobody would restart: the daemon does so only while the Pod

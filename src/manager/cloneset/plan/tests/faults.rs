@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::world::{World, owned, patch};
 use crate::api::keys;
 use crate::in_place::tests::apply;
+use crate::in_place::{Target, Write};
 use crate::manager::cloneset::plan::{Act, ClaimPatch, Failure, LeftOver, Outcome};
 
 /// How an act fails.
@@ -17,14 +18,34 @@ pub enum Fault {
     HalfDone,
     /// Its last write is refused, after the others were done.
     NearlyDone,
+    /// Sizes of Pods cannot be changed; what comes before that is done.
+    NoResize,
     /// It is done, but the answer is lost, and the watch is late to show a new Pod.
     Lost,
+}
+
+fn resize(write: &Write) -> bool {
+    write.to == Target::Resize
+}
+
+impl Fault {
+    /// How many of these are done before one is refused.
+    fn done(self, writes: &[Write]) -> usize {
+        match self {
+            Self::HalfDone => 1,
+            Self::NearlyDone => writes.len() - 1,
+            Self::NoResize => writes.iter().position(resize).unwrap(),
+            Self::Refused | Self::Lost => 0,
+        }
+    }
 }
 
 impl World {
     /// Tries an act, and takes note of what it came to.
     pub fn attempt(&mut self, act: &Act) {
+        let resizes = matches!(act, Act::PatchPod { writes, .. } if writes.iter().any(resize));
         let fault = (self.failing > 0).then_some(self.fault);
+        let fault = fault.filter(|fault| *fault != Fault::NoResize || resizes);
         self.failing = self.failing.saturating_sub(1);
         let sure = self.now.checked_add(30.seconds()).unwrap();
         let (failed, outcome) = match (fault, act) {
@@ -48,12 +69,8 @@ impl World {
                 self.give(claims);
                 (Some(act.clone()), Outcome::Refused)
             }
-            (Some(Fault::HalfDone), Act::PatchPod { name, writes, .. }) => {
-                patch(self.pods.get_mut(name).unwrap(), &writes[..1]);
-                (Some(act.clone()), Outcome::Refused)
-            }
-            (Some(Fault::NearlyDone), Act::PatchPod { name, writes, .. }) => {
-                patch(self.pods.get_mut(name).unwrap(), &writes[..writes.len() - 1]);
+            (Some(fault), Act::PatchPod { name, writes, .. }) => {
+                patch(self.pods.get_mut(name).unwrap(), &writes[..fault.done(writes)]);
                 (Some(act.clone()), Outcome::Refused)
             }
             (Some(_), Act::CreatePod { claims, .. }) => {

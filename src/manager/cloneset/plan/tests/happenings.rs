@@ -180,8 +180,14 @@ pub(super) fn happen(world: &mut World, happening: &Happening) {
             world.edit(&json!({ "scaleStrategy": { "podsToDelete": name.into_iter().collect::<Vec<_>>() } }));
         }
         Happening::Failing(n) => {
-            let faults = [Fault::Refused, Fault::HalfDone, Fault::NearlyDone, Fault::Lost];
-            (world.failing, world.fault) = (usize::from(*n % 4), faults[usize::from(n / 4 % 4)]);
+            let faults = [
+                Fault::Refused,
+                Fault::HalfDone,
+                Fault::NearlyDone,
+                Fault::NoResize,
+                Fault::Lost,
+            ];
+            (world.failing, world.fault) = (usize::from(*n % 4), faults[usize::from(n / 4 % 5)]);
         }
         Happening::Restart => world.restart(),
         other => others(world, other),

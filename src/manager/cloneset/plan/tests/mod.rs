@@ -18,6 +18,7 @@ mod predownload;
 mod refused;
 mod rest;
 mod retries;
+mod sizes;
 mod waits;
 mod whole;
 mod world;

@@ -5,9 +5,8 @@ use serde_json::{Value, json};
 
 use super::cases::{condition, settle};
 use super::faults::Fault;
-use super::histories::{container, rolling, spec};
+use super::histories::spec;
 use super::world::World;
-use crate::in_place::Target;
 use crate::manager::cloneset::plan::{Act, Plan};
 
 /// A CloneSet of two with claims that are not reused; the next act fails in this way.
@@ -204,62 +203,4 @@ fn a_pod_that_never_goes_keeps_no_other_from_claims_that_nobody_has() {
         names.iter().collect::<Vec<_>>()
     );
     assert_eq!(world.claims.len(), 2);
-}
-
-/// One Pod that was resized, and no more, for an update that asks for CPU.
-fn resized() -> World {
-    let mut world = World::new(spec(false, false));
-    world.edit(&json!({ "replicas": 1 }));
-    settle(&mut world);
-    (world.failing, world.fault) = (1, Fault::NearlyDone);
-    container(&mut world, "resources", json!({ "requests": { "cpu": "2" } }));
-    world.reconcile();
-    assert_eq!(cpu(&world), "2");
-    world
-}
-
-fn cpu(world: &World) -> &Value {
-    &world.pods.values().next().unwrap()["spec"]["containers"][0]["resources"]["requests"]["cpu"]
-}
-
-#[test]
-fn a_resize_is_taken_back_with_the_update_that_it_was_for() {
-    for restart in [false, true] {
-        let mut world = resized();
-        if restart {
-            world.restart();
-        }
-        container(&mut world, "resources", json!({ "requests": { "cpu": "1" } }));
-        at_last(&mut world);
-        assert_eq!(cpu(&world), "1");
-    }
-    // So it is where the update may not go on for now, or is another one.
-    let mut world = resized();
-    rolling(&mut world, json!({ "paused": true }));
-    at_last(&mut world);
-    assert_eq!(cpu(&world), "1");
-    rolling(&mut world, json!({ "paused": false }));
-    settle(&mut world);
-    assert_eq!(cpu(&world), "2");
-    let mut world = resized();
-    let mut app = world.set["spec"]["template"]["spec"]["containers"][0].clone();
-    (app["image"], app["resources"]) = (json!("app:2"), json!({ "requests": { "cpu": "1" } }));
-    world.edit(&json!({ "template": { "spec": { "containers": [app] } } }));
-    at_last(&mut world);
-    assert_eq!(cpu(&world), "1");
-    assert_eq!(world.set["status"]["updatedReadyReplicas"], 1);
-}
-
-#[test]
-fn a_resize_that_was_not_recorded_is_with_the_next_try() {
-    let mut world = resized();
-    let plan = later(&mut world);
-    let [Act::PatchPod { writes, .. }] = &plan.acts[..] else {
-        panic!("{plan:?}")
-    };
-    let to: Vec<Target> = writes.iter().map(|write| write.to).collect();
-    assert_eq!(to, [Target::Resize, Target::Pod], "it is announced already");
-    settle(&mut world);
-    assert_eq!(cpu(&world), "2");
-    assert_eq!(world.set["status"]["updatedReadyReplicas"], 1);
 }

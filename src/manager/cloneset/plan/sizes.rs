@@ -1,0 +1,44 @@
+//! Which Pods get their size back, because the update that they were resized for did not begin.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::refresh::Pending;
+use super::types::Why;
+use super::view::{Draft, Seen, View};
+use super::{update, waits};
+use crate::api::lifecycle::LifecycleStateType as State;
+use crate::in_place::resize;
+
+/// Gives Pods their size again that were resized for an update which they are not to have any more, or not now.
+pub(super) fn take_back(
+    view: &View<'_>,
+    turns: &BTreeSet<usize>,
+    pending: &mut BTreeMap<String, Pending>,
+    mut room: usize,
+    draft: &mut Draft,
+) {
+    let left = |at: &usize| resize::unrecorded(&view.pods[*at]) && !turns.contains(at);
+    let left: Vec<usize> = (0..view.pods.len()).filter(left).collect();
+    if left.is_empty() {
+        return;
+    }
+    let gone = |pod: &&Seen<'_>| !pod.available || draft.touched(pod);
+    let mut lost = view.pods.iter().filter(gone).count();
+    for pod in left.into_iter().map(|at| &view.pods[at]) {
+        let goes = pod.specified || pod.state == State::PreparingDelete;
+        let busy = draft.touched(pod) || pending.get(&pod.uid).is_some_and(|p| p.first);
+        if goes || busy || room == 0 || update::graced(pod) || update::delayed(view, pod, draft) {
+            continue;
+        }
+        if pod.available && resize::disturbs(pod) {
+            if i64::try_from(lost).is_ok_and(|lost| lost >= view.limits.unavailable) {
+                draft.wait(format!("to get its size back: {}", waits::budget(view)), pod);
+                continue;
+            }
+            lost += 1;
+        }
+        room -= 1;
+        let (writes, why, first) = (resize::take_back(pod, view.now), Why::GoOn, true);
+        pending.insert(pod.uid.clone(), Pending { writes, why, first });
+    }
+}

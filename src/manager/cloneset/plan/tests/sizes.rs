@@ -1,0 +1,262 @@
+//! Pods that were resized, or were to be, for an update that does not begin.
+
+use jiff::ToSpan;
+use serde_json::{Value, json};
+
+use super::cases::{kubelets, settle};
+use super::faults::Fault;
+use super::histories::{container, rolling, spec};
+use super::world::World;
+use crate::api::keys;
+use crate::in_place::{Pod, Target, resize};
+use crate::manager::cloneset::plan::{Act, Plan};
+
+/// CPU, and an image with it.
+fn ask(world: &mut World, cpu: &str, image: &str) {
+    let mut app = world.set["spec"]["template"]["spec"]["containers"][0].clone();
+    (app["resources"], app["image"]) = (json!({ "requests": { "cpu": cpu } }), json!(image));
+    world.edit(&json!({ "template": { "spec": { "containers": [app] } } }));
+}
+
+/// So many Pods, of which each is asked for other CPU, and those of one pass are kept from it in this way.
+fn begun(pods: u8, fault: Fault) -> World {
+    let mut world = World::new(spec(false, false));
+    world.edit(&json!({ "replicas": pods }));
+    settle(&mut world);
+    (world.failing, world.fault) = (usize::MAX, fault);
+    ask(&mut world, "2", "app:1");
+    world.reconcile();
+    assert!(world.pods.values().any(|pod| resize::unrecorded(&Pod::of(pod))));
+    world
+}
+
+/// One Pod that was resized, and no more.
+fn resized() -> World {
+    let mut world = begun(1, Fault::NearlyDone);
+    assert_eq!(cpu(&world), "2");
+    world.failing = 0;
+    world
+}
+
+fn first(world: &World) -> &Value {
+    world.pods.values().next().unwrap()
+}
+
+fn cpu(world: &World) -> &Value {
+    &first(world)["spec"]["containers"][0]["resources"]["requests"]["cpu"]
+}
+
+fn later(world: &mut World) -> Plan {
+    world.now = world.now.checked_add(6.seconds()).unwrap();
+    world.reconcile().1
+}
+
+/// All comes to rest once what failed may be tried again; nothing is announced any more.
+fn at_last(world: &mut World) {
+    world.failing = 0;
+    later(world);
+    settle(world);
+    assert!(!world.pods.values().any(|pod| resize::unrecorded(&Pod::of(pod))));
+    assert_eq!(
+        world.set["status"]["availableReplicas"],
+        world.set["spec"]["replicas"]
+    );
+}
+
+/// Where the patches of a plan go.
+fn targets(plan: &Plan) -> Vec<Target> {
+    let patches = plan.acts.iter().flat_map(|act| match act {
+        Act::PatchPod { writes, .. } => writes.as_slice(),
+        _ => &[],
+    });
+    patches.map(|write| write.to).collect()
+}
+
+#[test]
+fn a_size_is_taken_back_with_the_update_that_it_was_for() {
+    for restart in [false, true] {
+        let mut world = resized();
+        if restart {
+            world.restart();
+        }
+        ask(&mut world, "1", "app:1");
+        at_last(&mut world);
+        assert_eq!(cpu(&world), "1");
+    }
+    // So it is where the update may not go on for now, or is another one.
+    let mut world = resized();
+    rolling(&mut world, json!({ "paused": true }));
+    at_last(&mut world);
+    assert_eq!(cpu(&world), "1");
+    rolling(&mut world, json!({ "paused": false }));
+    settle(&mut world);
+    assert_eq!(cpu(&world), "2");
+    let mut world = resized();
+    ask(&mut world, "1", "app:2");
+    at_last(&mut world);
+    assert_eq!(cpu(&world), "1");
+    assert_eq!(world.set["status"]["updatedReadyReplicas"], 1);
+}
+
+#[test]
+fn a_size_that_was_not_recorded_is_with_the_next_try() {
+    let mut world = resized();
+    let plan = later(&mut world);
+    assert_eq!(
+        targets(&plan),
+        [Target::Resize, Target::Pod],
+        "it is announced already"
+    );
+    settle(&mut world);
+    assert_eq!(cpu(&world), "2");
+    assert_eq!(world.set["status"]["updatedReadyReplicas"], 1);
+}
+
+/// The first of the two sizes was taken, the second refused; neither is wanted any more.
+#[test]
+fn what_is_announced_again_goes_back_to_the_size_before_both() {
+    let mut world = resized();
+    ask(&mut world, "9", "app:2");
+    (world.failing, world.fault) = (1, Fault::NoResize);
+    assert_eq!(targets(&later(&mut world))[0], Target::Status);
+    assert_eq!(cpu(&world), "2");
+    ask(&mut world, "1", "app:1");
+    at_last(&mut world);
+    assert_eq!(cpu(&world), "1");
+}
+
+#[test]
+fn sizes_that_others_gave_stay() {
+    for (fault, given) in [(Fault::NoResize, "2"), (Fault::NearlyDone, "2")] {
+        let mut world = World::new(spec(false, false));
+        world.edit(&json!({ "replicas": 1 }));
+        settle(&mut world);
+        let pod = world.pods.values_mut().next().unwrap();
+        pod["spec"]["containers"][0]["resources"] = json!({ "requests": { "cpu": "250m", "memory": "1Gi" } });
+        settle(&mut world);
+        (world.failing, world.fault) = (1, fault);
+        ask(&mut world, given, "app:1");
+        world.reconcile();
+        ask(&mut world, "1", "app:1");
+        at_last(&mut world);
+        let requests = &first(&world)["spec"]["containers"][0]["resources"]["requests"];
+        assert_eq!(*requests, json!({ "cpu": "250m", "memory": "1Gi" }));
+    }
+}
+
+/// A quota may stand for days.
+#[test]
+fn a_size_that_is_refused_for_long_is_announced_once() {
+    let mut world = begun(5, Fault::NoResize);
+    for _ in 0..20 {
+        later(&mut world);
+        kubelets(&mut world);
+    }
+    let versions = |world: &World| -> Vec<Value> {
+        let pods = world.pods.values();
+        pods.map(|pod| pod["metadata"]["resourceVersion"].clone())
+            .collect()
+    };
+    let before = versions(&world);
+    for _ in 0..20 {
+        later(&mut world);
+    }
+    assert_eq!(versions(&world), before, "nothing is written");
+    ask(&mut world, "1", "app:1");
+    let plan = later(&mut world);
+    assert!(
+        targets(&plan).iter().all(|to| *to == Target::Pod),
+        "nothing was resized: {plan:?}"
+    );
+    at_last(&mut world);
+}
+
+/// Nothing happened to the Pod but a word, so no hook is asked and its state stays.
+#[test]
+fn what_was_not_resized_goes_through_no_state() {
+    let mut world = begun(1, Fault::NoResize);
+    let hook = json!({ "labelsHandler": { "example.com/hold": "yes" } });
+    world.edit(&json!({ "lifecycle": { "inPlaceUpdate": hook } }));
+    ask(&mut world, "1", "app:1");
+    world.failing = 0;
+    let before = first(&world)["metadata"]["labels"].clone();
+    later(&mut world);
+    assert_eq!(first(&world)["metadata"]["labels"], before);
+    at_last(&mut world);
+}
+
+#[test]
+fn what_goes_anyway_keeps_its_size() {
+    let mut world = resized();
+    let pod = world.pods.values_mut().next().unwrap();
+    pod["metadata"]["labels"][keys::SPECIFIED_DELETE] = json!("true");
+    let hook = json!({ "labelsHandler": { "app": "x" } });
+    world.edit(&json!({ "lifecycle": { "preDelete": hook } }));
+    ask(&mut world, "1", "app:1");
+    for _ in 0..5 {
+        let plan = later(&mut world);
+        assert!(!targets(&plan).contains(&Target::Resize), "{plan:?}");
+    }
+}
+
+/// Its spec names all sizes, and the change is yet to come.
+#[test]
+fn a_grace_period_goes_on() {
+    let mut world = resized();
+    rolling(
+        &mut world,
+        json!({ "inPlaceUpdateStrategy": { "gracePeriodSeconds": 60 } }),
+    );
+    let old = first(&world)["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING].clone();
+    ask(&mut world, "2", "app:2");
+    later(&mut world);
+    // Another implementation leaves alone what it does not know.
+    let pod = world.pods.values_mut().next().unwrap();
+    assert!(pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_GRACE].is_string());
+    pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = old;
+    let plan = later(&mut world);
+    assert_eq!(targets(&plan), []);
+}
+
+/// Each restarts a container, so they are out of use, or were made so, one after the other.
+#[test]
+fn sizes_that_restart_containers_are_taken_back_within_the_limit() {
+    let mut world = World::new(spec(false, false));
+    let policy = json!([{ "resourceName": "cpu", "restartPolicy": "RestartContainer" }]);
+    container(&mut world, "resizePolicy", policy);
+    settle(&mut world);
+    // As if somebody else had opened their gates.
+    for pod in world.pods.values_mut() {
+        let two = json!({ "requests": { "cpu": "2" } });
+        pod["spec"]["containers"][0]["resources"] = two.clone();
+        pod["status"]["containerStatuses"][0]["resources"] = two;
+        let old = json!({ "app": { "requests": { "cpu": "1" } } });
+        pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = json!(old.to_string());
+    }
+    kubelets(&mut world);
+    let plan = later(&mut world);
+    assert_eq!(targets(&plan), [Target::Status, Target::Resize, Target::Pod]);
+    at_last(&mut world);
+    let sizes = world
+        .pods
+        .values()
+        .map(|pod| &pod["spec"]["containers"][0]["resources"]["requests"]["cpu"]);
+    assert!(sizes.into_iter().all(|cpu| cpu == "1"));
+}
+
+#[test]
+fn what_somebody_made_up_is_taken_off_and_nothing_else() {
+    for word in [
+        "",
+        "nonsense",
+        r#"{"app":{"requests":{"cpu":"many","gpu":"1"}},"none":{"limits":{"cpu":"1"}}}"#,
+    ] {
+        let mut world = World::new(spec(false, false));
+        settle(&mut world);
+        let pod = world.pods.values_mut().next().unwrap();
+        pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = json!(word);
+        assert_eq!(targets(&later(&mut world)), [Target::Pod], "{word}");
+        at_last(&mut world);
+        assert_eq!(cpu(&world), "1");
+    }
+}
