@@ -206,7 +206,7 @@ fn resources_are_new(pod: &Pod, container: &Container) -> bool {
 }
 
 /// Whether CPU and memory are the same; kubelet reports nothing else for certain.
-fn same(one: &Resources, other: &Resources) -> bool {
+pub(super) fn same(one: &Resources, other: &Resources) -> bool {
     let alike = |a: &std::collections::BTreeMap<String, String>,
                  b: &std::collections::BTreeMap<String, String>| {
         ["cpu", "memory"]

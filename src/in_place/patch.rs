@@ -141,23 +141,26 @@ fn stated(pod: &Pod, mut patch: Value, state: &InPlaceUpdateState) -> Write {
 }
 
 /// What an update that did not end leaves to the next one: the records of containers that are yet to be replaced,
-/// what is yet to be proven, and, under the new spec, the batches that were still to come.
+/// what is yet to be proven, and, under the new spec, the batches that were still to come; under both, the size from
+/// before resizes that were not recorded.
 fn unfinished(pod: &Pod, spec: &Spec) -> (InPlaceUpdateState, Spec) {
     let mut spec = spec.clone();
     let mut left = InPlaceUpdateState::default();
-    let Ok(Some(before)) = state::state(pod) else {
+    let before = state::state(pod).ok().flatten();
+    if let Some(before) = before.as_ref().filter(|before| has_next(before)) {
+        let rest = rest(before);
+        overlay(&mut spec.container_images, rest.container_images);
+        overlay(&mut spec.container_ref_metadata, rest.container_ref_metadata);
+        resize::add_all(&mut spec.container_resources, rest.container_resources);
+        spec.update_env_from_metadata |= !spec.container_ref_metadata.is_empty();
+    }
+    resize::add_all(&mut spec.container_resources, resize::other_sizes(pod));
+    let Some(before) = before else {
         return (left, spec);
     };
     if complete::containers(pod, &before).is_err() {
         left.update_env_from_metadata = before.update_env_from_metadata;
         left.update_resources = before.update_resources;
-    }
-    if has_next(&before) {
-        let rest = rest(&before);
-        overlay(&mut spec.container_images, rest.container_images);
-        overlay(&mut spec.container_ref_metadata, rest.container_ref_metadata);
-        overlay(&mut spec.container_resources, rest.container_resources);
-        spec.update_env_from_metadata |= !spec.container_ref_metadata.is_empty();
     }
     left.last_container_statuses = before.last_container_statuses;
     left.last_container_statuses

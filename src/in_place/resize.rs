@@ -9,8 +9,10 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::complete::same;
 use super::pod::{Container, Pod, Resources};
 use super::spec::Spec;
 use super::write::{Target, Write, json_text};
@@ -20,29 +22,52 @@ use crate::api::keys;
 /// CPU and memory of containers, by name.
 type Sizes = BTreeMap<String, ResourceRequirements>;
 
+/// What the annotation says.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Announced {
+    /// Label of the revision that the Pod had, and has until the resize is recorded.
+    revision: String,
+    /// What the containers had.
+    containers: Sizes,
+}
+
 /// Whether the Pod may have been resized for a revision that it does not have.
 #[must_use]
 pub fn unrecorded(pod: &Pod) -> bool {
     pod.annotations.contains_key(keys::IN_PLACE_UPDATE_RESIZING)
 }
 
+/// Whether kubelet may yet restart a container of such a Pod for its size.
+#[must_use]
+pub fn under_way(pod: &Pod) -> bool {
+    let changing = |container: &Container| {
+        let given = pod.status(&container.name).and_then(|s| s.resources.as_ref());
+        given.is_some_and(|given| !same(given, &container.resources))
+    };
+    unrecorded(pod) && pod.containers.iter().any(changing)
+}
+
 /// The annotation that announces `resize`: what the Pod has now of what that changes. What was announced before stays, for
 /// that is older.
 #[must_use]
-pub fn announcement(pod: &Pod, resize: &Write) -> String {
-    let mut old = announced(pod);
+pub(super) fn announcement(pod: &Pod, resize: &Write) -> String {
+    let mut announced = Announced {
+        revision: revision(pod),
+        containers: before(pod),
+    };
     let changed = resize.patch["spec"]["containers"].as_array();
     for change in changed.into_iter().flatten().map(Container::of) {
         let Some(container) = pod.containers.iter().find(|c| c.name == change.name) else {
             continue;
         };
-        let before = Resources {
+        let old = Resources {
             limits: of_those(&container.resources.limits, &change.resources.limits),
             requests: of_those(&container.resources.requests, &change.resources.requests),
         };
-        add(old.entry(change.name).or_default(), &before);
+        add(announced.containers.entry(change.name).or_default(), &old);
     }
-    json_text(&old)
+    json_text(&announced)
 }
 
 fn of_those(has: &BTreeMap<String, String>, changed: &BTreeMap<String, String>) -> BTreeMap<String, String> {
@@ -51,38 +76,44 @@ fn of_those(has: &BTreeMap<String, String>, changed: &BTreeMap<String, String>) 
         .collect()
 }
 
-/// Gives a Pod the size again that it had before the resizes of an update that did not begin. It keeps its revision and its
-/// state; where a container is restarted for its size, the Pod is out of its Services meanwhile.
+/// Gives a Pod the size again that it had before the resizes of an update that did not begin. It keeps its revision; where
+/// a container is restarted for its size, the Pod is out of its Services meanwhile.
+///
+/// `labels` and `annotations` go with the change, if there is any.
 #[must_use]
-pub fn take_back(pod: &Pod, now: Timestamp) -> Vec<Write> {
-    let spec = back(pod);
-    if spec.container_resources.is_empty() {
+pub fn take_back(
+    pod: &Pod,
+    labels: &Map<String, Value>,
+    annotations: &Map<String, Value>,
+    now: Timestamp,
+) -> Vec<Write> {
+    if other_sizes(pod).is_empty() {
         let done = json!({ "metadata": { "annotations": { keys::IN_PLACE_UPDATE_RESIZING: null } } });
-        return vec![Write::new(Target::Pod, pod, done)];
+        // A resize that its sender does not live to record may just be served.
+        return vec![Write::new(Target::Pod, pod, done).guarded(pod)];
     }
-    patch::begin(pod, &spec, &Map::new(), &Map::new(), now)
+    patch::begin(pod, &unchanged(pod), labels, annotations, now)
 }
 
 /// Whether that restarts a container.
 #[must_use]
 pub fn disturbs(pod: &Pod) -> bool {
-    let spec = back(pod);
-    !spec.container_resources.is_empty() && patch::disturbs(pod, &spec)
+    !other_sizes(pod).is_empty() && patch::disturbs(pod, &unchanged(pod))
 }
 
-fn back(pod: &Pod) -> Spec {
-    let revision = pod.labels.get(keys::CONTROLLER_REVISION_HASH);
-    let mut spec = Spec {
-        revision: revision.cloned().unwrap_or_default(),
+/// An update to the revision that the Pod has.
+fn unchanged(pod: &Pod) -> Spec {
+    Spec {
+        revision: revision(pod),
         ..Spec::default()
-    };
-    settle(pod, &mut spec.container_resources);
-    spec
+    }
 }
 
-/// Adds what leads back to the size from before the announced resizes, but for what `sizes` says already.
-pub fn settle(pod: &Pod, sizes: &mut Sizes) {
-    for (name, old) in announced(pod) {
+/// What leads back to the size from before the announced resizes.
+#[must_use]
+pub(super) fn other_sizes(pod: &Pod) -> Sizes {
+    let mut sizes = Sizes::new();
+    for (name, old) in before(pod) {
         let Some(container) = pod.containers.iter().find(|c| c.name == name) else {
             continue;
         };
@@ -95,6 +126,7 @@ pub fn settle(pod: &Pod, sizes: &mut Sizes) {
             add(sizes.entry(name).or_default(), &other);
         }
     }
+    sizes
 }
 
 /// CPU and memory that are other than they were. Whoever may annotate a Pod could have written `old`.
@@ -106,11 +138,25 @@ fn other(has: &BTreeMap<String, String>, old: &BTreeMap<String, String>) -> BTre
     changed.map(|(name, old)| (name.clone(), old.clone())).collect()
 }
 
-/// What the annotation says; nothing where it cannot be read.
-fn announced(pod: &Pod) -> Sizes {
+/// The sizes that are announced; none where that cannot be read, or another implementation has recorded the update since.
+fn before(pod: &Pod) -> Sizes {
     let text = pod.annotations.get(keys::IN_PLACE_UPDATE_RESIZING);
-    text.and_then(|text| serde_json::from_str(text).ok())
-        .unwrap_or_default()
+    let announced = text.and_then(|text| serde_json::from_str::<Announced>(text).ok());
+    let announced = announced.filter(|announced| announced.revision == revision(pod));
+    announced.unwrap_or_default().containers
+}
+
+fn revision(pod: &Pod) -> String {
+    let label = pod.labels.get(keys::CONTROLLER_REVISION_HASH);
+    label.cloned().unwrap_or_default()
+}
+
+/// Adds the sizes of containers, but for what is there already.
+pub(super) fn add_all(into: &mut Sizes, more: Sizes) {
+    for (name, more) in more {
+        let more = Resources::of(&serde_json::to_value(more).unwrap_or(Value::Null));
+        add(into.entry(name).or_default(), &more);
+    }
 }
 
 fn add(into: &mut ResourceRequirements, more: &Resources) {

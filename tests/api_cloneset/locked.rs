@@ -21,10 +21,12 @@ fn policies(field: &Field, kind: &str) -> Api<DynamicObject> {
     untyped(&field.admin, "admissionregistration.k8s.io", "v1", kind, None)
 }
 
-/// A policy for changes of Pods, or a subresource of theirs, in the namespace; in effect soon after.
-pub async fn policy(field: &Field, name: &str, resource: &str, (expression, message): (&str, &str)) {
+/// The policy of a test, named as its namespace, for changes of Pods there, or of a subresource of theirs; in effect soon
+/// after.
+pub async fn policy(field: &Field, resource: &str, (expression, message): (&str, &str)) {
     let rule = json!({ "apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": [resource] });
-    let selector = json!({ "matchLabels": { "kubernetes.io/metadata.name": field.namespace } });
+    let name = &field.namespace;
+    let selector = json!({ "matchLabels": { "kubernetes.io/metadata.name": name } });
     let policy = json!({ "metadata": { "name": name }, "spec": {
         "failurePolicy": "Fail", "validations": [{ "expression": expression, "message": message }],
         "matchConstraints": { "resourceRules": [rule], "namespaceSelector": selector } } });
@@ -38,19 +40,19 @@ pub async fn policy(field: &Field, name: &str, resource: &str, (expression, mess
         .await;
 }
 
-/// Has a policy refuse nothing any more.
-pub async fn lift(field: &Field, name: &str) {
+/// Has it refuse nothing any more.
+pub async fn lift(field: &Field) {
     let nothing = Patch::Merge(json!({ "spec": { "validations": [{ "expression": "true" }] } }));
     policies(field, "ValidatingAdmissionPolicy")
-        .patch(name, &PatchParams::default(), &nothing)
+        .patch(&field.namespace, &PatchParams::default(), &nothing)
         .await
         .unwrap();
 }
 
 /// A policy that refuses every change of the Pods with the label, but for their status.
-async fn lock(field: &Field, pod: &str) {
+pub async fn lock(field: &Field, pod: &str) {
     let unlocked = format!("!('{LOCK}' in oldObject.metadata.?labels.orValue({{}}))");
-    policy(field, "locked", "pods", (&unlocked, "this Pod is locked")).await;
+    policy(field, "pods", (&unlocked, "this Pod is locked")).await;
     let label = Patch::Merge(json!({ "metadata": { "labels": { LOCK: "yes" } } }));
     let params = PatchParams::default();
     field.pods().patch(pod, &params, &label).await.unwrap();
@@ -161,7 +163,7 @@ async fn a_pod_that_cannot_be_changed_holds_up_no_other() {
     says(&field, "FailedUpdate", "this Pod is locked").await;
 
     each_once_before_the_locked_one_again(&field, locked, &names);
-    lift(&field, "locked").await;
+    lift(&field).await;
     field.settled("web").await;
     assert_eq!(identities(&field.pods_of("web").await), identities(&before));
 }

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 use crate::dies::until_asked;
 use crate::errors::{quota, says};
 use crate::field::{Field, identities};
-use crate::locked::{lift, policy};
+use crate::locked::{lift, lock, policy};
 use crate::lost::{Bed, alone};
-use crate::pods::{name, runs, serves};
+use crate::pods::{label, name, runs, serves};
 use crate::proxy::Loss;
 use crate::world::world;
 
@@ -59,6 +59,31 @@ async fn a_resize_beyond_the_quota_changes_no_container_and_is_told() {
     as_before(&field, &before).await;
 }
 
+/// The size is taken, and the rest refused.
+#[tokio::test]
+async fn a_pod_of_which_only_the_size_can_be_changed_serves_and_holds_up_no_other() {
+    let field = Field::new(world(), "no-image-either").await;
+    field.set("web", template(OLD, "1")).await;
+    field.settled("web").await;
+    let before = field.pods_of("web").await;
+    let locked = name(&before[0]);
+    lock(&field, &locked).await;
+    ask(&field, NEW, "2").await;
+    says(&field, "FailedUpdate", "this Pod is locked").await;
+    let in_use = |pods: &[&Value]| {
+        let new = pods.iter().filter(|pod| runs(pod, NEW));
+        new.count() == before.len() - 1 && pods.iter().all(|pod| serves(pod) && cpu(pod) == "2")
+    };
+    field
+        .until_pods("web", "all in use, all but one are updated", in_use)
+        .await;
+    lift(&field).await;
+    field.settled("web").await;
+    let after = field.pods_of("web").await;
+    assert_eq!(identities(&after), identities(&before));
+    assert!(after.iter().all(|pod| announced(pod).is_null() && runs(pod, NEW)));
+}
+
 /// Three Pods, some of which were resized for an update with this image, which nothing says but the announcement; the
 /// manager is dead. And the Pods from before.
 async fn resized(bed: &mut Bed, namespace: &str, image: &str) -> (Field, Vec<Value>) {
@@ -76,7 +101,12 @@ async fn resized(bed: &mut Bed, namespace: &str, image: &str) -> (Field, Vec<Val
     let half: Vec<&Value> = half.iter().filter(|pod| cpu(pod) == "2").collect();
     assert!(!half.is_empty());
     for pod in half {
-        assert_eq!(*announced(pod), r#"{"app":{"requests":{"cpu":"1"}}}"#, "{pod:#}");
+        let announced: Value = serde_json::from_str(announced(pod).as_str().unwrap()).unwrap();
+        assert_eq!(announced["revision"], label(pod, "controller-revision-hash"));
+        assert_eq!(
+            announced["containers"],
+            json!({ "app": { "requests": { "cpu": "1" } } })
+        );
     }
     (field, before)
 }
@@ -98,7 +128,7 @@ async fn a_pod_whose_size_cannot_be_taken_back_serves_and_that_is_told() {
     let (field, before) = resized(&mut bed, "dies-refused", NEW).await;
     ask(&field, OLD, "1").await;
     let refused = "nobody changes sizes here";
-    policy(&field, "sizes", "pods/resize", ("false", refused)).await;
+    policy(&field, "pods/resize", ("false", refused)).await;
     let probe = PatchParams::default().dry_run();
     let size = Patch::Strategic(json!({ "spec": template(OLD, "3")["template"]["spec"] }));
     let in_effect = || async {
@@ -114,6 +144,6 @@ async fn a_pod_whose_size_cannot_be_taken_back_serves_and_that_is_told() {
     field
         .until_pods("web", "in use", |pods| pods.iter().all(|pod| serves(pod)))
         .await;
-    lift(&field, "sizes").await;
+    lift(&field).await;
     as_before(&field, &before).await;
 }

@@ -22,6 +22,7 @@ use super::report::Tally;
 use super::{Work, history};
 use crate::api::cloneset::CloneSet;
 use crate::api::image_pull_job::ImagePullJob;
+use crate::api::keys;
 use crate::cluster::{Error, Key, write};
 use crate::in_place::{self, Pod, Refresh, Target, Write};
 use crate::manager::view::RawPod;
@@ -237,7 +238,7 @@ async fn delete_pod(
 async fn patch_pod(work: &Work<'_>, uid: &str, name: &str, writes: &[Write]) -> Result<(), Error> {
     let api = work.api::<RawPod>();
     let mut before: Option<Arc<Pod>> = None;
-    for (at, write) in writes.iter().enumerate() {
+    for write in writes {
         let patch = before
             .as_deref()
             .map_or(Cow::Borrowed(&write.patch), |pod| write.after(pod));
@@ -248,20 +249,14 @@ async fn patch_pod(work: &Work<'_>, uid: &str, name: &str, writes: &[Write]) -> 
         };
         match stored {
             Ok(stored) => before = Some(keep_pod(work, &stored)),
-            Err(error) => return not_patched(work, uid, name, (&writes[..at], write.to), error).await,
+            Err(error) => return not_patched(work, uid, name, error).await,
         }
     }
     Ok(())
 }
 
-/// A patch of a Pod failed, after those that were done.
-async fn not_patched(
-    work: &Work<'_>,
-    uid: &str,
-    name: &str,
-    (done, failed): (&[Write], Target),
-    error: Error,
-) -> Result<(), Error> {
+/// A patch of a Pod failed.
+async fn not_patched(work: &Work<'_>, uid: &str, name: &str, error: Error) -> Result<(), Error> {
     if error.not_found() || error.conflict() {
         let there = look_up_pod(work, name).await?;
         // Where it is there, the API server does not know what was asked of it: it is too old to resize Pods.
@@ -272,22 +267,21 @@ async fn not_patched(
     if error.in_doubt() {
         work.index().pods.doubt(&work.key(name));
     }
-    let begun = done.iter().any(|write| write.to != Target::Status);
-    // It may have been out of its Services before a resize that is tried again.
-    let out = !done.is_empty() || failed == Target::Resize;
-    if out && !begun && !error.retryable() {
+    if !error.retryable() {
         back_into_service(work, name).await?;
     }
     Err(error)
 }
 
-/// Undoes what came before a change that was refused: the Pod is as it was, and serves again until the next try.
+/// Undoes what comes before a change that was refused: the Pod serves again until the next try.
 async fn back_into_service(work: &Work<'_>, name: &str) -> Result<(), Error> {
     let Some(pod) = work.index().pods.get(&work.key(name)).cloned() else {
         return Ok(());
     };
     let now = work.ctx.cluster.clock.now();
-    let idle = in_place::refresh(&pod, |_| true, now) == Refresh::Done;
+    let gate = pod.condition(keys::IN_PLACE_UPDATE_READY);
+    let out = gate.is_some_and(|gate| !gate.holds) && !in_place::resize::under_way(&pod);
+    let idle = out && in_place::refresh(&pod, |_| true, now) == Refresh::Done;
     let Some(ready) = in_place::ready::ready(&pod, now).filter(|_| idle) else {
         return Ok(());
     };

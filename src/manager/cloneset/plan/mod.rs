@@ -6,7 +6,8 @@
 //! 1. Pods are adopted and released, claims of Pods that are gone cleaned up ([`own`], [`volumes`]).
 //! 2. Pods are made, kept or deleted ([`scale`]).
 //! 3. Every Pod gets the next step of its update in place and of its lifecycle ([`refresh`]).
-//! 4. If the number of Pods is right, Pods are updated within the limits ([`update`]).
+//! 4. If the number of Pods is right, Pods are updated within the limits ([`update`]), or get their size back where an
+//!    update ended halfway ([`sizes`]).
 //! 5. New images are pulled ahead ([`predownload`]); status and conditions are told ([`status`]).
 //!
 //! A failure delays what it concerns, until a time, and nothing else.

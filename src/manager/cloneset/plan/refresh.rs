@@ -4,7 +4,7 @@ use super::lifecycle;
 use super::pods;
 use super::types::Why;
 use super::view::{Draft, Seen, View};
-use super::waits;
+use super::{update, waits};
 use crate::api::keys;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::complete::Waiting;
@@ -23,6 +23,8 @@ pub(super) fn refresh(view: &View<'_>, pod: &Seen<'_>, draft: &mut Draft) -> Opt
     let mut settled = idle(pod);
     let next = || crate::in_place::refresh(pod, |revision| pods::at(pod, revision), view.now);
     match if settled { Refresh::Done } else { next() } {
+        // Its batches go on with what becomes of the resize.
+        Refresh::Act(_) if resize::unrecorded(pod) && !update::graced(pod) => {}
         Refresh::Act(writes) => {
             let why = Why::GoOn;
             return Some(Pending {
@@ -42,9 +44,8 @@ pub(super) fn refresh(view: &View<'_>, pod: &Seen<'_>, draft: &mut Draft) -> Opt
             };
             draft.wait(waits::trouble(pod).unwrap_or(why), pod);
         }
-        // A resize that nothing records may have disturbed it: it stays as it is until the update goes on or is given
-        // up, so that there are never more of them than the limit allows.
-        Refresh::Done => settled = !resize::unrecorded(pod),
+        // It stays out of its Services until no container is to be restarted any more.
+        Refresh::Done => settled = !resize::under_way(pod),
     }
     let next = next_state(view, pod, settled, draft);
     let gate = settled && pod.node.is_some();

@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde_json::json;
+
 use super::refresh::Pending;
 use super::types::Why;
 use super::view::{Draft, Seen, View};
-use super::{update, waits};
+use super::{lifecycle, update, waits};
 use crate::api::lifecycle::LifecycleStateType as State;
 use crate::in_place::resize;
 
@@ -38,7 +40,14 @@ pub(super) fn take_back(
             lost += 1;
         }
         room -= 1;
-        let (writes, why, first) = (resize::take_back(pod, view.now), Why::GoOn, true);
+        // A hook let go of it, and is to take it back into use when that is over.
+        let marks = match pod.state {
+            State::PreparingUpdate => lifecycle::marks(&State::Updating, view.now),
+            _ => json!({}),
+        };
+        let map = |part: &str| marks[part].as_object().cloned().unwrap_or_default();
+        let writes = resize::take_back(pod, &map("labels"), &map("annotations"), view.now);
+        let (why, first) = (Why::GoOn, true);
         pending.insert(pod.uid.clone(), Pending { writes, why, first });
     }
 }

@@ -204,7 +204,8 @@ fn restore(view: &View<'_>, chosen: &BTreeSet<usize>, pending: &mut BTreeMap<Str
 
 /// Lets a Pod be, if it was prepared for an update, which it will not have.
 fn put_back(view: &View<'_>, pod: &Seen<'_>, pending: &mut BTreeMap<String, Pending>) {
-    if pod.state != State::PreparingUpdate {
+    // What it was resized for comes first.
+    if pod.state != State::PreparingUpdate || resize::unrecorded(pod) {
         return;
     }
     let ready = pending.remove(&pod.uid).filter(|p| p.first);
@@ -281,13 +282,12 @@ fn in_place(view: &View<'_>, pod: &Pod, target: &str, specs: &mut Specs) -> Resu
         grace_seconds: grace.and_then(|g| g.grace_period_seconds).unwrap_or_default(),
     };
     let known = specs.entry(old.name.clone());
-    let mut spec = known
+    let spec = known
         .or_insert_with(|| spec::spec(&as_engine(old), &as_engine(new), &options))
         .clone()?;
     if starts_nothing_anew(pod, &spec) {
         return Err(MustRecreate::NoGate);
     }
-    resize::settle(pod, &mut spec.container_resources);
     Ok(spec)
 }
 

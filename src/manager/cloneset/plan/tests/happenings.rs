@@ -267,6 +267,13 @@ fn word(n: u8) -> Value {
     [json!("0"), json!("1"), json!(null)][usize::from(n % 3)].clone()
 }
 
+/// Changes the template's containers.
+fn containers(world: &mut World, change: impl FnOnce(&mut Vec<Value>)) {
+    let mut all = world.set["spec"]["template"]["spec"]["containers"].clone();
+    change(all.as_array_mut().unwrap());
+    world.edit(&json!({ "template": { "spec": { "containers": all } } }));
+}
+
 fn edit(world: &mut World, happening: &Happening) {
     match happening {
         Happening::Replicas(n) => world.edit(&json!({ "replicas": n % 9 })),
@@ -283,20 +290,21 @@ fn edit(world: &mut World, happening: &Happening) {
             let tag = ["1", "2", "3", "bad"][usize::from(n % 4)];
             container(world, "image", json!(format!("app:{tag}")));
         }
-        Happening::Cpu(n) => container(world, "resources", json!({ "requests": { "cpu": n % 2 + 1 } })),
+        Happening::Cpu(n) => containers(world, |all| {
+            let at = usize::from(n / 2) % all.len();
+            all[at]["resources"]["requests"]["cpu"] = json!(n % 2 + 1);
+        }),
         Happening::Command(n) => container(world, "command", json!([format!("run{}", n % 2)])),
         Happening::Label(n) => metadata(world, json!({ "labels": { "l": word(*n) } })),
         Happening::Note(n) => metadata(world, json!({ "annotations": { "n": word(*n) } })),
-        Happening::Side(n) => {
-            let mut containers = world.set["spec"]["template"]["spec"]["containers"].clone();
-            if let Some(side) = containers.get_mut(1) {
+        Happening::Side(n) => containers(world, |all| {
+            if let [app, side] = all.as_mut_slice() {
                 side["image"] = json!(format!("side:{}", n % 2));
                 if n & 2 != 0 {
-                    containers[0]["image"] = json!(format!("app:{}", n / 4 % 3 + 1));
+                    app["image"] = json!(format!("app:{}", n / 4 % 3 + 1));
                 }
-                world.edit(&json!({ "template": { "spec": { "containers": containers } } }));
             }
-        }
+        }),
         Happening::MinReady(n) => world.edit(&json!({ "minReadySeconds": n % 2 * 7 })),
         Happening::ScaleUnavailable(n) => {
             let most = if n % 3 == 0 { json!(null) } else { json!(n % 3) };

@@ -142,7 +142,8 @@ impl Shape {
         }
         let from = |name: &str, field: &str| json!([{ "name": name, "valueFrom": { "fieldRef": { "fieldPath": format!("metadata.{field}") } } }]);
         let mut app = spec["template"]["spec"]["containers"][0].take();
-        let mut side = json!({ "name": "side", "image": "side:1" });
+        let cpu = json!({ "requests": { "cpu": "1" } });
+        let mut side = json!({ "name": "side", "image": "side:1", "resources": cpu });
         if self.env {
             app["env"] = from("L", "labels['l']");
             side["env"] = from("N", "annotations['n']");

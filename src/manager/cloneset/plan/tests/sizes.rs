@@ -127,7 +127,7 @@ fn what_is_announced_again_goes_back_to_the_size_before_both() {
 
 #[test]
 fn sizes_that_others_gave_stay() {
-    for (fault, given) in [(Fault::NoResize, "2"), (Fault::NearlyDone, "2")] {
+    for fault in [Fault::NoResize, Fault::NearlyDone] {
         let mut world = World::new(spec(false, false));
         world.edit(&json!({ "replicas": 1 }));
         settle(&mut world);
@@ -135,7 +135,7 @@ fn sizes_that_others_gave_stay() {
         pod["spec"]["containers"][0]["resources"] = json!({ "requests": { "cpu": "250m", "memory": "1Gi" } });
         settle(&mut world);
         (world.failing, world.fault) = (1, fault);
-        ask(&mut world, given, "app:1");
+        ask(&mut world, "2", "app:1");
         world.reconcile();
         ask(&mut world, "1", "app:1");
         at_last(&mut world);
@@ -199,23 +199,61 @@ fn what_goes_anyway_keeps_its_size() {
     }
 }
 
-/// Its spec names all sizes, and the change is yet to come.
+/// Another implementation leaves alone what it does not know, and may have recorded the update since.
 #[test]
-fn a_grace_period_goes_on() {
+fn what_is_recorded_after_all_is_not_taken_back() {
     let mut world = resized();
-    rolling(
-        &mut world,
-        json!({ "inPlaceUpdateStrategy": { "gracePeriodSeconds": 60 } }),
-    );
-    let old = first(&world)["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING].clone();
+    let announced = first(&world)["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING].clone();
+    let grace = json!({ "gracePeriodSeconds": 60 });
+    rolling(&mut world, json!({ "inPlaceUpdateStrategy": grace }));
     ask(&mut world, "2", "app:2");
     later(&mut world);
-    // Another implementation leaves alone what it does not know.
     let pod = world.pods.values_mut().next().unwrap();
     assert!(pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_GRACE].is_string());
-    pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = old;
-    let plan = later(&mut world);
-    assert_eq!(targets(&plan), []);
+    pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = announced;
+    assert_eq!(targets(&later(&mut world)), []);
+    world.now = world.now.checked_add(60.seconds()).unwrap();
+    at_last(&mut world);
+    assert_eq!(cpu(&world), "2");
+    assert_eq!(first(&world)["spec"]["containers"][0]["image"], "app:2");
+}
+
+/// A batch that is still to come has a size, too, and it is newer.
+#[test]
+fn a_size_of_the_next_batch_is_not_taken_back() {
+    for (ready_before, wanted) in [(false, "app:2"), (true, "app:2"), (false, "app:3")] {
+        let mut spec = spec(false, false);
+        spec["replicas"] = json!(1);
+        let order = json!({ (keys::CONTAINER_LAUNCH_PRIORITY): keys::CONTAINER_LAUNCH_ORDERED });
+        spec["template"]["metadata"]["annotations"] = order;
+        let containers = |image: &str, cpu: &str| {
+            let size = json!({ "requests": { "cpu": cpu } });
+            let side = json!({ "name": "side", "image": "side:1", "resources": size });
+            json!([{ "name": "app", "image": image }, side])
+        };
+        let ask = |world: &mut World, image: &str, cpu: &str| {
+            let template = json!({ "spec": { "containers": containers(image, cpu) } });
+            world.edit(&json!({ "template": template }));
+        };
+        spec["template"]["spec"]["containers"] = containers("app:1", "1");
+        let mut world = World::new(spec);
+        settle(&mut world);
+        ask(&mut world, "app:2", "2");
+        later(&mut world);
+        let side =
+            |world: &World| first(world)["spec"]["containers"][1]["resources"]["requests"]["cpu"].clone();
+        assert_eq!(side(&world), "1", "it is of the next batch");
+        (world.failing, world.fault) = (1, Fault::NearlyDone);
+        ask(&mut world, "app:2", "3");
+        later(&mut world);
+        assert_eq!(side(&world), "3");
+        if ready_before {
+            kubelets(&mut world);
+        }
+        ask(&mut world, wanted, "2");
+        at_last(&mut world);
+        assert_eq!(side(&world), "2");
+    }
 }
 
 /// Each restarts a container, so they are out of use, or were made so, one after the other.
@@ -230,7 +268,8 @@ fn sizes_that_restart_containers_are_taken_back_within_the_limit() {
         let two = json!({ "requests": { "cpu": "2" } });
         pod["spec"]["containers"][0]["resources"] = two.clone();
         pod["status"]["containerStatuses"][0]["resources"] = two;
-        let old = json!({ "app": { "requests": { "cpu": "1" } } });
+        let revision = &pod["metadata"]["labels"][keys::CONTROLLER_REVISION_HASH];
+        let old = json!({ "revision": revision, "containers": { "app": { "requests": { "cpu": "1" } } } });
         pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = json!(old.to_string());
     }
     kubelets(&mut world);
@@ -246,13 +285,15 @@ fn sizes_that_restart_containers_are_taken_back_within_the_limit() {
 
 #[test]
 fn what_somebody_made_up_is_taken_off_and_nothing_else() {
-    for word in [
-        "",
-        "nonsense",
-        r#"{"app":{"requests":{"cpu":"many","gpu":"1"}},"none":{"limits":{"cpu":"1"}}}"#,
-    ] {
-        let mut world = World::new(spec(false, false));
-        settle(&mut world);
+    let mut world = World::new(spec(false, false));
+    settle(&mut world);
+    let revision = first(&world)["metadata"]["labels"][keys::CONTROLLER_REVISION_HASH].clone();
+    let sizes =
+        json!({ "app": { "requests": { "cpu": "many", "gpu": "1" } }, "none": { "limits": { "cpu": "1" } } });
+    let impossible = json!({ "revision": revision, "containers": sizes });
+    let two = json!({ "app": { "requests": { "cpu": "2" } } });
+    let of_another = json!({ "revision": "s-another", "containers": two });
+    for word in ["", "nonsense", &impossible.to_string(), &of_another.to_string()] {
         let pod = world.pods.values_mut().next().unwrap();
         pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = json!(word);
         assert_eq!(targets(&later(&mut world)), [Target::Pod], "{word}");
