@@ -181,9 +181,13 @@ fn overlay<T>(new: &mut BTreeMap<String, T>, rest: BTreeMap<String, T>) {
 pub fn go_on(pod: &Pod, spec: &Spec, mut state: InPlaceUpdateState, now: Timestamp) -> Vec<Write> {
     let mut patch = json!({});
     no_grace(pod, &mut patch);
-    let mut writes: Vec<Write> = change(pod, spec, &mut state, &mut patch, now)
-        .into_iter()
-        .collect();
+    let resize = change(pod, spec, &mut state, &mut patch, now);
+    if resize::unrecorded(pod) {
+        // Of another update; what is resized now is of the revision that the Pod has.
+        patch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] =
+            json!(resize::announcement_without(pod, resize.as_ref()));
+    }
+    let mut writes: Vec<Write> = resize.into_iter().collect();
     writes.push(stated(pod, patch, &state));
     writes
 }

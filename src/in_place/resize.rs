@@ -4,6 +4,7 @@
 //! request then fails, or its sender dies, the Pod has another size than its revision, and nothing would say so. That is
 //! why each such resize is announced by an annotation with the old size, which the write that records it takes off.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
@@ -16,7 +17,7 @@ use super::complete::same;
 use super::pod::{Container, Pod, Resources};
 use super::spec::Spec;
 use super::write::{Target, Write, json_text};
-use super::{patch, quantity};
+use super::{patch, quantity, state};
 use crate::api::keys;
 
 /// CPU and memory of containers, by name.
@@ -52,12 +53,8 @@ pub fn under_way(pod: &Pod) -> bool {
 /// that is older.
 #[must_use]
 pub(super) fn announcement(pod: &Pod, resize: &Write) -> String {
-    let mut announced = Announced {
-        revision: revision(pod),
-        containers: before(pod),
-    };
-    let changed = resize.patch["spec"]["containers"].as_array();
-    for change in changed.into_iter().flatten().map(Container::of) {
+    let mut containers = before(pod);
+    for change in changes(resize) {
         let Some(container) = pod.containers.iter().find(|c| c.name == change.name) else {
             continue;
         };
@@ -65,9 +62,41 @@ pub(super) fn announcement(pod: &Pod, resize: &Write) -> String {
             limits: of_those(&container.resources.limits, &change.resources.limits),
             requests: of_those(&container.resources.requests, &change.resources.requests),
         };
-        add(announced.containers.entry(change.name).or_default(), &old);
+        add(containers.entry(change.name).or_default(), &old);
     }
-    json_text(&announced)
+    announced(pod, containers)
+}
+
+/// What is still announced once `resize` is recorded; `None` where that is nothing.
+#[must_use]
+pub(super) fn announcement_without(pod: &Pod, resize: Option<&Write>) -> Option<String> {
+    let mut containers = before(pod);
+    for change in resize.iter().flat_map(|resize| changes(resize)) {
+        let Some(old) = containers.get_mut(&change.name) else {
+            continue;
+        };
+        let limits = old.limits.iter_mut().map(|old| (old, &change.resources.limits));
+        let requests = old
+            .requests
+            .iter_mut()
+            .map(|old| (old, &change.resources.requests));
+        limits
+            .chain(requests)
+            .for_each(|(old, changed)| old.retain(|name, _| !changed.contains_key(name)));
+    }
+    containers.retain(|_, old| Resources::of(&json!(old)) != Resources::default());
+    (!containers.is_empty()).then(|| announced(pod, containers))
+}
+
+fn announced(pod: &Pod, containers: Sizes) -> String {
+    let revision = revision(pod);
+    json_text(&Announced { revision, containers })
+}
+
+/// Names and new sizes of the containers that are resized.
+fn changes(resize: &Write) -> Vec<Container> {
+    let changed = resize.patch["spec"]["containers"].as_array();
+    changed.into_iter().flatten().map(Container::of).collect()
 }
 
 fn of_those(has: &BTreeMap<String, String>, changed: &BTreeMap<String, String>) -> BTreeMap<String, String> {
@@ -92,7 +121,18 @@ pub fn take_back(
         // A resize that its sender does not live to record may just be served.
         return vec![Write::new(Target::Pod, pod, done).guarded(pod)];
     }
-    patch::begin(pod, &unchanged(pod), labels, annotations, now)
+    patch::begin(&unordered(pod), &unchanged(pod), labels, annotations, now)
+}
+
+/// The Pod without launch priorities, unless batches of an update are to come: old sizes go back together.
+fn unordered(pod: &Pod) -> Cow<'_, Pod> {
+    let state = state::state(pod).ok().flatten();
+    if state.is_some_and(|state| patch::has_next(&state)) {
+        return Cow::Borrowed(pod);
+    }
+    let mut pod = pod.clone();
+    pod.containers.iter_mut().for_each(|c| c.priority = None);
+    Cow::Owned(pod)
 }
 
 /// Whether that restarts a container.
@@ -117,7 +157,7 @@ pub(super) fn other_sizes(pod: &Pod) -> Sizes {
         let Some(container) = pod.containers.iter().find(|c| c.name == name) else {
             continue;
         };
-        let old = Resources::of(&serde_json::to_value(old).unwrap_or(Value::Null));
+        let old = Resources::of(&json!(old));
         let other = Resources {
             limits: other(&container.resources.limits, &old.limits),
             requests: other(&container.resources.requests, &old.requests),
@@ -154,7 +194,7 @@ fn revision(pod: &Pod) -> String {
 /// Adds the sizes of containers, but for what is there already.
 pub(super) fn add_all(into: &mut Sizes, more: Sizes) {
     for (name, more) in more {
-        let more = Resources::of(&serde_json::to_value(more).unwrap_or(Value::Null));
+        let more = Resources::of(&json!(more));
         add(into.entry(name).or_default(), &more);
     }
 }

@@ -267,8 +267,12 @@ async fn not_patched(work: &Work<'_>, uid: &str, name: &str, error: Error) -> Re
     if error.in_doubt() {
         work.index().pods.doubt(&work.key(name));
     }
-    if !error.retryable() {
-        back_into_service(work, name).await?;
+    // What was refused is what is told, whatever becomes of this.
+    if !error.retryable()
+        && let Err(error) = back_into_service(work, name).await
+        && error.in_doubt()
+    {
+        work.index().pods.doubt(&work.key(name));
     }
     Err(error)
 }

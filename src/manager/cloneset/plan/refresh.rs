@@ -4,7 +4,7 @@ use super::lifecycle;
 use super::pods;
 use super::types::Why;
 use super::view::{Draft, Seen, View};
-use super::{update, waits};
+use super::waits;
 use crate::api::keys;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::complete::Waiting;
@@ -23,8 +23,6 @@ pub(super) fn refresh(view: &View<'_>, pod: &Seen<'_>, draft: &mut Draft) -> Opt
     let mut settled = idle(pod);
     let next = || crate::in_place::refresh(pod, |revision| pods::at(pod, revision), view.now);
     match if settled { Refresh::Done } else { next() } {
-        // Its batches go on with what becomes of the resize.
-        Refresh::Act(_) if resize::unrecorded(pod) && !update::graced(pod) => {}
         Refresh::Act(writes) => {
             let why = Why::GoOn;
             return Some(Pending {

@@ -24,8 +24,12 @@ pub(super) fn take_back(
     if left.is_empty() {
         return;
     }
+    let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+    // Pods that are there beyond those asked for may be missed, too.
+    let beyond = count(view.pods.len()) - view.limits.replicas;
+    let limit = view.limits.unavailable + beyond.max(0);
     let gone = |pod: &&Seen<'_>| !pod.available || draft.touched(pod);
-    let mut lost = view.pods.iter().filter(gone).count();
+    let mut lost = count(view.pods.iter().filter(gone).count());
     for pod in left.into_iter().map(|at| &view.pods[at]) {
         let goes = pod.specified || pod.state == State::PreparingDelete;
         let busy = draft.touched(pod) || pending.get(&pod.uid).is_some_and(|p| p.first);
@@ -33,7 +37,7 @@ pub(super) fn take_back(
             continue;
         }
         if pod.available && resize::disturbs(pod) {
-            if i64::try_from(lost).is_ok_and(|lost| lost >= view.limits.unavailable) {
+            if lost >= limit {
                 draft.wait(format!("to get its size back: {}", waits::budget(view)), pod);
                 continue;
             }

@@ -218,42 +218,99 @@ fn what_is_recorded_after_all_is_not_taken_back() {
     assert_eq!(first(&world)["spec"]["containers"][0]["image"], "app:2");
 }
 
+/// One Pod of two containers, of which `side` is started when `app` is ready.
+fn ordered() -> World {
+    let mut spec = spec(false, false);
+    spec["replicas"] = json!(1);
+    let order = json!({ (keys::CONTAINER_LAUNCH_PRIORITY): keys::CONTAINER_LAUNCH_ORDERED });
+    spec["template"]["metadata"]["annotations"] = order;
+    spec["template"]["spec"]["containers"] = containers(["1", "1"], ["1", "1"]);
+    let mut world = World::new(spec);
+    settle(&mut world);
+    world
+}
+
+/// Both, with these tags and CPU.
+fn containers(tags: [&str; 2], cpu: [&str; 2]) -> Value {
+    let one = |at: usize, name: &str| {
+        let size = json!({ "requests": { "cpu": cpu[at] } });
+        json!({ "name": name, "image": format!("{name}:{}", tags[at]), "resources": size })
+    };
+    json!([one(0, "app"), one(1, "side")])
+}
+
+fn ask_both(world: &mut World, tags: [&str; 2], cpu: [&str; 2]) {
+    world.edit(&json!({ "template": { "spec": { "containers": containers(tags, cpu) } } }));
+    later(world);
+}
+
+/// Tag and CPU of each container.
+fn both(world: &World) -> [(String, String); 2] {
+    [0, 1].map(|at| {
+        let container = &first(world)["spec"]["containers"][at];
+        let image = container["image"].as_str().unwrap();
+        let cpu = container["resources"]["requests"]["cpu"].as_str().unwrap();
+        (image.split(':').next_back().unwrap().to_owned(), cpu.to_owned())
+    })
+}
+
+fn are(world: &World, [app, side]: [(&str, &str); 2]) {
+    let owned = |(tag, cpu): (&str, &str)| (tag.to_owned(), cpu.to_owned());
+    assert_eq!(both(world), [owned(app), owned(side)]);
+}
+
 /// A batch that is still to come has a size, too, and it is newer.
 #[test]
 fn a_size_of_the_next_batch_is_not_taken_back() {
-    for (ready_before, wanted) in [(false, "app:2"), (true, "app:2"), (false, "app:3")] {
-        let mut spec = spec(false, false);
-        spec["replicas"] = json!(1);
-        let order = json!({ (keys::CONTAINER_LAUNCH_PRIORITY): keys::CONTAINER_LAUNCH_ORDERED });
-        spec["template"]["metadata"]["annotations"] = order;
-        let containers = |image: &str, cpu: &str| {
-            let size = json!({ "requests": { "cpu": cpu } });
-            let side = json!({ "name": "side", "image": "side:1", "resources": size });
-            json!([{ "name": "app", "image": image }, side])
-        };
-        let ask = |world: &mut World, image: &str, cpu: &str| {
-            let template = json!({ "spec": { "containers": containers(image, cpu) } });
-            world.edit(&json!({ "template": template }));
-        };
-        spec["template"]["spec"]["containers"] = containers("app:1", "1");
-        let mut world = World::new(spec);
-        settle(&mut world);
-        ask(&mut world, "app:2", "2");
-        later(&mut world);
-        let side =
-            |world: &World| first(world)["spec"]["containers"][1]["resources"]["requests"]["cpu"].clone();
-        assert_eq!(side(&world), "1", "it is of the next batch");
+    for (ready_before, wanted) in [(false, "2"), (true, "2"), (false, "3")] {
+        let mut world = ordered();
+        ask_both(&mut world, ["2", "1"], ["1", "2"]);
+        are(&world, [("2", "1"), ("1", "1")]);
         (world.failing, world.fault) = (1, Fault::NearlyDone);
-        ask(&mut world, "app:2", "3");
-        later(&mut world);
-        assert_eq!(side(&world), "3");
+        ask_both(&mut world, ["2", "1"], ["1", "3"]);
+        are(&world, [("2", "1"), ("1", "3")]);
         if ready_before {
             kubelets(&mut world);
         }
-        ask(&mut world, wanted, "2");
+        ask_both(&mut world, [wanted, "1"], ["1", "2"]);
         at_last(&mut world);
-        assert_eq!(side(&world), "2");
+        are(&world, [(wanted, "1"), ("1", "2")]);
     }
+}
+
+/// The batches of the update before go on.
+#[test]
+fn a_size_that_is_refused_in_mid_update_keeps_no_batch_from_its_turn() {
+    for (fault, size) in [(Fault::NoResize, "1"), (Fault::NearlyDone, "3")] {
+        let mut world = ordered();
+        ask_both(&mut world, ["2", "2"], ["1", "1"]);
+        are(&world, [("2", "1"), ("1", "1")]);
+        (world.failing, world.fault) = (1, fault);
+        ask_both(&mut world, ["2", "2"], ["3", "1"]);
+        are(&world, [("2", size), ("1", "1")]);
+        (world.failing, world.fault) = (usize::MAX, Fault::NoResize);
+        for _ in 0..5 {
+            kubelets(&mut world);
+            later(&mut world);
+        }
+        are(&world, [("2", size), ("2", "1")]);
+        at_last(&mut world);
+        are(&world, [("2", "3"), ("2", "1")]);
+    }
+}
+
+#[test]
+fn sizes_go_back_together_whatever_comes_first_at_the_start() {
+    let mut world = ordered();
+    for cpu in [["1", "2"], ["2", "1"]] {
+        (world.failing, world.fault) = (1, Fault::NearlyDone);
+        ask_both(&mut world, ["1", "1"], cpu);
+    }
+    let before = both(&world);
+    assert!(before.iter().any(|(_, cpu)| cpu == "2"), "{before:?}");
+    ask_both(&mut world, ["1", "1"], ["1", "1"]);
+    at_last(&mut world);
+    are(&world, [("1", "1"), ("1", "1")]);
 }
 
 /// Each restarts a container, so they are out of use, or were made so, one after the other.
