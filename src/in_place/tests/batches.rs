@@ -223,3 +223,21 @@ fn of_a_waiting_patch_only_metadata_is_taken() {
         assert_eq!(labelled, patch["spec"].is_object());
     }
 }
+
+#[test]
+fn a_size_that_is_still_to_come_comes_with_another_of_the_same_container() {
+    let mut pod = pod(&["app", "proxy"]);
+    with_priority(&mut pod, 0, 5);
+    with_priority(&mut pod, 1, 1);
+    let size =
+        |requests: Value| serde_json::from_value(json!({ "proxy": { "requests": requests } })).unwrap();
+    let mut first = images(&[("app", "app:2")]);
+    first.container_resources = size(json!({ "cpu": "2", "memory": "1Gi" }));
+    start(&mut pod, &first);
+    assert_eq!(pod["spec"]["containers"][1]["resources"]["requests"], Value::Null);
+    let mut second = images(&[]);
+    second.container_resources = size(json!({ "memory": "2Gi" }));
+    start(&mut pod, &second);
+    let requests = &pod["spec"]["containers"][1]["resources"]["requests"];
+    assert_eq!(*requests, json!({ "cpu": "2", "memory": "2Gi" }));
+}
