@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::complete::same;
-use super::pod::{Container, Pod, Resources};
+use super::pod::{Container, Pod};
 use super::spec::Spec;
 use super::write::{Target, Write, json_text};
 use super::{patch, quantity, state};
@@ -22,6 +22,7 @@ use crate::api::keys;
 
 /// CPU and memory of containers, by name.
 type Sizes = BTreeMap<String, ResourceRequirements>;
+type Quantities = BTreeMap<String, Quantity>;
 
 /// What the annotation says.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -54,15 +55,16 @@ pub fn under_way(pod: &Pod) -> bool {
 #[must_use]
 pub(super) fn announcement(pod: &Pod, resize: &Write) -> String {
     let mut containers = before(pod);
-    for change in changes(resize) {
-        let Some(container) = pod.containers.iter().find(|c| c.name == change.name) else {
+    for (name, change) in changes(resize) {
+        let Some(has) = pod.containers.iter().find(|c| c.name == name) else {
             continue;
         };
-        let old = Resources {
-            limits: of_those(&container.resources.limits, &change.resources.limits),
-            requests: of_those(&container.resources.requests, &change.resources.requests),
+        let old = ResourceRequirements {
+            limits: of_those(&has.resources.limits, change.limits),
+            requests: of_those(&has.resources.requests, change.requests),
+            ..ResourceRequirements::default()
         };
-        add(containers.entry(change.name).or_default(), &old);
+        add(containers.entry(name).or_default(), old);
     }
     announced(pod, containers)
 }
@@ -71,20 +73,13 @@ pub(super) fn announcement(pod: &Pod, resize: &Write) -> String {
 #[must_use]
 pub(super) fn announcement_without(pod: &Pod, resize: Option<&Write>) -> Option<String> {
     let mut containers = before(pod);
-    for change in resize.iter().flat_map(|resize| changes(resize)) {
-        let Some(old) = containers.get_mut(&change.name) else {
-            continue;
-        };
-        let limits = old.limits.iter_mut().map(|old| (old, &change.resources.limits));
-        let requests = old
-            .requests
-            .iter_mut()
-            .map(|old| (old, &change.resources.requests));
-        limits
-            .chain(requests)
-            .for_each(|(old, changed)| old.retain(|name, _| !changed.contains_key(name)));
+    for (name, change) in resize.iter().flat_map(|resize| changes(resize)) {
+        if let Some(old) = containers.get_mut(&name) {
+            old.limits = without(old.limits.take(), change.limits);
+            old.requests = without(old.requests.take(), change.requests);
+        }
     }
-    containers.retain(|_, old| Resources::of(&json!(old)) != Resources::default());
+    containers.retain(|_, old| *old != ResourceRequirements::default());
     (!containers.is_empty()).then(|| announced(pod, containers))
 }
 
@@ -93,16 +88,31 @@ fn announced(pod: &Pod, containers: Sizes) -> String {
     json_text(&Announced { revision, containers })
 }
 
-/// Names and new sizes of the containers that are resized.
-fn changes(resize: &Write) -> Vec<Container> {
+/// The containers that are resized, with what is new of their sizes.
+fn changes(resize: &Write) -> Sizes {
     let changed = resize.patch["spec"]["containers"].as_array();
-    changed.into_iter().flatten().map(Container::of).collect()
+    let named = changed.into_iter().flatten().filter_map(|container| {
+        let name = container["name"].as_str()?.to_owned();
+        Some((name, serde_json::from_value(container["resources"].clone()).ok()?))
+    });
+    named.collect()
 }
 
-fn of_those(has: &BTreeMap<String, String>, changed: &BTreeMap<String, String>) -> BTreeMap<String, String> {
-    let kept = has.iter().filter(|(name, _)| changed.contains_key(*name));
-    kept.map(|(name, quantity)| (name.clone(), quantity.clone()))
-        .collect()
+/// What the Pod has of what changes.
+fn of_those(has: &BTreeMap<String, String>, changed: Option<Quantities>) -> Option<Quantities> {
+    let names = changed.unwrap_or_default().into_keys();
+    let kept = names.filter_map(|name| Some((name.clone(), Quantity(has.get(&name)?.clone()))));
+    some(kept.collect())
+}
+
+fn without(old: Option<Quantities>, changed: Option<Quantities>) -> Option<Quantities> {
+    let (mut old, changed) = (old.unwrap_or_default(), changed.unwrap_or_default());
+    old.retain(|name, _| !changed.contains_key(name));
+    some(old)
+}
+
+fn some(quantities: Quantities) -> Option<Quantities> {
+    Some(quantities).filter(|all| !all.is_empty())
 }
 
 /// Gives a Pod the size again that it had before the resizes of an update that did not begin. It keeps its revision; where
@@ -157,25 +167,27 @@ pub(super) fn other_sizes(pod: &Pod) -> Sizes {
         let Some(container) = pod.containers.iter().find(|c| c.name == name) else {
             continue;
         };
-        let old = Resources::of(&json!(old));
-        let other = Resources {
-            limits: other(&container.resources.limits, &old.limits),
-            requests: other(&container.resources.requests, &old.requests),
+        let other = ResourceRequirements {
+            limits: other(&container.resources.limits, old.limits),
+            requests: other(&container.resources.requests, old.requests),
+            ..ResourceRequirements::default()
         };
-        if other != Resources::default() {
-            add(sizes.entry(name).or_default(), &other);
+        if other != ResourceRequirements::default() {
+            sizes.insert(name, other);
         }
     }
     sizes
 }
 
 /// CPU and memory that are other than they were. Whoever may annotate a Pod could have written `old`.
-fn other(has: &BTreeMap<String, String>, old: &BTreeMap<String, String>) -> BTreeMap<String, String> {
-    let sizes = old
-        .iter()
-        .filter(|(name, size)| matches!(name.as_str(), "cpu" | "memory") && quantity::parse(size).is_some());
-    let changed = sizes.filter(|(name, old)| has.get(*name).is_some_and(|is| !quantity::equal(is, old)));
-    changed.map(|(name, old)| (name.clone(), old.clone())).collect()
+fn other(has: &BTreeMap<String, String>, old: Option<Quantities>) -> Option<Quantities> {
+    let mut old = old.unwrap_or_default();
+    old.retain(|name, Quantity(size)| {
+        matches!(name.as_str(), "cpu" | "memory")
+            && quantity::parse(size).is_some()
+            && has.get(name).is_some_and(|is| !quantity::equal(is, size))
+    });
+    some(old)
 }
 
 /// The sizes that are announced; none where that cannot be read, or another implementation has recorded the update since.
@@ -194,20 +206,17 @@ fn revision(pod: &Pod) -> String {
 /// Adds the sizes of containers, but for what is there already.
 pub(super) fn add_all(into: &mut Sizes, more: Sizes) {
     for (name, more) in more {
-        let more = Resources::of(&json!(more));
-        add(into.entry(name).or_default(), &more);
+        add(into.entry(name).or_default(), more);
     }
 }
 
-fn add(into: &mut ResourceRequirements, more: &Resources) {
+fn add(into: &mut ResourceRequirements, more: ResourceRequirements) {
     for (into, more) in [
-        (&mut into.limits, &more.limits),
-        (&mut into.requests, &more.requests),
+        (&mut into.limits, more.limits),
+        (&mut into.requests, more.requests),
     ] {
-        for (name, quantity) in more {
-            let into = into.get_or_insert_default();
-            into.entry(name.clone())
-                .or_insert_with(|| Quantity(quantity.clone()));
+        for (name, quantity) in more.into_iter().flatten() {
+            into.get_or_insert_default().entry(name).or_insert(quantity);
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::locked::{lift, lock, policy};
 use crate::lost::{Bed, alone};
 use crate::pods::{label, name, runs, serves};
 use crate::proxy::Loss;
-use crate::world::world;
+use crate::world::{World, world};
 
 const OLD: &str = "example.com/app:1";
 const NEW: &str = "example.com/app:2";
@@ -32,6 +32,15 @@ fn announced(pod: &Value) -> &Value {
     &pod["metadata"]["annotations"]["apps.kruise.io/inplace-update-resizing"]
 }
 
+/// Three Pods with the old image and one CPU.
+async fn started(world: &'static World, namespace: &str) -> (Field, Vec<Value>) {
+    let field = Field::new(world, namespace).await;
+    field.set("web", template(OLD, "1")).await;
+    field.settled("web").await;
+    let pods = field.pods_of("web").await;
+    (field, pods)
+}
+
 /// In use, with all that they had before.
 async fn as_before(field: &Field, before: &[Value]) {
     let done = |pods: &[&Value]| {
@@ -45,10 +54,7 @@ async fn as_before(field: &Field, before: &[Value]) {
 
 #[tokio::test]
 async fn a_resize_beyond_the_quota_changes_no_container_and_is_told() {
-    let field = Field::new(world(), "no-cpu").await;
-    field.set("web", template(OLD, "1")).await;
-    field.settled("web").await;
-    let before = field.pods_of("web").await;
+    let (field, before) = started(world(), "no-cpu").await;
     quota(&field, "requests.cpu", 5).await;
     ask(&field, NEW, "9").await;
     says(&field, "FailedUpdate", "exceeded quota: few").await;
@@ -62,10 +68,7 @@ async fn a_resize_beyond_the_quota_changes_no_container_and_is_told() {
 /// The size is taken, and the rest refused.
 #[tokio::test]
 async fn a_pod_of_which_only_the_size_can_be_changed_serves_and_holds_up_no_other() {
-    let field = Field::new(world(), "no-image-either").await;
-    field.set("web", template(OLD, "1")).await;
-    field.settled("web").await;
-    let before = field.pods_of("web").await;
+    let (field, before) = started(world(), "no-image-either").await;
     let locked = name(&before[0]);
     lock(&field, &locked).await;
     ask(&field, NEW, "2").await;
@@ -87,10 +90,7 @@ async fn a_pod_of_which_only_the_size_can_be_changed_serves_and_holds_up_no_othe
 /// Three Pods, some of which were resized for an update with this image, which nothing says but the announcement; the
 /// manager is dead. And the Pods from before.
 async fn resized(bed: &mut Bed, namespace: &str, image: &str) -> (Field, Vec<Value>) {
-    let field = Field::new(bed.world, namespace).await;
-    field.set("web", template(OLD, "1")).await;
-    field.settled("web").await;
-    let before = field.pods_of("web").await;
+    let (field, before) = started(bed.world, namespace).await;
     // It dies while it waits.
     let never = Loss::Until("nobody says so");
     bed.proxy.lose(namespace, "patch pods", never, 1, before.len());

@@ -24,12 +24,9 @@ pub(super) fn take_back(
     if left.is_empty() {
         return;
     }
-    let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
-    // Pods that are there beyond those asked for may be missed, too.
-    let beyond = count(view.pods.len()) - view.limits.replicas;
-    let limit = view.limits.unavailable + beyond.max(0);
+    let limit = update::spare(view).max(view.limits.unavailable);
     let gone = |pod: &&Seen<'_>| !pod.available || draft.touched(pod);
-    let mut lost = count(view.pods.iter().filter(gone).count());
+    let mut lost = update::count(view.pods.iter().filter(gone).count());
     for pod in left.into_iter().map(|at| &view.pods[at]) {
         let goes = pod.specified || pod.state == State::PreparingDelete;
         let busy = draft.touched(pod) || pending.get(&pod.uid).is_some_and(|p| p.first);

@@ -132,14 +132,22 @@ struct Budget {
     taken: i64,
 }
 
+pub(super) fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// How many Pods may be unavailable where no more are to be updated: those beyond the ones asked for may be, too.
+pub(super) fn spare(view: &View<'_>) -> i64 {
+    view.limits.unavailable + count(view.pods.len()) - view.limits.replicas
+}
+
 impl Budget {
     /// While Pods are missing, the limit is lower by as many, and they may be missing for as long as others are
     /// unavailable; so one that is unavailable anyway may be updated all the same.
     fn new(view: &View<'_>, numbers: &Numbers, target: &str) -> Self {
         let unavailable = || view.pods.iter().filter(|p| !p.available);
-        let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         let limit = match numbers.update {
-            0 => view.limits.unavailable + count(view.pods.len()) - view.limits.replicas,
+            0 => spare(view),
             _ => numbers.update_max_unavailable,
         };
         let missing = numbers.scale_up > 0;
