@@ -17,6 +17,15 @@ use super::{GROUP, V1ALPHA1, V1BETA1, keys};
 
 mod cloneset;
 
+/// The kinds that are converted: those that are served, and ImageListPullJob, of which OpenKruise may have left objects.
+const KINDS: [&str; 5] = [
+    "CloneSet",
+    "NodeImage",
+    "ImagePullJob",
+    "ImageListPullJob",
+    "ContainerRecreateRequest",
+];
+
 /// Why an object was not converted. None of these passes by itself.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -93,14 +102,7 @@ pub fn convert(mut object: Value, to: &str) -> Result<Value, Error> {
             to: to.to_owned(),
         });
     };
-    if ![
-        "CloneSet",
-        "NodeImage",
-        "ImagePullJob",
-        "ContainerRecreateRequest",
-    ]
-    .contains(&kind.as_str())
-    {
+    if !KINDS.contains(&kind.as_str()) {
         return Err(Error::UnknownKind { kind });
     }
     object["apiVersion"] = json!(format!("{GROUP}/{want}"));

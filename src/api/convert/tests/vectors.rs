@@ -11,6 +11,13 @@ const SECRET_MODES: [usize; 7] = [33, 39, 42, 108, 129, 157, 185];
 /// Upstream writes `[]` where there are no container statuses, which says the same as no annotation.
 const NO_STATUSES: [usize; 6] = [27, 63, 64, 88, 89, 113];
 
+const FAILED_IMAGES: &str = "/status/failedImageStatuses";
+/// Upstream drops what is no status from the list of failed images. No API server takes such a list, so it is nobody's
+/// to mend.
+const NULLS: [usize; 17] = [
+    189, 191, 197, 199, 201, 202, 207, 220, 223, 225, 226, 227, 232, 234, 238, 245, 246,
+];
+
 /// The cases of a file, in its order.
 pub(in crate::api::convert) fn recorded(file: &str) -> Vec<Value> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/conversion");
@@ -93,37 +100,28 @@ fn upstream_s_conversions_hold() {
                 take_annotation(theirs, key);
             }
         });
+        differing.even(FAILED_IMAGES, &mut ours, |ours| {
+            if let Some(failed) = ours.pointer_mut(FAILED_IMAGES).and_then(Value::as_array_mut) {
+                failed.retain(|one| !one.is_null());
+            }
+        });
         assert_eq!(plain(&ours), plain(&theirs), "line {}", at + 1);
     }
     differing.are([
         (keys::CRR_CONDITIONS, &CONDITIONS),
         (keys::NODE_IMAGE_SECRET_MODES, &SECRET_MODES),
         (keys::CRR_SYNC_CONTAINER_STATUSES, &NO_STATUSES),
+        (FAILED_IMAGES, &NULLS),
     ]);
     let ways = [
         ("ContainerRecreateRequest v1alpha1 v1beta1", 39),
         ("ContainerRecreateRequest v1beta1 v1alpha1", 28),
+        ("ImageListPullJob v1alpha1 v1beta1", 35),
+        ("ImageListPullJob v1beta1 v1alpha1", 28),
         ("ImagePullJob v1alpha1 v1beta1", 24),
         ("ImagePullJob v1beta1 v1alpha1", 31),
         ("NodeImage v1alpha1 v1beta1", 31),
         ("NodeImage v1beta1 v1alpha1", 33),
-    ];
-    assert_eq!(counts(&cases), ways.map(|(way, count)| (way.to_owned(), count)));
-}
-
-/// The same was recorded of a kind that is not served. When it is, these cases belong among the others.
-#[test]
-fn a_kind_that_is_not_served_is_refused() {
-    let cases = recorded("image-list-pull-job");
-    for (at, case) in cases.iter().enumerate() {
-        let object = versioned(&case["in"], case, &case["from"]);
-        let refused = convert(object, case["to"].as_str().unwrap());
-        let unknown = matches!(&refused, Err(Error::UnknownKind { kind }) if kind == "ImageListPullJob");
-        assert!(unknown, "line {}: {refused:?}", at + 1);
-    }
-    let ways = [
-        ("ImageListPullJob v1alpha1 v1beta1", 35),
-        ("ImageListPullJob v1beta1 v1alpha1", 28),
     ];
     assert_eq!(counts(&cases), ways.map(|(way, count)| (way.to_owned(), count)));
 }
@@ -134,7 +132,11 @@ fn our_types_read_and_write_what_upstream_does() {
     use crate::api::{
         container_recreate_request as crr, image_pull_job as job, node_image as image, v1alpha1,
     };
-    for case in &recorded("upstream") {
+    // There are no types of ours for ImageListPullJob yet.
+    for case in recorded("upstream")
+        .iter()
+        .filter(|case| case["kind"] != "ImageListPullJob")
+    {
         for (object, version) in [(&case["in"], &case["from"]), (&case["out"], &case["to"])] {
             let mut object = versioned(object, case, version);
             // The API server refuses null where the schema wants a list; the random objects have it.
