@@ -5,6 +5,7 @@ use kube::api::{Api, Patch};
 use serde_json::json;
 
 use crate::field::{Field, identities};
+use crate::waits;
 use crate::world::{World, until, world};
 
 /// What the manager has asked the API server for in this namespace: verb, resource, name. Its watches are apart, as are
@@ -54,6 +55,51 @@ async fn nothing_is_written_nor_read_when_nothing_has_changed() {
     field.settled("other").await;
     assert_eq!(of_web(), before);
     assert_eq!(read(&field), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_change_of_one_cloneset_is_nothing_to_the_others() {
+    const SETS: u64 = 12;
+    const CHANGES: u64 = 30;
+    let world: &'static World = Box::leak(Box::new(World::new()));
+    let mut manager = world.manager("kruise-manager");
+    manager.start().unwrap();
+    let field = Field::new(world, "others").await;
+    for at in 0..SETS {
+        field.set(&format!("web-{at}"), json!({ "replicas": 1 })).await;
+    }
+    for at in 0..SETS {
+        field.settled(&format!("web-{at}")).await;
+    }
+    let one = field.pods_of("web-1").await.remove(0);
+    let name = one["metadata"]["name"].as_str().unwrap();
+    let read = || {
+        let all = world.plane.reads_of_manager().unwrap();
+        let objects = all.into_iter().map(|event| event["objectRef"].clone());
+        objects
+            .filter(|object| object["resource"] != "leases")
+            .collect::<Vec<_>>()
+    };
+    let (begin, at_rest) = (manager.passes(), read());
+    for change in 1..=CHANGES {
+        let before = manager.passes();
+        let note = json!({ "metadata": { "annotations": { "example.com/note": change.to_string() } } });
+        let note = Patch::Merge(note);
+        field
+            .pods()
+            .patch(name, &Default::default(), &note)
+            .await
+            .unwrap();
+        let looked = async || (manager.passes() > before).then_some(());
+        waits::until("its CloneSet is looked at", &|| manager.tail(), looked).await;
+    }
+    // What was left of the beginning may come among them.
+    let passes = manager.passes() - begin;
+    assert!(
+        passes < SETS * CHANGES / 2,
+        "{passes} passes over {SETS} CloneSets for {CHANGES} changes of one's Pod"
+    );
+    assert_eq!(read(), at_rest, "nothing anywhere is asked for");
 }
 
 #[tokio::test]

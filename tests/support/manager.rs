@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use xtask::cluster::{Bound, Component, ControlPlane, wait};
 use xtask::port;
 
-use super::readiness::{readiness, ready};
+use super::readiness::{answer, readiness, ready};
 use super::waits::PATIENCE;
 
 /// Nodes get their NodeImages when they become ready.
@@ -64,6 +64,18 @@ impl Manager {
     pub fn somewhere_with(plane: &ControlPlane, name: &'static str, more: &[String]) -> Self {
         let health = format!("127.0.0.1:{}", port::reserve().unwrap());
         Self::with(plane, name, &health, port::reserve().unwrap(), more)
+    }
+
+    /// How many passes over CloneSets it has made, whatever they came to.
+    pub fn passes(&self) -> u64 {
+        let metrics = answer(&self.health, "/metrics");
+        assert!(metrics.ends_with("# EOF\n"), "cut short: {metrics}");
+        let counts = metrics
+            .lines()
+            .filter_map(|line| line.strip_prefix("kruise_cloneset_pass_seconds_count"));
+        counts
+            .map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
+            .sum()
     }
 
     /// Waits until its readiness answer has these words, whatever its code.

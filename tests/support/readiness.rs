@@ -1,4 +1,4 @@
-//! Whether one of our programs is ready, and what it says of that.
+//! Whether one of our programs is ready, and what else it says of itself.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -6,9 +6,14 @@ use std::time::Duration;
 
 /// What `/readyz` answers; nothing when nobody does.
 pub fn readiness(address: &str) -> String {
+    answer(address, "/readyz")
+}
+
+/// What it answers at this path, with the headers.
+pub fn answer(address: &str, path: &str) -> String {
     let mut answer = String::new();
     if let Ok(mut stream) = TcpStream::connect(address) {
-        let request = "GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         let asked = stream
             .set_read_timeout(Some(Duration::from_secs(5)))
             .and_then(|()| stream.write_all(request.as_bytes()));

@@ -46,6 +46,9 @@ struct Item<T> {
 pub struct Known<T> {
     groups: HashMap<Arc<str>, BTreeMap<Key, Item<T>>>,
     group_of: HashMap<Key, Arc<str>>,
+    /// How many were looked at, group by group.
+    #[cfg(test)]
+    pub looks: std::cell::Cell<usize>,
 }
 
 impl<T> Default for Known<T> {
@@ -53,6 +56,8 @@ impl<T> Default for Known<T> {
         Self {
             groups: HashMap::new(),
             group_of: HashMap::new(),
+            #[cfg(test)]
+            looks: std::cell::Cell::default(),
         }
     }
 }
@@ -140,7 +145,7 @@ impl<T> Known<T> {
 
     /// What belongs to `group`, by name, and whether it goes: it is being deleted, or we deleted it.
     pub fn of<'a>(&'a self, group: &str) -> impl Iterator<Item = (&'a Key, &'a Arc<T>, bool)> {
-        let items = self.groups.get(group).into_iter().flatten();
+        let items = self.members(group);
         items.map(|(key, known)| (key, &known.object, known.doomed || known.deleting))
     }
 
@@ -154,7 +159,7 @@ impl<T> Known<T> {
     pub fn unconfirmed(&self, group: &str, now: Instant) -> (Vec<Key>, Option<Duration>) {
         let mut due = Vec::new();
         let mut next: Option<Duration> = None;
-        for (key, known) in self.groups.get(group).into_iter().flatten() {
+        for (key, known) in self.members(group) {
             if known.doubtful {
                 due.push(key.clone());
                 continue;
@@ -166,6 +171,13 @@ impl<T> Known<T> {
             }
         }
         (due, next)
+    }
+
+    fn members<'a>(&'a self, group: &str) -> impl Iterator<Item = (&'a Key, &'a Item<T>)> {
+        let members = self.groups.get(group).into_iter().flatten();
+        #[cfg(test)]
+        let members = members.inspect(|_| self.looks.set(self.looks.get() + 1));
+        members
     }
 
     fn item(&self, key: &Key) -> Option<&Item<T>> {

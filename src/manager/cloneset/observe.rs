@@ -182,8 +182,9 @@ impl Index {
     /// The claims that Pods of the CloneSet own, but for those that were never its own.
     fn given(&self, set: &CloneSet, uid: &str) -> BTreeMap<String, Vec<Claim>> {
         // Each Pod is looked at, so not where there is nothing to find.
-        let any = !set.spec.volume_claim_templates.is_empty();
-        let pods = self.pods.of(uid).filter(|_| any);
+        if set.spec.volume_claim_templates.is_empty() {
+            return BTreeMap::new();
+        }
         let once_ours = |pod: &Pod| {
             let id = pod.labels.get(keys::CLONESET_INSTANCE_ID);
             let claims = self.claims.of(&pod.uid);
@@ -192,7 +193,7 @@ impl Index {
                 .map(|(_, claim, _)| Claim::clone(claim))
                 .collect::<Vec<_>>()
         };
-        let given = pods.map(|(_, pod, _)| (pod, once_ours(pod)));
+        let given = self.pods.of(uid).map(|(_, pod, _)| (pod, once_ours(pod)));
         given
             .filter(|(_, claims)| !claims.is_empty())
             .map(|(pod, claims)| (pod.uid.clone(), claims))

@@ -1,4 +1,6 @@
 #![allow(clippy::unwrap_used)]
+use std::cell::Cell;
+
 use serde_json::json;
 
 use super::*;
@@ -110,4 +112,96 @@ fn claims_that_were_a_pod_s_own_from_the_beginning_are_not_ours_to_take_back() {
     let given = index.belongings(&set, "set").given;
     let names = given["pod"].iter().map(|claim| claim.name.as_str());
     assert_eq!((given.len(), names.collect()), (1, vec!["data-s-abcde"]));
+}
+
+/// The objects of CloneSet `set`: its Pod, its claim and its revision of that number, at version `version`.
+fn theirs(set: usize, at: usize, version: &str) -> [Said; 3] {
+    let (name, owner) = (format!("{set}-{at}"), format!("set-{set}"));
+    let key = Key::namespaced("n", &name);
+    let pod = Pod::of(&json!({ "metadata": {
+        "name": name, "namespace": "n", "uid": name, "resourceVersion": version,
+        "labels": { "app": set.to_string() }, "ownerReferences": [{ "uid": owner, "controller": true }],
+    } }));
+    let pod = PodView {
+        workload: Some(Arc::new(pod)),
+        ..PodView::default()
+    };
+    let claim = ClaimView {
+        resource_version: version.to_owned(),
+        owner: Some(owner.clone()),
+        claim: Claim::default(),
+    };
+    let revision = RevisionView {
+        resource_version: version.to_owned(),
+        controller: Some(owner),
+        ..RevisionView::default()
+    };
+    let (pod, claim, revision) = (Arc::new(pod), Arc::new(claim), Arc::new(revision));
+    [
+        Said::Pod(Change {
+            key: key.clone(),
+            old: Some(Arc::clone(&pod)),
+            new: Some(pod),
+        }),
+        Said::Claim(Change {
+            key: key.clone(),
+            old: Some(Arc::clone(&claim)),
+            new: Some(claim),
+        }),
+        Said::Revision(Change {
+            key,
+            old: Some(Arc::clone(&revision)),
+            new: Some(revision),
+        }),
+    ]
+}
+
+/// How many objects are looked at for one change of each kind that one of so many CloneSets owns so many of.
+fn looks(sets: usize, each: usize) -> usize {
+    let mut index = Index::default();
+    for set in (0..sets).map(|set| set.to_string()) {
+        let (key, new) = (Key::namespaced("n", &set), Some(set_of(&set)));
+        index.apply(&Said::Set(Change { key, old: None, new }));
+    }
+    for (set, at) in (0..sets).flat_map(|set| (0..each).map(move |at| (set, at))) {
+        theirs(set, at, "1")
+            .iter()
+            .for_each(|said| drop(index.apply(said)));
+    }
+    let counters = |index: &Index| {
+        [
+            &index.pods.looks,
+            &index.claims.looks,
+            &index.revisions.looks,
+            &index.jobs.looks,
+            &index.sets.looks,
+        ]
+        .map(Cell::take)
+    };
+    counters(&index);
+    let (set, one) = (set_of("1"), Key::namespaced("n", "1"));
+    let edit = Change {
+        key: one.clone(),
+        old: Some(Arc::clone(&set)),
+        new: Some(Arc::clone(&set)),
+    };
+    for said in theirs(1, 0, "2").into_iter().chain([Said::Set(edit)]) {
+        assert_eq!(index.apply(&said), BTreeSet::from([one.clone()]));
+        let seen = index.belongings(&set, "set-1");
+        assert_eq!(
+            (seen.pods.len(), seen.claims.len(), seen.revisions.len()),
+            (each, each, each)
+        );
+        assert_eq!(index.next_look_up("set-1", Instant::now()), None);
+    }
+    counters(&index).iter().sum()
+}
+
+#[test]
+fn a_change_costs_what_its_cloneset_has_however_many_others_there_are() {
+    let alone = looks(2, 10);
+    assert_eq!(looks(200, 10), alone);
+    assert_eq!(looks(2, 20), 2 * alone);
+    // Once to see them, and once to see whether writes of ours are confirmed.
+    assert_eq!(alone, 4 * 2 * 3 * 10, "four changes, ten objects of three kinds");
 }
