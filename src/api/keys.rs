@@ -132,6 +132,11 @@ pub const DELETION_PROTECTION: &str = "apps.kruise.io/deletion-protection";
 pub const KRUISE_POD_READY: &str = "KruisePodReady";
 /// Pod condition that is false during an in-place update.
 pub const IN_PLACE_UPDATE_READY: &str = "InPlaceUpdateReady";
+/// What kubelet says in condition Ready, with reason `ReadinessGatesNotReady`, where this gate alone is False.
+#[must_use]
+pub fn unready_message(gate: &str) -> String {
+    format!("the status of pod readiness gate \"{gate}\" is not \"True\", but False")
+}
 /// Pod condition of Pods whose sidecars are being ended.
 pub const SIDECAR_TERMINATED: &str = "SidecarTerminated";
 /// Condition of a ContainerRecreateRequest: the Pod was made unready, the grace period runs from its

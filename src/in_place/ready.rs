@@ -34,7 +34,7 @@ pub fn unready(pod: &Pod, gate: &str, now: Timestamp) -> Option<Value> {
     if !containers_ready || !pod.condition_ready() {
         return None;
     }
-    let message = format!("the status of pod readiness gate \"{gate}\" is not \"True\", but False");
+    let message = keys::unready_message(gate);
     Some(condition("Ready", false, "ReadinessGatesNotReady", &message, now))
 }
 

@@ -40,6 +40,29 @@ async fn containers_get_their_new_environment_and_the_others_go_on() {
     assert_eq!(told.told("bare").1, env_hash([("VER", "v2")]));
 }
 
+/// Kubelet has nothing in hand then, so hardly anything is waited for.
+#[tokio::test]
+async fn a_pod_that_was_left_alone_for_long_is_restarted_once_too() {
+    let test = shared().await;
+    let follows = pod::container("follows", &[from_annotation("CFG", "cfg")]);
+    let metadata = json!({"labels": {"app": "web"}, "annotations": {"cfg": "one"}});
+    let spec = json!({"minReadySeconds": 8, "template": {"metadata": metadata}});
+    test.set("web", 1, json!([follows]), spec).await;
+    let before = test.pod_of("web").await;
+    test.template("web", |template| {
+        template["metadata"]["annotations"]["cfg"] = json!("two")
+    })
+    .await;
+    test.settled("web").await;
+    let after = test.pod_of("web").await;
+    same_pod(&before, &after);
+    restarted_once(&before, &after, "follows");
+    assert_eq!(
+        test.environments(&format!("{}-follows", after.name_any())),
+        ["one", "two"]
+    );
+}
+
 #[tokio::test]
 async fn image_and_environment_change_in_one_restart() {
     let test = shared().await;

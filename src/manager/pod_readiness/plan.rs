@@ -69,10 +69,7 @@ pub fn change(pod: &Pod, key: &NotReadyKey, hold: bool, now: Timestamp) -> Optio
     )];
     let containers_ready = find("ContainersReady").is_some_and(|c| c.status == "True");
     if !ready && containers_ready && find("Ready").is_some_and(|c| c.status == "True") {
-        let text = format!(
-            "the status of pod readiness gate \"{}\" is not \"True\", but False",
-            keys::KRUISE_POD_READY
-        );
+        let text = keys::unready_message(keys::KRUISE_POD_READY);
         new.push(condition(
             "Ready",
             false,

@@ -154,6 +154,7 @@ impl Shared {
             tokio::select! {
                 change = pods.recv() => {
                     let Some(change) = change else { return Error::WatchEnded };
+                    self.notice(&change);
                     if concerns(&change) {
                         // The receiver lives as long as the work beside us.
                         let _ = self.keys.send(change.key);
@@ -167,6 +168,23 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// Takes in each change by itself, for passes come less often.
+    fn notice(&self, change: &Change<PodView>) {
+        let Some((pod, meta)) = change
+            .new
+            .as_ref()
+            .and_then(|pod| Some((pod, pod.meta.as_ref()?)))
+        else {
+            return;
+        };
+        let now = self.now();
+        let mut memories = self.memories();
+        memories
+            .entry(change.key.clone())
+            .or_default()
+            .notice(pod, meta, now);
     }
 
     /// Looks at one Pod, asks the runtime what is not known yet, restarts and writes.

@@ -4,6 +4,8 @@
 //! lives, so in a steady state nothing is asked and nothing is written.
 
 #[cfg(test)]
+mod kubelet;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod world;
@@ -20,10 +22,15 @@ pub const BIRTH: Duration = Duration::from_secs(10);
 /// How long kubelet is given, beyond the grace period, to replace a container that it seems to be replacing
 /// anyway, before that is done for the environment.
 pub const KUBELET: Duration = Duration::from_secs(3);
-/// How long after a change of the Pod kubelet may still be about to compare an older version of it with the
-/// containers: it waits for its next look at them, which it takes every second. A container that is stopped
-/// meanwhile is started with its old environment, and the next start is then held back by ten seconds.
+/// How long kubelet may be about to compare an older version of a Pod with its containers, after its environment has
+/// changed: it waits for its next look at them, which it takes every second. A container that is stopped meanwhile is
+/// started with its old environment, and the next start is then held back by ten seconds.
 pub const SETTLE: Duration = Duration::from_millis(1500);
+/// A Pod of which nothing has changed for so long is nothing that kubelet has in hand; three looks are enough for all
+/// that follows the start of a container.
+pub const QUIET: Duration = Duration::from_secs(5);
+/// How long kubelet may take to hear of a change that was heard of here.
+pub const HEARD: Duration = Duration::from_millis(300);
 /// How long our own write is waited for to come back from the watch.
 pub const UNSEEN: Duration = Duration::from_secs(30);
 /// How long after a failed stop the runtime is asked again; doubles each time.
@@ -64,16 +71,29 @@ pub struct Memory {
     pub written: Option<(RuntimeContainerMetaSet, Duration)>,
     /// Since when something waits.
     pub waits: Waits,
-    /// What of the Pod has changed last, and when that was seen.
-    pub stir: (Stir, Duration),
+    /// How the Pod came to be as it is; none until that was noticed.
+    pub course: Option<Course>,
 }
 
-/// What makes kubelet look at a Pod anew, as far as it is known here.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Stir {
+/// When a Pod has changed, so far as that tells what kubelet may have in hand.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Course {
+    version: String,
     updating: bool,
-    told: Option<RuntimeContainerMetaSet>,
-    statuses: Vec<Option<StatusView>>,
+    env: Vec<u64>,
+    /// When anything changed last that kubelet may have looked at.
+    last: Duration,
+    /// When the environment became what it is.
+    since: Duration,
+    /// Whether nothing had changed for [`QUIET`] before that.
+    quiet: bool,
+}
+
+impl Course {
+    /// From when on kubelet starts a container with the environment of now.
+    fn settled(&self) -> Duration {
+        self.since + if self.quiet { HEARD } else { SETTLE }
+    }
 }
 
 /// Since when something waits.
@@ -130,7 +150,7 @@ pub fn plan(pod: &PodView, meta: &MetaView, memory: &Memory, env: bool, now: Dur
         };
         if let (Some(entry), true) = (&entry, env && meta.updating) {
             let kubelet = KUBELET + Duration::from_secs(u64::try_from(pod.grace_seconds).unwrap_or(0));
-            look_at_environment(&mut plan, wanted, entry, memory, kubelet, now);
+            look_at_environment(&mut plan, wanted, entry, (memory, &meta.version), kubelet, now);
         }
         // What was told stays until there is something newer to tell.
         entries.extend(entry.or_else(|| old.cloned()));
@@ -188,7 +208,7 @@ fn look_at_environment(
     plan: &mut Plan,
     wanted: &Wanted,
     entry: &RuntimeContainerMeta,
-    memory: &Memory,
+    (memory, version): (&Memory, &str),
     kubelet: Duration,
     now: Duration,
 ) {
@@ -203,7 +223,11 @@ fn look_at_environment(
     let due = match memory.restarts.get(id) {
         Some(Restart::Running(_) | Restart::Done) => return,
         Some(Restart::Failed(_, again)) => *again,
-        None if wanted.plain_hashes.contains(&plain_hash) => memory.stir.1 + SETTLE,
+        None if wanted.plain_hashes.contains(&plain_hash) => match &memory.course {
+            Some(course) if course.version == version => course.settled(),
+            // There is a newer version, and the next pass is about that.
+            _ => return,
+        },
         // Its image has changed, so kubelet is at it already, and its hooks must not run twice; or the kubelet
         // takes the hash in a way that we do not know.
         None => {
@@ -282,21 +306,40 @@ impl Memory {
         self.restarts.insert(id, state);
     }
 
-    /// Takes in how the Pod is now, and forgets what no longer concerns it.
-    pub fn look(&mut self, pod: &PodView, meta: &MetaView, now: Duration) {
+    /// Takes in one change of the Pod. What comes after a change of the environment has the new one; what came before
+    /// it kubelet may have in hand still.
+    pub fn notice(&mut self, pod: &PodView, meta: &MetaView, now: Duration) {
         if self.pod_uid != pod.uid {
             *self = Self {
                 pod_uid: pod.uid.clone(),
                 ..Self::default()
             };
         }
-        let stir = Stir {
-            updating: meta.updating,
-            told: meta.told.clone(),
-            statuses: pod.containers.iter().map(|view| view.status.clone()).collect(),
+        let env: Vec<u64> = meta.containers.iter().map(Wanted::env_hash).collect();
+        let (last, since, quiet) = match &self.course {
+            None => (now, now, false),
+            Some(known) if known.version == meta.version => return,
+            Some(known) if known.env != env => (now, now, now >= known.last + QUIET),
+            // Kubelet has nothing to do about that.
+            Some(known) if !known.updating && meta.updating && meta.said => {
+                (known.last, known.since, known.quiet)
+            }
+            Some(known) => (now, known.since, known.quiet),
         };
-        if self.stir.0 != stir {
-            self.stir = (stir, now);
+        self.course = Some(Course {
+            version: meta.version.clone(),
+            updating: meta.updating,
+            env,
+            last,
+            since,
+            quiet,
+        });
+    }
+
+    /// Forgets what no longer concerns the Pod as it is now.
+    pub fn look(&mut self, pod: &PodView, meta: &MetaView, now: Duration) {
+        if self.course.is_none() || self.pod_uid != pod.uid {
+            self.notice(pod, meta, now);
         }
         let statuses = pod.containers.iter().filter_map(|view| view.status.as_ref());
         let ids: BTreeSet<&str> = statuses.map(|status| status.container_id.as_str()).collect();

@@ -54,9 +54,10 @@ fn told_world(follows: &[bool]) -> World {
     (0..follows.len()).for_each(|at| world.start(at));
     world.pass();
     world.told = world.stored.clone();
+    world.pass();
+    world.now += QUIET;
     world.updating = true;
     world.pass();
-    world.now += SETTLE;
     world
 }
 
@@ -82,17 +83,73 @@ fn a_birth_is_one_writing() {
 fn the_first_try_comes_at_once_and_only_where_the_environment_changed() {
     let mut world = told_world(&[true, false]);
     world.label = 1;
+    assert_eq!(world.pass(), (false, Some(world.now + HEARD)));
+    let due = world.now + HEARD;
+    // What changes meanwhile makes no difference.
+    world.note = 1;
+    world.now += HEARD / 2;
+    assert_eq!(world.pass(), (false, Some(due)));
+    world.now = due;
     world.pass();
     assert_eq!(world.stopped, ["rt://c-1"]);
-    // Unless kubelet may not have noticed yet, being busy with what has just changed.
-    let mut world = told_world(&[true]);
-    world.now -= SETTLE / 3;
-    world.label = 1;
-    assert_eq!(world.pass(), (false, Some(world.now + SETTLE / 3)));
     // Outside an update nothing is restarted.
     let mut world = told_world(&[true]);
     (world.label, world.updating) = (1, false);
     assert_eq!(world.plan(), Plan::default());
+    world.now += SETTLE;
+    assert_eq!(world.plan(), Plan::default());
+    world.updating = true;
+    assert_eq!(world.plan().restart.len(), 1);
+}
+
+/// It would start the container with the environment of a version of the Pod that it has in hand still.
+#[test]
+fn a_kubelet_that_may_have_an_older_version_in_hand_is_given_time() {
+    type Change = fn(&mut World);
+    let changes: [(&str, Change); 5] = [
+        ("a label that has nothing to do with it", |world| world.note = 1),
+        ("another environment", |world| {
+            (world.label, world.updating) = (2, false);
+        }),
+        ("a container that was started", |world| world.start(1)),
+        ("a gate of which condition Ready does not tell", |world| {
+            (world.said, world.updating) = (false, true);
+        }),
+        ("a daemon that comes", |world| world.memory = Memory::default()),
+    ];
+    for (what, change) in changes {
+        let mut world = told_world(&[true, false]);
+        world.updating = false;
+        world.pass();
+        world.now += QUIET;
+        change(&mut world);
+        world.notice();
+        world.now += SETTLE;
+        (world.label, world.updating) = (1, true);
+        let due = world.now + SETTLE;
+        world.pass();
+        world.now = due - HEARD;
+        let (_, wake) = world.pass();
+        assert!(world.stopped.is_empty(), "{what}");
+        assert_eq!(wake, Some(due), "{what}");
+        world.now = due;
+        world.pass();
+        assert_eq!(world.stopped, ["rt://c-1"], "{what}");
+    }
+}
+
+/// The pass that its notice asks for comes later.
+#[test]
+fn a_version_that_was_not_noticed_yet_restarts_nothing() {
+    let mut world = told_world(&[true]);
+    world.label = 1;
+    let (pod, meta) = world.pod();
+    world.memory.look(&pod, &meta, world.now);
+    assert_eq!(
+        super::plan(&pod, &meta, &world.memory, true, world.now + SETTLE),
+        Plan::default()
+    );
+    assert_eq!(world.plan().wake, Some(world.now + HEARD));
 }
 
 #[test]
@@ -109,6 +166,8 @@ fn a_container_that_kubelet_replaces_anyway_is_left_to_it_for_its_grace_period()
 fn a_stop_that_fails_is_tried_again_later_and_later() {
     let mut world = told_world(&[true]);
     world.label = 1;
+    world.pass();
+    world.now += HEARD;
     for pause in [1, 2, 4, 8, 16, 30, 30] {
         assert_eq!(world.plan().restart.len(), 1);
         world.memory.restarting("rt://c-1");

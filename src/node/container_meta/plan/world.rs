@@ -23,6 +23,10 @@ pub struct World {
     pub containers: Vec<Container>,
     pub label: u8,
     pub updating: bool,
+    /// Condition Ready says of the update what kubelet would.
+    pub said: bool,
+    /// A label that no environment comes from.
+    pub note: u8,
     /// The runtime answers.
     answers: bool,
     /// The API server takes writes.
@@ -71,6 +75,8 @@ impl World {
             containers: containers.collect(),
             label: 0,
             updating: false,
+            said: true,
+            note: 0,
             answers: true,
             takes: true,
             told: None,
@@ -116,12 +122,28 @@ impl World {
         let meta = MetaView {
             told: self.told.clone(),
             updating: self.updating,
+            said: self.said,
+            version: self.version(),
             containers: wanted.collect(),
         };
         (pod, meta)
     }
 
+    /// Another one for each state.
+    fn version(&self) -> String {
+        let made: Vec<_> = self.containers.iter().map(|c| (c.image, c.made)).collect();
+        let update = (self.updating, self.said);
+        format!("{:?}", (self.label, self.note, made, update, &self.told))
+    }
+
+    /// A watch tells of the Pod.
+    pub fn notice(&mut self) {
+        let (pod, meta) = self.pod();
+        self.memory.notice(&pod, &meta, self.now);
+    }
+
     pub fn plan(&mut self) -> Plan {
+        self.notice();
         let (pod, meta) = self.pod();
         self.memory.look(&pod, &meta, self.now);
         let plan = plan(&pod, &meta, &self.memory, true, self.now);
