@@ -19,6 +19,8 @@ pub(super) enum Happening {
     Hooks(u8),
     Daemons(u8),
     Crash(u8),
+    /// A Pod is evicted, or ends by itself, and stays to be looked at.
+    Ended(u8),
     Deleted(u8),
     Specified(u8),
     ToDelete(u8),
@@ -59,6 +61,8 @@ pub(super) enum Happening {
     MinReady(u8),
     ScaleUnavailable(u8),
     MarkNotReady(bool),
+    /// A hook is taken out of the spec, or put back.
+    Hooked(u8),
     PvcReuse(bool),
     Exclude(bool),
     OnDelete(bool),
@@ -69,7 +73,7 @@ pub(super) enum Happening {
 /// How often something happens, and what it is; a number chooses among what there is.
 type Kind = (u8, fn(u8) -> Happening);
 
-const KINDS: [Kind; 40] = {
+const KINDS: [Kind; 42] = {
     use Happening::*;
     [
         (12, |n| Reconcile(n % 3 + 1)),
@@ -78,6 +82,7 @@ const KINDS: [Kind; 40] = {
         (6, Hooks),
         (5, Daemons),
         (1, Crash),
+        (1, Ended),
         (1, Deleted),
         (1, Specified),
         (1, ToDelete),
@@ -108,6 +113,7 @@ const KINDS: [Kind; 40] = {
         (1, MinReady),
         (1, ScaleUnavailable),
         (1, |n| MarkNotReady(odd(n))),
+        (1, Hooked),
         (1, |n| PvcReuse(odd(n))),
         (1, |n| Exclude(odd(n))),
         (1, |n| OnDelete(odd(n))),
@@ -168,6 +174,10 @@ pub(super) fn happen(world: &mut World, happening: &Happening) {
         Happening::Hooks(n) => some(world, *n).iter().for_each(|name| world.hook(name)),
         Happening::Daemons(n) => some(world, *n).iter().for_each(|name| world.daemon(name)),
         Happening::Crash(n) => pick(world, *n).iter().for_each(|name| world.crash(name)),
+        Happening::Ended(n) => {
+            let phase = if odd(*n) { "Failed" } else { "Succeeded" };
+            pick(world, n / 2).iter().for_each(|name| world.end(name, phase));
+        }
         Happening::Deleted(n) => pick(world, *n).iter().for_each(|name| world.delete(name)),
         Happening::Specified(n) => {
             let name = pick(world, *n);
@@ -310,9 +320,17 @@ fn edit(world: &mut World, happening: &Happening) {
             let most = if n % 3 == 0 { json!(null) } else { json!(n % 3) };
             world.edit(&json!({ "scaleStrategy": { "maxUnavailable": most } }));
         }
-        Happening::MarkNotReady(mark) if world.set["spec"]["lifecycle"]["preDelete"].is_object() => {
-            let hook = json!({ "markPodNotReady": mark });
-            world.edit(&json!({ "lifecycle": { "preDelete": hook.clone(), "inPlaceUpdate": hook } }));
+        Happening::MarkNotReady(mark) => {
+            for hook in ["preDelete", "inPlaceUpdate"] {
+                if world.set["spec"]["lifecycle"][hook].is_object() {
+                    world.edit(&json!({ "lifecycle": { hook: { "markPodNotReady": mark } } }));
+                }
+            }
+        }
+        Happening::Hooked(n) => {
+            let hook = ["preDelete", "inPlaceUpdate", "preNormal"][usize::from(n / 2 % 3)];
+            let asked = [&Value::Null, &world.hooks[hook]][usize::from(n % 2)].clone();
+            world.edit(&json!({ "lifecycle": { hook: asked } }));
         }
         Happening::PvcReuse(reuse) => world.edit(&json!({ "scaleStrategy": { "enablePVCReuse": reuse } })),
         Happening::Exclude(exclude) => {

@@ -317,3 +317,63 @@ fn hooks_that_leave_the_spec_hold_nobody() {
     );
     assert!(world.pods.values().all(|pod| message(pod).is_empty()));
 }
+
+/// Each hook by itself, while it holds a Pod.
+#[test]
+fn a_pod_that_a_hook_holds_goes_on_when_that_leaves_the_spec() {
+    // It was prepared to be deleted, so it is.
+    let mut world = in_use(true);
+    world.edit(&json!({ "replicas": 1 }));
+    settle(&mut world);
+    assert_eq!(states(&world), ["Normal", "PreparingDelete"]);
+    world.edit(&json!({ "lifecycle": { "preDelete": null } }));
+    settle(&mut world);
+    let going = in_state(&world, "PreparingDelete");
+    assert!(!going["metadata"]["deletionTimestamp"].is_null(), "{going:#}");
+    hooks(&mut world);
+    assert_eq!(
+        states(&world),
+        ["Normal"],
+        "its finalizer is for its user to take"
+    );
+    // It was updated, and is to be taken into use.
+    let mut world = in_use(true);
+    container(&mut world, "image", json!("app:2"));
+    rounds(&mut world, 1);
+    settle(&mut world);
+    assert_eq!(states(&world), ["Normal", "Updated"]);
+    world.edit(&json!({ "lifecycle": { "inPlaceUpdate": null } }));
+    settle(&mut world);
+    assert_eq!(states(&world), ["Normal", "Normal"]);
+    assert!(all_run(&world, "app:2"));
+    // It was made, and is to be taken into use.
+    let mut world = in_use(true);
+    world.edit(&json!({ "replicas": 3 }));
+    settle(&mut world);
+    assert_eq!(states(&world), ["Normal", "Normal", "PreparingNormal"]);
+    world.edit(&json!({ "lifecycle": { "preNormal": null } }));
+    settle(&mut world);
+    assert_eq!(states(&world), ["Normal", "Normal", "Normal"]);
+}
+
+#[test]
+fn a_template_that_is_taken_back_takes_back_pods_that_are_not_in_use_yet() {
+    let mut world = in_use(true);
+    rolling(&mut world, json!({ "partition": 0, "maxUnavailable": 3 }));
+    container(&mut world, "image", json!("app:2"));
+    world.edit(&json!({ "replicas": 3 }));
+    world.reconcile();
+    kubelets(&mut world);
+    let new = in_state(&world, "PreparingNormal")["metadata"]["uid"].clone();
+    assert_eq!(
+        in_state(&world, "PreparingNormal")["spec"]["containers"][0]["image"],
+        "app:2"
+    );
+    container(&mut world, "image", json!("app:1"));
+    rounds(&mut world, 8);
+    settle(&mut world);
+    assert_eq!(states(&world), ["Normal", "Normal", "Normal"]);
+    assert!(all_run(&world, "app:1"));
+    let there = world.pods.values().any(|pod| pod["metadata"]["uid"] == new);
+    assert!(there, "the same Pod, taken back where it is");
+}

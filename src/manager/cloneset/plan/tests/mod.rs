@@ -3,6 +3,7 @@ mod ahead;
 mod bounded;
 mod cases;
 mod deadline;
+mod ended;
 mod ends;
 mod faults;
 mod happenings;

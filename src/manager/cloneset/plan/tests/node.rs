@@ -23,6 +23,20 @@ impl World {
         }
     }
 
+    /// A Pod ends for good.
+    pub fn end(&mut self, name: &str, phase: &str) {
+        let now = self.now.to_string();
+        if let Some(pod) = self.pods.get_mut(name) {
+            pod["status"]["phase"] = json!(phase);
+            let statuses = pod["status"]["containerStatuses"].as_array_mut();
+            for status in statuses.into_iter().flatten() {
+                status["ready"] = json!(false);
+            }
+            condition(pod, "ContainersReady", false, &now);
+            condition(pod, "Ready", false, &now);
+        }
+    }
+
     /// The kubelet of a Pod does what there is to do.
     pub fn kubelet(&mut self, name: &str) {
         let now = self.now.to_string();
@@ -33,7 +47,8 @@ impl World {
             .flat_map(|c| c.iter())
             .map(|_| self.fresh())
             .collect();
-        let Some(pod) = self.pods.get_mut(name) else {
+        let ended = |pod: &Value| pod["status"]["phase"] == "Failed" || pod["status"]["phase"] == "Succeeded";
+        let Some(pod) = self.pods.get_mut(name).filter(|pod| !ended(pod)) else {
             return;
         };
         pod["spec"]["nodeName"] = json!("node");

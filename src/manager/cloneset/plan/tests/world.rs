@@ -24,6 +24,8 @@ pub const BACKUP: &str = "backup";
 #[derive(Clone)]
 pub struct World {
     pub set: Value,
+    /// The hooks that there were at first; their user goes by these.
+    pub hooks: Value,
     pub pods: BTreeMap<String, Value>,
     pub claims: BTreeMap<String, Value>,
     pub revisions: Vec<Revision>,
@@ -59,6 +61,7 @@ pub struct World {
 impl World {
     pub fn new(spec: Value) -> Self {
         let mut world = Self {
+            hooks: spec["lifecycle"].clone(),
             set: json!({
                 "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet",
                 "metadata": { "name": "s", "namespace": "n", "uid": "set", "generation": 1, "resourceVersion": "1" },
@@ -279,7 +282,7 @@ impl World {
 
     /// The user of the hooks acts on a Pod: lets go of it, or takes it into use. One item after the other.
     pub fn hook(&mut self, name: &str) {
-        let asked = &self.set["spec"]["lifecycle"]["preDelete"];
+        let asked = &self.hooks["preDelete"];
         let labelled = asked["labelsHandler"].is_object();
         let finalized = !labelled || asked["finalizersHandler"].is_array();
         let Some(pod) = self.pods.get_mut(name) else {

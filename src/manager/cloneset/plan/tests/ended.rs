@@ -1,0 +1,38 @@
+//! Pods that have ended for good, and stay to be looked at: evicted ones, or such as have done their work.
+
+use serde_json::json;
+
+use super::cases::settle;
+use super::histories::spec;
+use super::world::{World, owned};
+use crate::api::keys;
+
+#[test]
+fn a_pod_that_has_ended_counts_for_nothing_and_another_takes_its_place() {
+    for (phase, reuse) in [("Failed", false), ("Succeeded", false), ("Failed", true)] {
+        let mut world = World::new(spec(false, true));
+        world.edit(&json!({ "scaleStrategy": { "enablePVCReuse": reuse } }));
+        settle(&mut world);
+        let ended = world.pods.keys().next().unwrap().clone();
+        world.end(&ended, phase);
+        settle(&mut world);
+        assert_eq!(world.pods.len(), 6, "it is nobody's to delete");
+        let status = &world.set["status"];
+        for count in ["replicas", "readyReplicas", "updatedAvailableReplicas"] {
+            assert_eq!(status[count], 5, "{count}");
+        }
+        let pod = &world.pods[&ended]["metadata"];
+        let claim = &world.claims[&format!("data-{ended}")];
+        let with_it = owned(claim, pod["uid"].as_str().unwrap());
+        assert_eq!(with_it, !reuse, "without reuse, its claim goes with it: {claim}");
+        let id = &pod["labels"][keys::CLONESET_INSTANCE_ID];
+        let others = world.pods.iter().filter(|(name, _)| **name != ended);
+        let mut ids = others.map(|(_, pod)| &pod["metadata"]["labels"][keys::CLONESET_INSTANCE_ID]);
+        assert!(ids.all(|other| other != id));
+        // Once it is gone, and claims are reused, the next Pod takes its own.
+        world.delete(&ended);
+        world.edit(&json!({ "replicas": 6 }));
+        settle(&mut world);
+        assert_eq!(world.pods.contains_key(&ended), reuse);
+    }
+}
