@@ -1,14 +1,14 @@
-//! CloneSet on the real API server: what is refused and filled in without any webhook, how it is scaled,
-//! converted and protected.
+//! CloneSet on the real API server: what is refused and filled in, how it is scaled, converted and protected.
 
 use kruise::api::keys;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
 
+use crate::cloneset_mistakes as mistakes;
 use crate::world::{create, get, merge, merge_status, refused, typed, world};
 
-const ALPHA: &str = "apps.kruise.io/v1alpha1";
-const BETA: &str = "apps.kruise.io/v1beta1";
+pub const ALPHA: &str = "apps.kruise.io/v1alpha1";
+pub const BETA: &str = "apps.kruise.io/v1beta1";
 
 /// A good CloneSet in either version, with `change` merged into its spec.
 pub fn set(version: &str, name: &str, change: Value) -> Value {
@@ -30,143 +30,6 @@ pub async fn sets(version: &str) -> Api<DynamicObject> {
     typed(&world().admin().await, version, "CloneSet", Some("default"))
 }
 
-/// Mistakes in what stands in the same place in both versions.
-fn mistakes() -> Vec<(Value, &'static str)> {
-    vec![
-        (json!({ "replicas": -1 }), "spec.replicas: Invalid value: -1"),
-        (
-            json!({ "revisionHistoryLimit": -1 }),
-            "spec.revisionHistoryLimit: Invalid value: -1",
-        ),
-        (
-            json!({ "minReadySeconds": -1 }),
-            "spec.minReadySeconds: Invalid value: -1",
-        ),
-        (
-            json!({ "minReadySeconds": 9, "progressDeadlineSeconds": 9 }),
-            "spec.progressDeadlineSeconds is 9, which is not more than spec.minReadySeconds, which is 9",
-        ),
-        (json!({ "selector": null }), "spec.selector: Required value"),
-        (
-            json!({ "selector": { "matchLabels": null } }),
-            "an empty selector matches every Pod",
-        ),
-        (json!({ "template": null }), "spec.template: Required value"),
-        (
-            json!({ "template": { "spec": { "restartPolicy": "Never" } } }),
-            "spec.template.spec.restartPolicy: Unsupported value: \"Never\"",
-        ),
-        (
-            json!({ "template": { "spec": { "activeDeadlineSeconds": 9 } } }),
-            "activeDeadlineSeconds would end Pods",
-        ),
-        (
-            json!({ "scaleStrategy": { "podsToDelete": ["a", "a"] } }),
-            "spec.scaleStrategy.podsToDelete[1]: Duplicate value: \"a\"",
-        ),
-        (
-            json!({ "scaleStrategy": { "maxUnavailable": "20" } }),
-            "it is 20; give a number of Pods, 0 or greater, or a percentage such as 20%",
-        ),
-    ]
-}
-
-/// Mistakes in fields that only v1beta1 has: v1alpha1 says them in annotations, which are no part of the schema.
-fn mistakes_in_pre_download() -> Vec<(Value, &'static str)> {
-    vec![
-        (
-            json!({ "inPlaceUpdateStrategy": { "imagePreDownloadParallelism": "10%" } }),
-            "it is 10%; give a number of nodes",
-        ),
-        (
-            json!({ "inPlaceUpdateStrategy": { "imagePreDownloadTimeoutSeconds": -1 } }),
-            "imagePreDownloadTimeoutSeconds: Invalid value: -1",
-        ),
-    ]
-}
-
-/// Mistakes in the order of an update.
-fn mistakes_in_order() -> Vec<(Value, &'static str)> {
-    vec![
-        (
-            json!({ "priorityStrategy": {
-                "orderPriority": [{ "orderedKey": "a" }],
-                "weightPriority": [{ "weight": 1, "matchSelector": { "matchLabels": { "a": "b" } } }],
-            } }),
-            "orderPriority and weightPriority exclude each other",
-        ),
-        (
-            json!({ "priorityStrategy": { "weightPriority": [{ "weight": 101, "matchSelector": { "matchLabels": { "a": "b" } } }] } }),
-            "weightPriority[0].weight: Invalid value: 101",
-        ),
-        (
-            json!({ "priorityStrategy": { "weightPriority": [{ "weight": 1, "matchSelector": {} }] } }),
-            "an empty selector matches every Pod",
-        ),
-        (
-            json!({ "priorityStrategy": { "orderPriority": [{ "orderedKey": "" }] } }),
-            "orderPriority[0].orderedKey: Invalid value: \"\"",
-        ),
-        (
-            json!({ "scatterStrategy": [{ "key": "a", "value": "b" }, { "key": "a", "value": "b" }] }),
-            "scatterStrategy[1]: Duplicate value",
-        ),
-        (
-            json!({ "scatterStrategy": [{ "key": "", "value": "b" }] }),
-            "scatterStrategy[0].key: Invalid value: \"\"",
-        ),
-    ]
-}
-
-/// Lists that are one longer than they may be.
-fn too_many_terms() -> Vec<(Value, &'static str)> {
-    let terms = |term: fn(usize) -> Value| (0..257).map(term).collect::<Value>();
-    vec![
-        (
-            json!({ "priorityStrategy": { "orderPriority": terms(|at| json!({ "orderedKey": format!("k{at}") })) } }),
-            "priorityStrategy.orderPriority: Too many: 257: must have at most 256 items",
-        ),
-        (
-            json!({ "priorityStrategy": { "weightPriority": terms(|at| {
-                json!({ "weight": 1, "matchSelector": { "matchLabels": { "a": at.to_string() } } })
-            }) } }),
-            "priorityStrategy.weightPriority: Too many: 257: must have at most 256 items",
-        ),
-        (
-            json!({ "scatterStrategy": terms(|at| json!({ "key": "a", "value": at.to_string() })) }),
-            "scatterStrategy: Too many: 257: must have at most 256 items",
-        ),
-    ]
-}
-
-/// Mistakes in the limits of an update, which stand in different places.
-fn mistakes_in_limits() -> Vec<(Value, &'static str)> {
-    vec![
-        (json!({ "partition": -1 }), "it is -1; give a number of Pods"),
-        (
-            json!({ "partition": "half" }),
-            "it is half; give a number of Pods",
-        ),
-        (
-            json!({ "maxUnavailable": "12.5%" }),
-            "it is 12.5%; give a number of Pods",
-        ),
-        (json!({ "maxSurge": "3" }), "it is 3; give a number of Pods"),
-        (
-            json!({ "maxUnavailable": 0 }),
-            "maxUnavailable and maxSurge are both 0",
-        ),
-        (
-            json!({ "maxUnavailable": "0%", "maxSurge": "0%" }),
-            "maxUnavailable and maxSurge are both 0",
-        ),
-        (
-            json!({ "inPlaceUpdateStrategy": { "gracePeriodSeconds": -1 } }),
-            "gracePeriodSeconds: Invalid value: -1",
-        ),
-    ]
-}
-
 /// Limits of an update, where the version has them.
 pub fn update(version: &str, limits: Value) -> Value {
     if version == BETA {
@@ -180,37 +43,7 @@ pub fn update(version: &str, limits: Value) -> Value {
 async fn clonesets_with_mistakes_are_refused_in_words() {
     for version in [BETA, ALPHA] {
         let sets = sets(version).await;
-        let more = if version == BETA {
-            mistakes_in_pre_download()
-        } else {
-            Vec::new()
-        };
-        let limits = mistakes_in_limits()
-            .into_iter()
-            .chain(mistakes_in_order())
-            .chain(too_many_terms())
-            .chain(more)
-            .map(|(limits, message)| (update(version, limits), message));
-        let policy = if version == BETA {
-            "podUpdatePolicy"
-        } else {
-            "type"
-        };
-        let words = [
-            (
-                update(version, json!({ policy: "InPlace" })),
-                "Unsupported value: \"InPlace\"",
-            ),
-            (
-                update(version, json!({ policy: "InPlaceOnly", "maxSurge": 1 })),
-                "InPlaceOnly keeps every Pod, so there is nothing to surge with",
-            ),
-            (
-                json!({ "updateStrategy": { "type": "Sometimes" } }),
-                "Unsupported value: \"Sometimes\"",
-            ),
-        ];
-        for (change, message) in mistakes().into_iter().chain(limits).chain(words) {
+        for (change, message) in mistakes::all(version) {
             refused(create(&sets, set(version, "mistaken", change)).await, message);
         }
     }

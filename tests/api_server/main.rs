@@ -5,7 +5,9 @@
 mod admission;
 mod cloneset;
 mod cloneset_many;
+mod cloneset_mistakes;
 mod cloneset_templates;
+mod cloneset_unhooked;
 mod conversion;
 mod fence;
 mod mounts;
