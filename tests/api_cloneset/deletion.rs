@@ -1,7 +1,8 @@
-//! Which Pods go where there are too many: those that serve least, that cost least, and that are crowded.
+//! What goes: of too many Pods those that serve least, that cost least, and that are crowded; Pods that are evicted, and
+//! whole CloneSets.
 
-use kube::api::{Patch, PatchParams};
-use serde_json::json;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use serde_json::{Value, json};
 
 use crate::field::Field;
 use crate::kubelet::{NO_IMAGE, NO_NODE, bind};
@@ -96,4 +97,61 @@ async fn of_too_many_pods_the_unready_the_crowded_and_the_cheap_go_first() {
     cost(&field, &names[0], "10", "example.com/app:1").await;
     ready(&field, 2).await;
     assert_eq!(scaled(&field, 1).await, names[..1], "the cheaper one goes");
+}
+
+#[tokio::test]
+async fn another_takes_the_place_of_an_evicted_pod() {
+    let field = Field::new(world(), "evicted").await;
+    field.set("web", json!({})).await;
+    let set = field.settled("web").await;
+    let pods = field.pods_of("web").await;
+    let evicted = name(&pods[0]);
+    let status = json!({ "status": { "phase": "Failed", "reason": "Evicted", "message": "The node was low on resource",
+        "conditions": [{ "type": "Ready", "status": "False" }] } });
+    field
+        .pods()
+        .patch_status(&evicted, &PatchParams::default(), &Patch::Strategic(status))
+        .await
+        .unwrap();
+    let another = |pods: &[&Value]| {
+        let mut new = pods.iter().filter(|pod| pod["status"]["phase"] != "Failed");
+        pods.len() == 4 && new.all(|pod| pod["status"]["phase"] == "Running")
+    };
+    let after = field.until_pods("web", "one in its place", another).await;
+    assert!(
+        after.iter().any(|pod| name(pod) == evicted),
+        "it stays to be looked at"
+    );
+    let status = field.settled("web").await.status.unwrap();
+    assert_eq!((status.replicas, status.available_replicas), (3, 3));
+    assert_eq!(set.status.unwrap().update_revision, status.update_revision);
+}
+
+/// In the foreground, the CloneSet stays until its Pods are gone.
+#[tokio::test]
+async fn a_cloneset_that_goes_makes_no_pods_in_the_place_of_those_that_go() {
+    let field = Field::new(world(), "foreground").await;
+    field.set("web", json!({})).await;
+    field.settled("web").await;
+    let foreground = DeleteParams::foreground();
+    field.sets().delete("web", &foreground).await.unwrap();
+    let gone = name(&field.pods_of("web").await[0]);
+    let before = field.writes().len();
+    field.pods().delete(&gone, &Default::default()).await.unwrap();
+    let two = |pods: &[&Value]| pods.len() == 2 && pods.iter().all(|pod| name(pod) != gone);
+    field.until_pods("web", "one is gone", two).await;
+    field.image("web", "example.com/app:2").await;
+    // What comes after all that has been looked at after it.
+    field.set("other", json!({ "replicas": 1 })).await;
+    field.settled("other").await;
+    let pods = field.pods_of("web").await;
+    assert_eq!(pods.len(), 2);
+    assert!(
+        pods.iter()
+            .all(|pod| pod["spec"]["containers"][0]["image"] == "example.com/app:1")
+    );
+    let about_web = |write: &&(String, String, String)| write.2.starts_with("web");
+    let writes = field.writes();
+    let after: Vec<_> = writes[before..].iter().filter(about_web).collect();
+    assert!(after.is_empty(), "{after:?}");
 }

@@ -56,6 +56,10 @@ async fn look_after(
         pods.delete(name, &now).await?;
         return Ok(());
     }
+    // Somebody evicted it.
+    if pod["status"]["phase"] == "Failed" {
+        return Ok(());
+    }
     if pod["spec"]["nodeName"].is_null() {
         if pod["spec"]["nodeSelector"][NO_NODE].is_null() {
             bind(pods, name, "node").await?;
