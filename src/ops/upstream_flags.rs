@@ -23,6 +23,14 @@ pub struct UpstreamFlags {
     pprof_addr: Option<String>,
     #[arg(long, hide = true)]
     expectation_timeout: Option<String>,
+    #[arg(long, hide = true, allow_hyphen_values = true)]
+    rate_limiter_base_delay: Option<String>,
+    #[arg(long, hide = true, allow_hyphen_values = true)]
+    rate_limiter_max_delay: Option<String>,
+    #[arg(long, hide = true, allow_hyphen_values = true)]
+    rate_limiter_qps: Option<String>,
+    #[arg(long, hide = true, allow_hyphen_values = true)]
+    rate_limiter_bucket_size: Option<String>,
 }
 
 impl UpstreamFlags {
@@ -30,6 +38,7 @@ impl UpstreamFlags {
     pub fn given(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         let logs = "RUST_LOG and --log-format say what is logged";
         let pace = "the API server sets the pace";
+        let retries = "what fails is tried again after 0.5 s, and then ever later, up to 30 s";
         let all = [
             (&self.logtostderr, "--logtostderr", logs),
             (&self.v, "--v", logs),
@@ -51,6 +60,18 @@ impl UpstreamFlags {
                 &self.expectation_timeout,
                 "--expectation-timeout",
                 "no wait is longer than 30 s",
+            ),
+            (
+                &self.rate_limiter_base_delay,
+                "--rate-limiter-base-delay",
+                retries,
+            ),
+            (&self.rate_limiter_max_delay, "--rate-limiter-max-delay", retries),
+            (&self.rate_limiter_qps, "--rate-limiter-qps", retries),
+            (
+                &self.rate_limiter_bucket_size,
+                "--rate-limiter-bucket-size",
+                retries,
             ),
         ];
         all.into_iter()
@@ -87,12 +108,22 @@ mod tests {
             "--enable-pprof=false",
             "--rest-config-burst",
             "-1",
+            "--rate-limiter-base-delay=5ms",
+            "--rate-limiter-qps",
+            "10",
         ];
         let cli = Cli::try_parse_from(args).unwrap();
         let named: Vec<_> = cli.upstream.given().map(|(flag, _)| flag).collect();
         assert_eq!(
             named,
-            ["--logtostderr", "--v", "--rest-config-burst", "--enable-pprof"]
+            [
+                "--logtostderr",
+                "--v",
+                "--rest-config-burst",
+                "--enable-pprof",
+                "--rate-limiter-base-delay",
+                "--rate-limiter-qps"
+            ]
         );
     }
 }

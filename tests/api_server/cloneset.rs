@@ -207,13 +207,17 @@ async fn what_is_protected_stays() {
     let sets = sets(BETA).await;
     let label =
         |value: &str| json!({ "metadata": { "labels": { "policy.kruise.io/delete-protection": value } } });
-    let delete = async || match sets.delete("protected", &DeleteParams::default()).await {
-        Ok(_) => Ok(Value::Null),
-        Err(why) => Err(why.to_string()),
-    };
+    let alpha = crate::cloneset::sets(ALPHA).await;
+    let delete_by =
+        async |sets: &Api<DynamicObject>| match sets.delete("protected", &DeleteParams::default()).await {
+            Ok(_) => Ok(Value::Null),
+            Err(why) => Err(why.to_string()),
+        };
+    let delete = || delete_by(&sets);
     create(&sets, set(BETA, "protected", json!({}))).await.unwrap();
     merge(&sets, "protected", label("Always")).await.unwrap();
     refused(delete().await, "policy.kruise.io/delete-protection");
+    refused(delete_by(&alpha).await, "policy.kruise.io/delete-protection");
     merge(&sets, "protected", label("Cascading")).await.unwrap();
     refused(delete().await, "scale CloneSet protected to 0");
     merge(&sets, "protected", json!({ "spec": { "replicas": 0 } }))

@@ -60,6 +60,22 @@ fn mistakes() -> Vec<(Value, &'static str)> {
             json!({ "selector": { "matchLabels": null } }),
             "an empty selector matches every Pod",
         ),
+        (
+            json!({ "selector": { "matchExpressions": [{ "key": "app", "operator": "Like" }] } }),
+            "spec.selector.matchExpressions[0].operator: Unsupported value: \"Like\"",
+        ),
+        (
+            json!({ "lifecycle": { "preDelete": { "finalizersHandler": ["a.b/c", "plain"] } } }),
+            "it is plain; Pods take only finalizers of the form DOMAIN/NAME",
+        ),
+        (
+            json!({ "lifecycle": { "inPlaceUpdate": { "finalizersHandler": ["/c"] } } }),
+            "it is /c; Pods take only finalizers",
+        ),
+        (
+            json!({ "lifecycle": { "preNormal": { "finalizersHandler": ["a/b/c"] } } }),
+            "it is a/b/c; Pods take only finalizers",
+        ),
         (json!({ "template": null }), "spec.template: Required value"),
         (
             json!({ "template": { "spec": { "restartPolicy": "Never" } } }),
@@ -111,6 +127,11 @@ fn mistakes_in_order() -> Vec<(Value, &'static str)> {
         (
             json!({ "priorityStrategy": { "weightPriority": [{ "weight": 1, "matchSelector": {} }] } }),
             "an empty selector matches every Pod",
+        ),
+        (
+            json!({ "priorityStrategy": { "weightPriority": [{ "weight": 1, "matchSelector": {
+                "matchExpressions": [{ "key": "a", "operator": "Like" }] } }] } }),
+            "matchExpressions[0].operator: Unsupported value: \"Like\"",
         ),
         (
             json!({ "priorityStrategy": { "orderPriority": [{ "orderedKey": "" }] } }),

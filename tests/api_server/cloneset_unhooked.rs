@@ -94,7 +94,6 @@ async fn a_selector_has_to_find_the_pods_of_its_template_by_each_operator() {
             vec![expression("app", "In", &["a"]), expression("tier", "Exists", &[])],
             false,
         ),
-        (vec![expression("app", "Like", &["a"])], false),
     ];
     for (at, (expressions, finds)) in cases.into_iter().enumerate() {
         for both in [false, true] {

@@ -129,8 +129,9 @@ async fn a_cloneset_with_stored_mistakes_can_be_updated() {
     let twice = json!([{ "key": "a", "value": "b" }, { "key": "a", "value": "b" }]);
     let spec = json!({
         "replicas": 3, "minReadySeconds": 9, "progressDeadlineSeconds": 5, "revisionHistoryLimit": -1,
-        "selector": { "matchLabels": { "app": "a" } },
+        "selector": { "matchLabels": { "app": "a" }, "matchExpressions": [{ "key": "app", "operator": "Like" }] },
         "template": { "metadata": { "labels": { "app": "a" } }, "spec": { "restartPolicy": "Never" } },
+        "lifecycle": { "preDelete": { "finalizersHandler": ["plain"] } },
         "scaleStrategy": { "maxUnavailable": "20", "podsToDelete": ["a", "a"] },
         "updateStrategy": { "rollingUpdate": { "maxUnavailable": 0, "maxSurge": "0.5%", "scatterStrategy": twice } },
     });

@@ -97,6 +97,26 @@ fn some_labels() -> Value {
     )
 }
 
+fn operators() -> Value {
+    json!({ "enum": ["In", "NotIn", "Exists", "DoesNotExist"] })
+}
+
+/// The API server would refuse the Pods that are to have them.
+fn finalizer() -> Value {
+    let mut keywords = tells(
+        "self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",
+        "'it is %s; Pods take only finalizers of the form DOMAIN/NAME'.format([self])",
+        "Pods take only finalizers of the form DOMAIN/NAME",
+    );
+    keywords["maxLength"] = json!(317);
+    keywords
+}
+
+/// The API server accepts a rule for the items of a list only where their number has a bound.
+fn few_finalizers() -> Value {
+    json!({ "maxItems": 64 })
+}
+
 /// Rules for both versions.
 pub(in crate::api) const BOTH: &[Rule] = &[
     Rule {
@@ -148,6 +168,10 @@ pub(in crate::api) const BOTH: &[Rule] = &[
         add: some_labels,
     },
     Rule {
+        path: "spec.selector.matchExpressions.[].operator",
+        add: operators,
+    },
+    Rule {
         path: "spec.template.spec.restartPolicy",
         add: || json!({ "enum": ["", "Always"] }),
     },
@@ -168,6 +192,30 @@ pub(in crate::api) const BOTH: &[Rule] = &[
     Rule {
         path: "spec.scaleStrategy.maxUnavailable",
         add: whole_percentage,
+    },
+    Rule {
+        path: "spec.lifecycle.preDelete.finalizersHandler",
+        add: few_finalizers,
+    },
+    Rule {
+        path: "spec.lifecycle.preDelete.finalizersHandler.[]",
+        add: finalizer,
+    },
+    Rule {
+        path: "spec.lifecycle.inPlaceUpdate.finalizersHandler",
+        add: few_finalizers,
+    },
+    Rule {
+        path: "spec.lifecycle.inPlaceUpdate.finalizersHandler.[]",
+        add: finalizer,
+    },
+    Rule {
+        path: "spec.lifecycle.preNormal.finalizersHandler",
+        add: few_finalizers,
+    },
+    Rule {
+        path: "spec.lifecycle.preNormal.finalizersHandler.[]",
+        add: finalizer,
     },
     Rule {
         path: "spec.updateStrategy",
@@ -284,6 +332,10 @@ pub(in crate::api) const LIMITS: &[Rule] = &[
     Rule {
         path: "priorityStrategy.weightPriority.[].matchSelector",
         add: some_labels,
+    },
+    Rule {
+        path: "priorityStrategy.weightPriority.[].matchSelector.matchExpressions.[].operator",
+        add: operators,
     },
     Rule {
         path: "scatterStrategy",
