@@ -35,23 +35,30 @@ pub async fn pods(side: &mut Side) -> Result<Life> {
 pub async fn sets(side: &mut Side) -> Result<Life> {
     kwok::nodes(side, NODES).await?;
     let side = &*side;
-    let up = phase(side, 1, "availableReplicas", |name| async move {
+    let up = phase(side, 1, ("availableReplicas", PODS), |name| async move {
         let set = json!({ "metadata": { "name": name }, "spec": spec(&name, PODS, 1) });
         cluster::create(&side.client, CLONE_SET, Some(NAMESPACE), set)
             .await
             .map(drop)
     })
     .await?;
-    let update = phase(side, 2, "updatedReplicas", |name| async move {
+    let update = phase(side, 2, ("updatedReplicas", PODS), |name| async move {
         let image = json!({ "spec": { "template": template(&name, 2) } });
         change(side, &name, image).await
+    })
+    .await?;
+    let rss = memory(side, side.manager, "VmRSS")?;
+    let none = json!({ "spec": { "replicas": 0 } });
+    let down = phase(side, 3, ("replicas", 0), |name| {
+        let none = none.clone();
+        async move { change(side, &name, none).await }
     })
     .await?;
     let life = Life {
         up,
         update,
-        down: Phase::default(),
-        rss: memory(side, side.manager, "VmRSS")?,
+        down,
+        rss,
     };
     eprintln!("{life:.2?}");
     Ok(life)
@@ -66,9 +73,13 @@ async fn change(side: &Side, name: &str, patch: Value) -> Result<()> {
         .context("a CloneSet cannot be changed")
 }
 
-/// Does `one` for each CloneSet, which makes it of this generation, and waits until `counter` of each says all of
-/// its Pods.
-async fn phase<F>(side: &Side, generation: i64, counter: &str, one: impl Fn(String) -> F) -> Result<Phase>
+/// Does `one` for each CloneSet, which makes it of this generation, and waits until a counter of each says so many Pods.
+async fn phase<F>(
+    side: &Side,
+    generation: i64,
+    (counter, pods): (&str, usize),
+    one: impl Fn(String) -> F,
+) -> Result<Phase>
 where
     F: Future<Output = Result<()>>,
 {
@@ -77,7 +88,7 @@ where
     let mut waiting: BTreeSet<&str> = names.iter().map(String::as_str).collect();
     let wanted = |set: &Value| {
         let status = &set["status"];
-        status["observedGeneration"] == generation && status[counter] == PODS
+        status["observedGeneration"] == generation && status[counter] == pods
     };
     let work = async {
         let start = Instant::now();

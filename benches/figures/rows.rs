@@ -148,7 +148,7 @@ pub const BESIDE: [Row; 33] = [
 ];
 
 /// What is measured of ours alone.
-pub const ALONE: [Row; 19] = [
+pub const ALONE: [Row; 21] = [
     Row("ImagePullJob over 10,000 kwok nodes", "s", FREE, |f| {
         seconds(f.many_nodes.map(|(j, _)| j.time))
     }),
@@ -183,6 +183,8 @@ pub const ALONE: [Row; 19] = [
         time(update(f.many_sets))
     }),
     Row(CPU, "s", 15.0, |f| cpu(update(f.many_sets))),
+    Row("all of them deleted", "s", FREE, |f| time(down(f.many_sets))),
+    Row(CPU, "s", 15.0, |f| cpu(down(f.many_sets))),
     Row("manager, with all of them", "MB", 140.0, |f| {
         megabytes(f.many_sets.map(|l| l.rss))
     }),
