@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::field::{Field, identities};
 use crate::manager::Manager;
 use crate::pods::{label, revision, state, text, wanted_image};
-use crate::world::World;
+use crate::world::{World, world};
 
 const GATES: &str =
     "CloneSetShortHash=true,PreparingUpdateAsUpdate=true,RecreatePodWhenChangeVCTInCloneSetGate=true";
@@ -119,18 +119,45 @@ async fn a_prepared_pod_makes_room_for_an_old_one(field: &Field) {
     assert_eq!((new.count(), pods.len()), (1, 4));
 }
 
+/// A Pod that is out of its Services for its deletion is not kept after all, and not one of those asked for, so another
+/// one is made.
+async fn a_pod_that_is_to_go_does_not_count(field: &Field, scale_strategy: Value) {
+    let hook = json!({ "labelsHandler": { "example.com/hold": "yes" }, "markPodNotReady": true });
+    let template = json!({ "metadata": { "labels": { "app": "going", "example.com/hold": "yes" } } });
+    let spec = json!({ "replicas": 2, "lifecycle": { "preDelete": hook }, "template": template,
+        "scaleStrategy": scale_strategy });
+    field.set("going", spec).await;
+    field.settled("going").await;
+    let going = |pods: &[&Value]| pods.iter().filter(|p| state(p) == "PreparingDelete").count() == 1;
+    field.edit("going", json!({ "spec": { "replicas": 1 } })).await;
+    field.until_pods("going", "one is to go", going).await;
+    field.edit("going", json!({ "spec": { "replicas": 2 } })).await;
+    let another = |pods: &[&Value]| pods.len() == 3 && going(pods);
+    field.until_pods("going", "another one", another).await;
+}
+
+#[tokio::test]
+async fn a_cloneset_may_say_that_pods_that_are_to_go_do_not_count() {
+    let field = Field::new(world(), "exclude").await;
+    a_pod_that_is_to_go_does_not_count(&field, json!({ "excludePreparingDelete": true })).await;
+}
+
 #[tokio::test]
 async fn gates_that_are_off_by_default_do_what_they_say() {
     let world: &'static World = Box::leak(Box::new(World::new()));
     let mut manager = Manager::somewhere_with(
         &world.plane,
         "kruise-manager",
-        &[format!("--feature-gates={GATES}")],
+        &[
+            format!("--feature-gates={GATES}"),
+            "--cloneset-scaling-exclude-preparing-delete".to_owned(),
+        ],
     );
     manager.start().unwrap();
     let field = Field::new(world, "gates").await;
     tokio::join!(
         other_claims_ask_for_new_pods(&field),
-        a_prepared_pod_makes_room_for_an_old_one(&field)
+        a_prepared_pod_makes_room_for_an_old_one(&field),
+        a_pod_that_is_to_go_does_not_count(&field, json!({}))
     );
 }

@@ -32,6 +32,7 @@ mod story;
 #[path = "../support/mod.rs"]
 mod support;
 mod times;
+mod told;
 mod update;
 #[path = "../api_manager/world.rs"]
 #[allow(dead_code, reason = "the controllers' other tests use the rest of it")]

@@ -36,7 +36,8 @@ pub fn all(version: &str) -> Vec<(Value, &'static str)> {
             "Unsupported value: \"Sometimes\"",
         ),
     ];
-    mistakes().into_iter().chain(limits).chain(words).collect()
+    let all = mistakes().into_iter().chain(mistakes_in_words());
+    all.chain(limits).chain(words).collect()
 }
 
 /// Mistakes in what stands in the same place in both versions.
@@ -60,22 +61,6 @@ fn mistakes() -> Vec<(Value, &'static str)> {
             json!({ "selector": { "matchLabels": null } }),
             "an empty selector matches every Pod",
         ),
-        (
-            json!({ "selector": { "matchExpressions": [{ "key": "app", "operator": "Like" }] } }),
-            "spec.selector.matchExpressions[0].operator: Unsupported value: \"Like\"",
-        ),
-        (
-            json!({ "lifecycle": { "preDelete": { "finalizersHandler": ["a.b/c", "plain"] } } }),
-            "it is plain; Pods take only finalizers of the form DOMAIN/NAME",
-        ),
-        (
-            json!({ "lifecycle": { "inPlaceUpdate": { "finalizersHandler": ["/c"] } } }),
-            "it is /c; Pods take only finalizers",
-        ),
-        (
-            json!({ "lifecycle": { "preNormal": { "finalizersHandler": ["a/b/c"] } } }),
-            "it is a/b/c; Pods take only finalizers",
-        ),
         (json!({ "template": null }), "spec.template: Required value"),
         (
             json!({ "template": { "spec": { "restartPolicy": "Never" } } }),
@@ -92,6 +77,28 @@ fn mistakes() -> Vec<(Value, &'static str)> {
         (
             json!({ "scaleStrategy": { "maxUnavailable": "20" } }),
             "it is 20; give a number of Pods, 0 or greater, or a percentage such as 20%",
+        ),
+    ]
+}
+
+/// Mistakes in selectors and hooks.
+fn mistakes_in_words() -> Vec<(Value, &'static str)> {
+    vec![
+        (
+            json!({ "selector": { "matchExpressions": [{ "key": "app", "operator": "Like" }] } }),
+            "spec.selector.matchExpressions[0].operator: Unsupported value: \"Like\"",
+        ),
+        (
+            json!({ "lifecycle": { "preDelete": { "finalizersHandler": ["a.b/c", "plain"] } } }),
+            "it is plain; Pods take only finalizers of the form DOMAIN/NAME",
+        ),
+        (
+            json!({ "lifecycle": { "inPlaceUpdate": { "finalizersHandler": ["/c"] } } }),
+            "it is /c; Pods take only finalizers",
+        ),
+        (
+            json!({ "lifecycle": { "preNormal": { "finalizersHandler": ["a/b/c"] } } }),
+            "it is a/b/c; Pods take only finalizers",
         ),
     ]
 }

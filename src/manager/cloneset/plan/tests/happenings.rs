@@ -320,18 +320,6 @@ fn edit(world: &mut World, happening: &Happening) {
             let most = if n % 3 == 0 { json!(null) } else { json!(n % 3) };
             world.edit(&json!({ "scaleStrategy": { "maxUnavailable": most } }));
         }
-        Happening::MarkNotReady(mark) => {
-            for hook in ["preDelete", "inPlaceUpdate"] {
-                if world.set["spec"]["lifecycle"][hook].is_object() {
-                    world.edit(&json!({ "lifecycle": { hook: { "markPodNotReady": mark } } }));
-                }
-            }
-        }
-        Happening::Hooked(n) => {
-            let hook = ["preDelete", "inPlaceUpdate", "preNormal"][usize::from(n / 2 % 3)];
-            let asked = [&Value::Null, &world.hooks[hook]][usize::from(n % 2)].clone();
-            world.edit(&json!({ "lifecycle": { hook: asked } }));
-        }
         Happening::PvcReuse(reuse) => world.edit(&json!({ "scaleStrategy": { "enablePVCReuse": reuse } })),
         Happening::Exclude(exclude) => {
             world.edit(&json!({ "scaleStrategy": { "excludePreparingDelete": exclude } }));
@@ -346,6 +334,25 @@ fn edit(world: &mut World, happening: &Happening) {
 
 fn metadata(world: &mut World, metadata: Value) {
     world.edit(&json!({ "template": { "metadata": metadata } }));
+}
+
+/// Changes what holds Pods.
+fn hooks(world: &mut World, happening: &Happening) {
+    match happening {
+        Happening::MarkNotReady(mark) => {
+            for hook in ["preDelete", "inPlaceUpdate"] {
+                if world.set["spec"]["lifecycle"][hook].is_object() {
+                    world.edit(&json!({ "lifecycle": { hook: { "markPodNotReady": mark } } }));
+                }
+            }
+        }
+        Happening::Hooked(n) => {
+            let hook = ["preDelete", "inPlaceUpdate", "preNormal"][usize::from(n / 2 % 3)];
+            let asked = [&Value::Null, &world.hooks[hook]][usize::from(n % 2)].clone();
+            world.edit(&json!({ "lifecycle": { hook: asked } }));
+        }
+        _ => {}
+    }
 }
 
 /// Changes how Pods are updated.
@@ -387,6 +394,6 @@ fn strategy(world: &mut World, happening: &Happening) {
             let terms = terms.iter().filter(|_| *on).collect::<Vec<_>>();
             rolling(world, json!({ "scatterStrategy": terms }));
         }
-        _ => {}
+        other => hooks(world, other),
     }
 }

@@ -1,0 +1,98 @@
+//! Each thing that is done to Pods is an event, and so is what is in the way of it.
+
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+
+use crate::field::Field;
+use crate::locked::{lift, lock};
+use crate::pods::{name, state};
+use crate::world::world;
+
+const HOLD: &str = "example.com/hold";
+
+/// What an event says: its type and its message.
+async fn told(field: &Field, reason: &str) -> (String, String) {
+    let event = field.event(reason, "web").await;
+    let text = |field: &str| event[field].as_str().unwrap().to_owned();
+    (text("type"), text("message"))
+}
+
+/// The Pods of `web` that are in this state, once there are so many of them.
+async fn in_state(field: &Field, wanted: &str, count: usize) -> Vec<String> {
+    let of = |pods: &[&Value]| pods.iter().filter(|pod| state(pod) == wanted).count();
+    let pods = field.until_pods("web", wanted, |pods| of(pods) == count).await;
+    pods.iter().filter(|pod| state(pod) == wanted).map(name).collect()
+}
+
+async fn label(field: &Field, pod: &str, labels: Value) {
+    let patch = Patch::Merge(json!({ "metadata": { "labels": labels } }));
+    let params = PatchParams::default();
+    field.pods().patch(pod, &params, &patch).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_done_to_pods_is_told() {
+    let field = Field::new(world(), "all-told").await;
+    let hook = json!({ "labelsHandler": { HOLD: "yes" } });
+    let template = json!({ "metadata": { "labels": { HOLD: "yes" } } });
+    let spec = json!({ "lifecycle": { "preDelete": hook, "inPlaceUpdate": hook }, "template": template });
+    field.set("web", spec).await;
+    field.settled("web").await;
+    let held = |words: &'static str| ("Normal".to_owned(), words);
+    let says = async |reason: &str, (type_, words): (String, &str), pod: &str| {
+        let (told_type, message) = told(&field, reason).await;
+        assert_eq!(told_type, type_, "{reason}");
+        assert!(
+            message.contains(words) && message.contains(pod),
+            "{reason}: {message}"
+        );
+    };
+
+    field.edit("web", json!({ "spec": { "replicas": 2 } })).await;
+    let going = in_state(&field, "PreparingDelete", 1).await.remove(0);
+    says("PreparingDelete", held("preDelete"), &going).await;
+    field.edit("web", json!({ "spec": { "replicas": 3 } })).await;
+    in_state(&field, "Normal", 3).await;
+    says("DeletionCancelled", held("keeping Pods"), &going).await;
+
+    let first = name(&field.pods_of("web").await[0]);
+    label(&field, &first, json!({ "app": "apart" })).await;
+    says("SuccessfulRelease", held("let go"), &first).await;
+    in_state(&field, "Normal", 3).await;
+    field.edit("web", json!({ "spec": { "replicas": 4 } })).await;
+    label(&field, &first, json!({ "app": "web" })).await;
+    says("SuccessfulAdopt", held("adopted"), &first).await;
+
+    field.image("web", "example.com/app:2").await;
+    let prepared = in_state(&field, "PreparingUpdate", 1).await.remove(0);
+    says("PreparingUpdate", held("inPlaceUpdate"), &prepared).await;
+    label(&field, &prepared, json!({ HOLD: "no" })).await;
+    says("SuccessfulUpdatePodInPlace", held("in place"), &prepared).await;
+}
+
+#[tokio::test]
+async fn what_is_in_the_way_is_told_with_the_api_servers_words() {
+    let field = Field::new(world(), "all-refused").await;
+    field.set("web", json!({ "replicas": 1 })).await;
+    field.settled("web").await;
+    let one = name(&field.pods_of("web").await[0]);
+    lock(&field, &one).await;
+    let refused = async |reason: &str| {
+        let (type_, message) = told(&field, reason).await;
+        assert_eq!(type_, "Warning");
+        assert!(message.contains("this Pod is locked"), "{reason}: {message}");
+    };
+    field.image("web", "example.com/app:2").await;
+    refused("FailedUpdatePodInPlace").await;
+    let rolling = json!({ "podUpdatePolicy": "ReCreate" });
+    field
+        .edit(
+            "web",
+            json!({ "spec": { "updateStrategy": { "rollingUpdate": rolling } } }),
+        )
+        .await;
+    refused("FailedUpdatePodReCreate").await;
+    lift(&field).await;
+    field.settled("web").await;
+    assert_eq!(told(&field, "SuccessfulUpdatePodReCreate").await.0, "Normal");
+}
