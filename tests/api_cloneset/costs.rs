@@ -56,6 +56,12 @@ async fn two_writes_make_a_pod_and_three_update_it_in_place() {
     field.edit("web", json!({ "spec": { "replicas": 0 } })).await;
     field.until_pods("web", "gone", |pods| pods.is_empty()).await;
     step("deleted", PODS);
+    let refused: Vec<_> = field
+        .asked()
+        .into_iter()
+        .filter(|((_, resource, _), code)| resource.starts_with("pods") && *code >= 300)
+        .collect();
+    assert!(refused.len() < PODS / 10, "asked in vain: {refused:?}");
     // How many there are depends on how busy the machine is; what must not be is one a Pod.
     for (resource, most) in [("clonesets/status", PODS), ("events", EVENTS)] {
         let writes = field.writes().iter().filter(|w| w.1 == resource).count();

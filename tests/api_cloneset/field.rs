@@ -88,13 +88,13 @@ impl Field {
         Witness::new(self.pods(), &format!("app={set}")).await
     }
 
-    /// Accepted writes of the manager in this namespace: verb, resource with subresource, name.
-    pub fn writes(&self) -> Vec<(String, String, String)> {
+    /// Writes that the manager asked for in this namespace, whatever became of them: verb, resource with subresource and
+    /// name, and the code of the answer.
+    pub fn asked(&self) -> Vec<((String, String, String), i64)> {
         let all = self.world.plane.writes().unwrap();
         let ours = all.into_iter().filter(|w| {
             w["user"]["username"] == "system:serviceaccount:kruise-system:kruise-manager"
                 && w["objectRef"]["namespace"] == self.namespace.as_str()
-                && w["responseStatus"]["code"].as_i64() < Some(300)
         });
         ours.map(|w| {
             let (object, sub) = (&w["objectRef"], text(&w["objectRef"]["subresource"]));
@@ -102,9 +102,16 @@ impl Field {
             let resource = format!("{}{slash}{sub}", text(&object["resource"]));
             let body = w["responseObject"]["metadata"]["name"].as_str();
             let name = object["name"].as_str().or(body).unwrap_or_default().to_owned();
-            (text(&w["verb"]), resource, name)
+            let code = w["responseStatus"]["code"].as_i64().unwrap_or_default();
+            ((text(&w["verb"]), resource, name), code)
         })
         .collect()
+    }
+
+    /// Accepted writes of the manager in this namespace: verb, resource with subresource, name.
+    pub fn writes(&self) -> Vec<(String, String, String)> {
+        let accepted = self.asked().into_iter().filter(|(_, code)| *code < 300);
+        accepted.map(|(write, _)| write).collect()
     }
 
     /// Accepted writes of the manager to Pods of this namespace.

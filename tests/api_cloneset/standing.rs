@@ -19,19 +19,8 @@ use crate::world::{PATIENCE, until, world};
 
 /// Writes that the manager asked for in this namespace, whatever became of them: verb and resource.
 fn asked(field: &Field) -> Vec<(String, String)> {
-    let all = field.world.plane.writes().unwrap();
-    let ours = all.iter().filter(|w| {
-        w["user"]["username"] == "system:serviceaccount:kruise-system:kruise-manager"
-            && w["objectRef"]["namespace"] == field.namespace.as_str()
-    });
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    ours.map(|w| {
-        let (object, sub) = (&w["objectRef"], &w["objectRef"]["subresource"]);
-        let slash = if sub.is_string() { "/" } else { "" };
-        let resource = format!("{}{slash}{}", text(&object["resource"]), text(sub));
-        (text(&w["verb"]), resource)
-    })
-    .collect()
+    let all = field.asked().into_iter();
+    all.map(|((verb, resource, _), _)| (verb, resource)).collect()
 }
 
 fn count(field: &Field, verb: &str, resource: &str) -> usize {

@@ -35,7 +35,9 @@ async fn what_is_done_to_pods_is_told() {
     let field = Field::new(world(), "all-told").await;
     let hook = json!({ "labelsHandler": { HOLD: "yes" } });
     let template = json!({ "metadata": { "labels": { HOLD: "yes" } } });
-    let spec = json!({ "lifecycle": { "preDelete": hook, "inPlaceUpdate": hook }, "template": template });
+    let one_by_one = json!({ "rollingUpdate": { "podUpdatePolicy": "InPlaceIfPossible", "maxUnavailable": 1 } });
+    let spec = json!({ "lifecycle": { "preDelete": hook, "inPlaceUpdate": hook }, "template": template,
+        "updateStrategy": one_by_one });
     field.set("web", spec).await;
     field.settled("web").await;
     let held = |words: &'static str| ("Normal".to_owned(), words);
@@ -59,9 +61,11 @@ async fn what_is_done_to_pods_is_told() {
     label(&field, &first, json!({ "app": "apart" })).await;
     says("SuccessfulRelease", held("let go"), &first).await;
     in_state(&field, "Normal", 3).await;
-    field.edit("web", json!({ "spec": { "replicas": 4 } })).await;
     label(&field, &first, json!({ "app": "web" })).await;
     says("SuccessfulAdopt", held("adopted"), &first).await;
+    // It is one too many, and the hook holds whichever is to go.
+    field.edit("web", json!({ "spec": { "replicas": 4 } })).await;
+    in_state(&field, "Normal", 4).await;
 
     field.image("web", "example.com/app:2").await;
     let prepared = in_state(&field, "PreparingUpdate", 1).await.remove(0);

@@ -58,6 +58,15 @@ fn first_or_removed(vector: &Value) -> bool {
     })
 }
 
+/// What is left of a specification without what differs about metadata.
+fn but_for_metadata(spec: &Value) -> Value {
+    let mut rest = spec.clone();
+    for field in ["updateEnvFromMetadata", "containerRefMetadata", "metaDataPatch"] {
+        rest.as_object_mut().unwrap().remove(field);
+    }
+    rest
+}
+
 #[test]
 fn specs_are_those_of_the_go_implementation() {
     let vectors = include_str!("../../../tests/data/go/in-place-spec.jsonl");
@@ -70,14 +79,8 @@ fn specs_are_those_of_the_go_implementation() {
             continue;
         }
         assert_eq!(
-            ours["containerImages"],
-            theirs["containerImages"],
-            "line {}",
-            at + 1
-        );
-        assert_eq!(
-            ours["containerResources"],
-            theirs["containerResources"],
+            but_for_metadata(&ours),
+            but_for_metadata(theirs),
             "line {}",
             at + 1
         );

@@ -13,7 +13,8 @@ use crate::manager::cloneset::plan::{Observed, pods};
 pub(super) fn pods_are_whole(world: &World, end: End) {
     let made = |pod: &&Value| {
         let ours = pod["metadata"]["ownerReferences"][0]["uid"] == "set";
-        ours && Pod::of(pod).active() && pod["metadata"]["labels"][keys::CLONESET_INSTANCE_ID].is_string()
+        let ended = ["Failed", "Succeeded"].contains(&pod["status"]["phase"].as_str().unwrap_or_default());
+        ours && !ended && pod["metadata"]["labels"][keys::CLONESET_INSTANCE_ID].is_string()
     };
     let claims = world.set["spec"]["volumeClaimTemplates"].as_array().unwrap();
     for pod in world.pods.values().filter(made) {
