@@ -40,7 +40,7 @@ async fn containers_get_their_new_environment_and_the_others_go_on() {
     assert_eq!(told.told("bare").1, env_hash([("VER", "v2")]));
 }
 
-/// Kubelet has nothing in hand then, so hardly anything is waited for.
+/// Hardly anything is waited for then, and kubelet is to have heard of the change all the same.
 #[tokio::test]
 async fn a_pod_that_was_left_alone_for_long_is_restarted_once_too() {
     let test = shared().await;

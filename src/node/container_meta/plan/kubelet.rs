@@ -1,5 +1,8 @@
-//! A model of how kubelet's worker of a Pod goes about its updates: whatever happens before the environment changes, the
+//! A model of how kubelet's worker of a Pod goes about its updates: whatever is written before the environment changes, the
 //! container that we stop is started with the new one.
+//!
+//! It takes for granted that kubelet hears of a write within 250 ms, that it looks at its containers at least every
+//! 1.3 s, and that no pass of the worker but the one that starts a container takes longer than 200 ms.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use proptest::prelude::*;
@@ -13,8 +16,8 @@ const SECOND: u64 = 1000;
 /// Kubelet, as far as it concerns one Pod of one container. An environment goes by its label, times are milliseconds.
 #[derive(Debug, Default)]
 struct Kubelet {
-    /// When within a second it looks at its containers.
-    phase: u64,
+    /// When it looks at its containers first, and how long it is from one look to the next.
+    looks: (u64, u64),
     /// How long a pass of the worker takes.
     takes: u64,
     /// What its watch has told.
@@ -40,7 +43,7 @@ impl Kubelet {
 
     /// A moment passes. The container runs, or not.
     fn moment(&mut self, now: u64, runs: bool) {
-        if now % SECOND == self.phase {
+        if now % self.looks.1 == self.looks.0 {
             self.last_look = now;
             if self.saw_it_run && !runs {
                 self.update();
@@ -78,7 +81,7 @@ struct Life {
     lags: (u64, u64),
     /// How long the container takes to end.
     ends: u64,
-    phase: u64,
+    looks: (u64, u64),
     takes: u64,
 }
 
@@ -95,14 +98,15 @@ fn life() -> impl Strategy<Value = Life> {
     let gate = prop::option::weighted(0.9, 0..200_u64);
     let lags = (0..250_u64, 0..100_u64);
     let ends = prop_oneof![0..30_u64, 0..800_u64];
-    (writes, gate, any::<bool>(), lags, ends, 0..100_u64, 0..15_u64).prop_map(
-        |(writes, gate, said, lags, ends, phase, takes)| Life {
+    let looks = (0..100_u64, 100..130_u64).prop_map(|(first, period)| (first * 10, period * 10));
+    (writes, gate, any::<bool>(), lags, ends, looks, 0..20_u64).prop_map(
+        |(writes, gate, said, lags, ends, looks, takes)| Life {
             writes,
             gate,
             said,
             lags,
             ends,
-            phase: phase * 10,
+            looks,
             takes: takes * 10,
         },
     )
@@ -117,7 +121,7 @@ fn play(life: &Life) -> (Option<u8>, u64) {
     world.now += QUIET;
     let gate = life.gate.map(|before| CHANGE - before);
     let mut kubelet = Kubelet {
-        phase: life.phase,
+        looks: life.looks,
         takes: life.takes,
         saw_it_run: true,
         ..Kubelet::default()
@@ -177,7 +181,7 @@ fn a_quiet_pod_is_not_kept_waiting() {
         said: true,
         lags: (0, 0),
         ends: 0,
-        phase: 500,
+        looks: (500, SECOND),
         takes: 20,
     };
     assert_eq!(

@@ -25,11 +25,11 @@ pub const KUBELET: Duration = Duration::from_secs(3);
 /// How long kubelet may be about to compare an older version of a Pod with its containers, after its environment has
 /// changed: it waits for its next look at them, which it takes every second. A container that is stopped meanwhile is
 /// started with its old environment, and the next start is then held back by ten seconds.
-pub const SETTLE: Duration = Duration::from_millis(1500);
-/// A Pod of which nothing has changed for so long is nothing that kubelet has in hand; three looks are enough for all
-/// that follows the start of a container.
+pub const SETTLE: Duration = Duration::from_secs(2);
+/// Where an update begins in a Pod of which nothing has changed for so long, kubelet is taken to have no older version
+/// in hand; three looks are enough for all that follows the start of a container.
 pub const QUIET: Duration = Duration::from_secs(5);
-/// How long kubelet may take to hear of a change that was heard of here.
+/// How long kubelet is taken to need to hear of a change that was heard of here.
 pub const HEARD: Duration = Duration::from_millis(300);
 /// How long our own write is waited for to come back from the watch.
 pub const UNSEEN: Duration = Duration::from_secs(30);
@@ -80,12 +80,14 @@ pub struct Memory {
 pub struct Course {
     version: String,
     updating: bool,
+    /// When the gate was closed, where kubelet had no reason to look at the Pod because of it.
+    closed: Option<Duration>,
     env: Vec<u64>,
     /// When anything changed last that kubelet may have looked at.
     last: Duration,
     /// When the environment became what it is.
     since: Duration,
-    /// Whether nothing had changed for [`QUIET`] before that.
+    /// Whether that was how an update began, and nothing had changed for [`QUIET`] before.
     quiet: bool,
 }
 
@@ -156,14 +158,7 @@ pub fn plan(pod: &PodView, meta: &MetaView, memory: &Memory, env: bool, now: Dur
         entries.extend(entry.or_else(|| old.cloned()));
     }
     entries.sort_by(|a, b| a.name.cmp(&b.name));
-    say(
-        &mut plan,
-        entries,
-        told,
-        being_made(pod, meta) && !meta.updating,
-        memory,
-        now,
-    );
+    say(&mut plan, entries, told, (pod, meta), memory, now);
     plan
 }
 
@@ -223,11 +218,7 @@ fn look_at_environment(
     let due = match memory.restarts.get(id) {
         Some(Restart::Running(_) | Restart::Done) => return,
         Some(Restart::Failed(_, again)) => *again,
-        None if wanted.plain_hashes.contains(&plain_hash) => match &memory.course {
-            Some(course) if course.version == version => course.settled(),
-            // There is a newer version, and the next pass is about that.
-            _ => return,
-        },
+        None if wanted.plain_hashes.contains(&plain_hash) => now,
         // Its image has changed, so kubelet is at it already, and its hooks must not run twice; or the kubelet
         // takes the hash in a way that we do not know.
         None => {
@@ -235,6 +226,11 @@ fn look_at_environment(
             plan.waits.kubelet.insert(id.clone(), since);
             since + kubelet
         }
+    };
+    let due = match &memory.course {
+        Some(course) if course.version == version => due.max(course.settled()),
+        // There is a newer version, and the next pass is about that.
+        _ => return,
     };
     if due <= now {
         plan.restart.push((wanted.name.clone(), id.clone()));
@@ -248,7 +244,7 @@ fn say(
     plan: &mut Plan,
     entries: Vec<RuntimeContainerMeta>,
     told: Option<&RuntimeContainerMetaSet>,
-    birth: bool,
+    (pod, meta): (&PodView, &MetaView),
     memory: &Memory,
     now: Duration,
 ) {
@@ -260,7 +256,7 @@ fn say(
     if entries.is_empty() || same {
         return;
     }
-    if told.is_none() && birth {
+    if told.is_none() && being_made(pod, meta) && !meta.updating {
         let since = memory.waits.birth.unwrap_or(now);
         plan.waits.birth = Some(since);
         if now < since + BIRTH {
@@ -316,24 +312,31 @@ impl Memory {
             };
         }
         let env: Vec<u64> = meta.containers.iter().map(Wanted::env_hash).collect();
-        let (last, since, quiet) = match &self.course {
-            None => (now, now, false),
-            Some(known) if known.version == meta.version => return,
-            Some(known) if known.env != env => (now, now, now >= known.last + QUIET),
-            // Kubelet has nothing to do about that.
-            Some(known) if !known.updating && meta.updating && meta.said => {
-                (known.last, known.since, known.quiet)
-            }
-            Some(known) => (now, known.since, known.quiet),
-        };
-        self.course = Some(Course {
+        let mut course = Course {
             version: meta.version.clone(),
             updating: meta.updating,
+            closed: None,
             env,
-            last,
-            since,
-            quiet,
-        });
+            last: now,
+            since: now,
+            quiet: false,
+        };
+        if let Some(known) = &self.course {
+            if known.version == course.version {
+                return;
+            }
+            if known.env == course.env {
+                (course.since, course.quiet) = (known.since, known.quiet);
+            } else {
+                let begins = known.closed.is_some_and(|at| now < at + QUIET);
+                course.quiet = begins && now >= known.last + QUIET;
+            }
+            course.closed = known.closed.filter(|_| meta.updating);
+            if !known.updating && meta.updating && meta.said && known.env == course.env {
+                (course.closed, course.last) = (Some(now), known.last);
+            }
+        }
+        self.course = Some(course);
     }
 
     /// Forgets what no longer concerns the Pod as it is now.

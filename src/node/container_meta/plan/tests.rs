@@ -106,7 +106,7 @@ fn the_first_try_comes_at_once_and_only_where_the_environment_changed() {
 #[test]
 fn a_kubelet_that_may_have_an_older_version_in_hand_is_given_time() {
     type Change = fn(&mut World);
-    let changes: [(&str, Change); 5] = [
+    let changes: [(&str, Change); 6] = [
         ("a label that has nothing to do with it", |world| world.note = 1),
         ("another environment", |world| {
             (world.label, world.updating) = (2, false);
@@ -116,6 +116,7 @@ fn a_kubelet_that_may_have_an_older_version_in_hand_is_given_time() {
             (world.said, world.updating) = (false, true);
         }),
         ("a daemon that comes", |world| world.memory = Memory::default()),
+        ("another Pod of that name", |world| world.memory.pod_uid = "other".to_owned()),
     ];
     for (what, change) in changes {
         let mut world = told_world(&[true, false]);
@@ -124,7 +125,7 @@ fn a_kubelet_that_may_have_an_older_version_in_hand_is_given_time() {
         world.now += QUIET;
         change(&mut world);
         world.notice();
-        world.now += SETTLE;
+        world.now += SETTLE / 2;
         (world.label, world.updating) = (1, true);
         let due = world.now + SETTLE;
         world.pass();
@@ -136,6 +137,33 @@ fn a_kubelet_that_may_have_an_older_version_in_hand_is_given_time() {
         world.pass();
         assert_eq!(world.stopped, ["rt://c-1"], "{what}");
     }
+}
+
+/// Kubelet may be at its first part still, for as long as that takes.
+#[test]
+fn the_second_update_of_a_pod_in_a_row_is_none_of_a_quiet_pod() {
+    let mut world = told_world(&[true]);
+    world.now += 2 * QUIET;
+    world.label = 1;
+    assert_eq!(world.pass(), (false, Some(world.now + SETTLE)));
+    // A gate that stays closed tells nothing new.
+    let mut world = told_world(&[true]);
+    world.note = 1;
+    world.pass();
+    world.label = 1;
+    assert_eq!(world.pass(), (false, Some(world.now + SETTLE)));
+}
+
+#[test]
+fn a_try_that_was_in_vain_waits_for_a_newer_environment_too() {
+    let mut world = told_world(&[true]);
+    world.label = 1;
+    world.pass();
+    world.now += HEARD;
+    world.memory.restarting("rt://c-1");
+    world.memory.restarted("rt://c-1".to_owned(), false, world.now);
+    world.label = 2;
+    assert_eq!(world.pass(), (false, Some(world.now + SETTLE)));
 }
 
 /// The pass that its notice asks for comes later.
