@@ -31,6 +31,9 @@ pub const SETTLE: Duration = Duration::from_secs(2);
 pub const QUIET: Duration = Duration::from_secs(5);
 /// How long kubelet is taken to need to hear of a change that was heard of here.
 pub const HEARD: Duration = Duration::from_millis(300);
+/// How long what is new of a container that is being updated waits for the gate to be opened. Kubelet looks at a Pod
+/// whose annotation changes as it was then, and so a second later at the gate that is opened after that.
+pub const GATE: Duration = Duration::from_millis(200);
 /// How long our own write is waited for to come back from the watch.
 pub const UNSEEN: Duration = Duration::from_secs(30);
 /// How long after a failed stop the runtime is asked again; doubles each time.
@@ -103,6 +106,8 @@ impl Course {
 pub struct Waits {
     /// The first writing, for containers that are being made.
     pub birth: Option<Duration>,
+    /// A later one, for the gate to be opened.
+    pub gate: Option<Duration>,
     /// A restart, for kubelet to do it.
     pub kubelet: BTreeMap<String, Duration>,
 }
@@ -255,6 +260,13 @@ fn say(
     });
     if entries.is_empty() || same {
         return;
+    }
+    if told.is_some() && meta.updating {
+        let since = memory.waits.gate.unwrap_or(now);
+        plan.waits.gate = Some(since);
+        if now < since + GATE {
+            return plan.wake_at(since + GATE);
+        }
     }
     if told.is_none() && being_made(pod, meta) && !meta.updating {
         let since = memory.waits.birth.unwrap_or(now);

@@ -166,6 +166,24 @@ fn a_try_that_was_in_vain_waits_for_a_newer_environment_too() {
     assert_eq!(world.pass(), (false, Some(world.now + SETTLE)));
 }
 
+/// Where the gate is not opened, the daemon's word may be what is waited for.
+#[test]
+fn what_is_new_of_an_updated_container_waits_a_moment_for_the_gate() {
+    for opened in [false, true] {
+        let mut world = told_world(&[false]);
+        world.containers[0].image = 1;
+        world.start(0);
+        let due = world.now + GATE;
+        assert_eq!(world.pass(), (false, Some(due)));
+        world.now += GATE / 2;
+        world.updating = !opened;
+        assert_eq!(world.pass().0, opened);
+        world.now = due;
+        world.pass();
+        assert_eq!(world.writes, 2);
+    }
+}
+
 /// The pass that its notice asks for comes later.
 #[test]
 fn a_version_that_was_not_noticed_yet_restarts_nothing() {
