@@ -20,6 +20,8 @@ const MEBIBYTES: usize = 300;
 /// Up to three, nothing is pulled ahead.
 const PODS: usize = 4;
 const RUNS: usize = 3;
+/// Kubelet is busy with a new Pod for a few of its looks at containers; a rollout is to find Pods at rest.
+const REST: Duration = Duration::from_secs(5);
 const UNTIL_TERM: &str = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done";
 
 /// Medians of several rollouts.
@@ -73,6 +75,7 @@ async fn rollout(side: &Side, name: &str, ahead: bool) -> Result<Rollout> {
         change(PODS).await?;
         pulled(side, &image).await?;
     }
+    tokio::time::sleep(REST).await;
     let old = containers(side, name).await?;
     let mut pods = cluster::watch(&side.client, POD, Some(NAMESPACE)).await?;
     let clock = (Instant::now(), Timestamp::now());

@@ -35,7 +35,8 @@ async fn what_is_done_to_pods_is_told() {
     let field = Field::new(world(), "all-told").await;
     let hook = json!({ "labelsHandler": { HOLD: "yes" } });
     let template = json!({ "metadata": { "labels": { HOLD: "yes" } } });
-    let one_by_one = json!({ "rollingUpdate": { "podUpdatePolicy": "InPlaceIfPossible", "maxUnavailable": 1 } });
+    let one_by_one =
+        json!({ "rollingUpdate": { "podUpdatePolicy": "InPlaceIfPossible", "maxUnavailable": 1 } });
     let spec = json!({ "lifecycle": { "preDelete": hook, "inPlaceUpdate": hook }, "template": template,
         "updateStrategy": one_by_one });
     field.set("web", spec).await;

@@ -116,7 +116,9 @@ fn a_kubelet_that_may_have_an_older_version_in_hand_is_given_time() {
             (world.said, world.updating) = (false, true);
         }),
         ("a daemon that comes", |world| world.memory = Memory::default()),
-        ("another Pod of that name", |world| world.memory.pod_uid = "other".to_owned()),
+        ("another Pod of that name", |world| {
+            world.memory.pod_uid = "other".to_owned()
+        }),
     ];
     for (what, change) in changes {
         let mut world = told_world(&[true, false]);
