@@ -14,7 +14,7 @@ use crate::support::untyped::untyped;
 use crate::world::{PATIENCE, world};
 
 /// Pods with this label are nobody's to change.
-const LOCK: &str = "example.com/locked";
+pub const LOCK: &str = "example.com/locked";
 const NEW: &str = "example.com/app:2";
 
 fn policies(field: &Field, kind: &str) -> Api<DynamicObject> {

@@ -4,7 +4,7 @@ use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::field::Field;
-use crate::locked::{lift, lock};
+use crate::locked::{LOCK, lift, lock};
 use crate::pods::{name, state};
 use crate::world::world;
 
@@ -78,7 +78,10 @@ async fn what_is_done_to_pods_is_told() {
 #[tokio::test]
 async fn what_is_in_the_way_is_told_with_the_api_servers_words() {
     let field = Field::new(world(), "all-refused").await;
-    field.set("web", json!({ "replicas": 1 })).await;
+    let hook = json!({ "labelsHandler": { HOLD: "yes" } });
+    let template = json!({ "metadata": { "labels": { HOLD: "yes" } } });
+    let spec = json!({ "replicas": 1, "lifecycle": { "preDelete": hook }, "template": template });
+    field.set("web", spec).await;
     field.settled("web").await;
     let one = name(&field.pods_of("web").await[0]);
     lock(&field, &one).await;
@@ -97,6 +100,16 @@ async fn what_is_in_the_way_is_told_with_the_api_servers_words() {
         )
         .await;
     refused("FailedUpdatePodReCreate").await;
+    let stray = json!({ "metadata": { "name": "stray", "labels": { "app": "web", LOCK: "yes" } },
+        "spec": { "containers": [{ "name": "app", "image": "example.com/app:1" }] } });
+    field.create(&field.pods(), stray).await;
+    refused("FailedScale").await;
+    field.pods().delete("stray", &Default::default()).await.unwrap();
+    field.edit("web", json!({ "spec": { "replicas": 0 } })).await;
+    refused("FailedDelete").await;
+    field
+        .edit("web", json!({ "spec": { "replicas": 1, "lifecycle": null } }))
+        .await;
     lift(&field).await;
     field.settled("web").await;
     assert_eq!(told(&field, "SuccessfulUpdatePodReCreate").await.0, "Normal");
