@@ -6,19 +6,18 @@
 //! seen no change of it for the holder's own duration, as in client-go. A watch tells of changes, so a
 //! Lease that its holder gave up is taken at once.
 
+mod hold;
+
 use std::time::Duration;
 
 use futures::StreamExt;
-use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, ResourceExt};
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
-use super::{Cluster, Error, Fence, write};
-use crate::ops::progress::Step;
+use super::{Clock, Cluster, Error, Fence, write};
 
 /// How long others wait without a renewal before they take over. Whole seconds, for the field has no finer unit.
 pub const DURATION: Duration = Duration::from_secs(4);
@@ -27,10 +26,11 @@ pub const DURATION: Duration = Duration::from_secs(4);
 pub const RENEW_DEADLINE: Duration = Duration::from_secs(3);
 /// How often the holder renews.
 const RENEW_EVERY: Duration = Duration::from_secs(1);
-/// Pause after a failed attempt to take the Lease.
+/// Pause after a failed attempt to take or renew the Lease.
 const RETRY: Duration = Duration::from_millis(500);
-/// How long one renewal may take; several fit into [`RENEW_DEADLINE`].
-const CALL: Duration = Duration::from_millis(1200);
+/// How long one call may take: all the time that a renewal has. Where every answer takes more than three quarters of
+/// it, the Lease cannot be held.
+const CALL: Duration = Duration::from_secs(2);
 
 /// The Lease is no longer ours.
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +56,7 @@ pub enum Lost {
 /// A candidate for one Lease.
 pub struct Election {
     api: Api<Lease>,
-    cluster: Cluster,
+    clock: Clock,
     namespace: String,
     name: String,
     identity: String,
@@ -85,7 +85,7 @@ impl Election {
     pub fn new(cluster: &Cluster, namespace: &str, name: &str, identity: String, fence: Fence) -> Self {
         Self {
             api: Api::namespaced(cluster.client.clone(), namespace),
-            cluster: cluster.clone(),
+            clock: cluster.clock.clone(),
             namespace: namespace.to_owned(),
             name: name.to_owned(),
             identity,
@@ -116,9 +116,8 @@ impl Election {
                     None => tokio::time::sleep(RETRY).await,
                 },
                 () = tokio::time::sleep_until(look) => {
-                    let began = Instant::now();
                     match self.attempt(&mut seen).await {
-                        Ok(Some(lease)) => return self.held(lease, began),
+                        Ok(Some(held)) => return held,
                         Ok(None) => look = self.due(seen.as_ref()).max(Instant::now() + RETRY),
                         Err(error) => {
                             tracing::debug!(lease = self.name, %error, "lease not taken");
@@ -142,100 +141,26 @@ impl Election {
     }
 
     /// Takes the Lease if nobody holds it, or its holder was silent for too long.
-    async fn attempt(&self, seen: &mut Option<Sight>) -> Result<Option<Lease>, Error> {
+    async fn attempt(&self, seen: &mut Option<Sight>) -> Result<Option<Held>, Error> {
         let Some(lease) = within(write::get(&self.api, &self.name)).await? else {
+            let began = Instant::now();
             return match within(write::create(&self.api, &self.fresh(None))).await {
                 Err(error) if error.already_exists() => Ok(None),
-                other => other.map(Some),
+                other => Ok(Some(self.held(other?, began))),
             };
         };
         let now = sight(seen.take(), lease);
-        let free = Instant::now() >= free_at(&now, &self.identity);
-        let taken = if free {
+        let began = Instant::now();
+        let taken = if began >= free_at(&now, &self.identity) {
             match within(write::replace(&self.api, &self.fresh(Some(&now.lease)))).await {
                 Err(error) if error.conflict() => None,
-                other => Some(other?),
+                other => Some(self.held(other?, began)),
             }
         } else {
             None
         };
         *seen = Some(now);
         Ok(taken)
-    }
-
-    /// Keeps the Lease until shutdown, when it is given up so that another one can take it at once. What it is
-    /// doing is marked in `step`.
-    ///
-    /// # Errors
-    /// When it is lost; whatever was done under it must stop at once.
-    pub async fn hold(&self, mut held: Held, shutdown: CancellationToken, step: Step) -> Result<(), Lost> {
-        loop {
-            step.idle(Some(RENEW_EVERY));
-            tokio::select! {
-                () = shutdown.cancelled() => {
-                    self.give_up(held.lease).await;
-                    return Ok(());
-                }
-                () = tokio::time::sleep(RENEW_EVERY) => {}
-            }
-            step.now("renewing the Lease", RENEW_DEADLINE);
-            self.renew(&mut held).await?;
-        }
-    }
-
-    /// Renews until it succeeds, or until the deadline has passed since the last successful renewal began.
-    async fn renew(&self, held: &mut Held) -> Result<(), Lost> {
-        let mut last = "no answer".to_owned();
-        let deadline = held.since + RENEW_DEADLINE;
-        match tokio::time::timeout_at(deadline, self.try_renew(held, &mut last)).await {
-            Ok(done) => done,
-            Err(_) => Err(Lost::NotRenewed {
-                name: self.name.clone(),
-                last,
-            }),
-        }
-    }
-
-    async fn try_renew(&self, held: &mut Held, last: &mut String) -> Result<(), Lost> {
-        loop {
-            let began = Instant::now();
-            let error = match within(write::replace(&self.api, &self.renewal(&held.lease))).await {
-                Ok(lease) => {
-                    *held = self.held(lease, began);
-                    return Ok(());
-                }
-                Err(error) => error,
-            };
-            *last = error.to_string();
-            if error.conflict() || error.not_found() {
-                held.lease = self.look_again(held.lease.clone()).await?;
-            }
-            tokio::time::sleep(RETRY).await;
-        }
-    }
-
-    async fn look_again(&self, old: Lease) -> Result<Lease, Lost> {
-        match within(write::get(&self.api, &self.name)).await {
-            Ok(Some(lease)) if holder(&lease) == Some(&self.identity) => Ok(lease),
-            Ok(Some(lease)) => Err(Lost::Taken {
-                name: self.name.clone(),
-                by: holder(&lease).cloned().unwrap_or_default(),
-            }),
-            Ok(None) => within(write::create(&self.api, &self.fresh(None)))
-                .await
-                .or(Ok(old)),
-            Err(_) => Ok(old),
-        }
-    }
-
-    async fn give_up(&self, mut lease: Lease) {
-        if let Some(spec) = lease.spec.as_mut() {
-            spec.holder_identity = Some(String::new());
-            spec.lease_duration_seconds = Some(1);
-        }
-        if let Err(error) = within(write::replace(&self.api, &lease)).await {
-            tracing::debug!(lease = self.name, %error, "lease not given up");
-        }
     }
 
     fn fresh(&self, old: Option<&Lease>) -> Lease {
@@ -272,8 +197,7 @@ impl Election {
     }
 
     fn now(&self) -> Option<MicroTime> {
-        let now: Timestamp = self.cluster.clock.now();
-        Some(MicroTime(now))
+        Some(MicroTime(self.clock.now()))
     }
 }
 
@@ -325,6 +249,8 @@ async fn within<T>(call: impl Future<Output = Result<T, Error>>) -> Result<T, Er
 
 #[cfg(test)]
 mod tests {
+    use jiff::Timestamp;
+
     use super::*;
 
     fn lease(holder: &str, seconds: i32, version: &str) -> Lease {
@@ -379,5 +305,9 @@ mod tests {
     #[test]
     fn the_holder_stops_before_another_one_starts() {
         assert!(RENEW_DEADLINE + RETRY <= DURATION);
+        assert!(
+            RENEW_EVERY + CALL <= RENEW_DEADLINE,
+            "a renewal may take all of its time"
+        );
     }
 }

@@ -21,10 +21,9 @@ fn policies(field: &Field, kind: &str) -> Api<DynamicObject> {
     untyped(&field.admin, "admissionregistration.k8s.io", "v1", kind, None)
 }
 
-/// The policy of a test, named as its namespace, for changes of Pods there, or of a subresource of theirs; in effect soon
-/// after.
+/// The policy of a test, named as its namespace, for changes of this resource or subresource there; in effect soon after.
 pub async fn policy(field: &Field, resource: &str, (expression, message): (&str, &str)) {
-    let rule = json!({ "apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": [resource] });
+    let rule = json!({ "apiGroups": ["", "apps"], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": [resource] });
     let name = &field.namespace;
     let selector = json!({ "matchLabels": { "kubernetes.io/metadata.name": name } });
     let policy = json!({ "metadata": { "name": name }, "spec": {

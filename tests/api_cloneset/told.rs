@@ -1,10 +1,11 @@
 //! Each thing that is done to Pods is an event, and so is what is in the way of it.
 
+use kruise::api::keys::IMAGE_PRE_DOWNLOAD_CREATED;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::field::Field;
-use crate::locked::{LOCK, lift, lock};
+use crate::locked::{LOCK, lift, lock, policy};
 use crate::pods::{name, state};
 use crate::world::world;
 
@@ -113,4 +114,60 @@ async fn what_is_in_the_way_is_told_with_the_api_servers_words() {
     lift(&field).await;
     field.settled("web").await;
     assert_eq!(told(&field, "SuccessfulUpdatePodReCreate").await.0, "Normal");
+}
+
+/// Revisions are labelled once their jobs are there; one that may not be has them all the same, and is left alone until the
+/// spec changes.
+#[tokio::test]
+async fn what_is_in_the_way_of_pulling_ahead_is_told() {
+    let field = Field::new(world(), "ahead-refused").await;
+    let rolling = json!({ "rollingUpdate": { "maxUnavailable": 1, "partition": 3 } });
+    field
+        .set("web", json!({ "replicas": 4, "updateStrategy": rolling }))
+        .await;
+    field.settled("web").await;
+    let revisions = field.api("apps", "v1", "ControllerRevision");
+    let first = name(&json!(
+        revisions.list(&Default::default()).await.unwrap().items[0]
+    ));
+    let locked = (
+        "object.metadata.labels == oldObject.metadata.labels",
+        "its labels are locked",
+    );
+    policy(&field, "controllerrevisions", locked).await;
+    let (probe, label) = (
+        PatchParams::default().dry_run(),
+        json!({ "metadata": { "labels": { HOLD: "yes" } } }),
+    );
+    let (probe, label) = (&probe, &Patch::Merge(label));
+    let locked = async |wanted: bool| {
+        let answer = revisions.patch(&first, probe, label).await;
+        (answer.is_err() == wanted).then_some(())
+    };
+    field.until("the policy is in effect", || locked(true)).await;
+    field.image("web", "example.com/app:2").await;
+    let (type_, message) = told(&field, "FailedPreDownload").await;
+    assert_eq!(type_, "Warning");
+    assert!(message.contains("its labels are locked"), "{message}");
+    lift(&field).await;
+    field
+        .until("the policy is in effect no more", || locked(false))
+        .await;
+    field.edit("web", json!({ "spec": { "replicas": 5 } })).await;
+    let labelled = async || {
+        let all = revisions.list(&Default::default()).await.unwrap().items;
+        let labels = all
+            .iter()
+            .filter_map(|revision| revision.metadata.labels.as_ref());
+        labels
+            .flatten()
+            .any(|(key, _)| key == IMAGE_PRE_DOWNLOAD_CREATED)
+            .then_some(())
+    };
+    field.until("the revision is labelled", labelled).await;
+    let made = field
+        .writes()
+        .into_iter()
+        .filter(|(verb, resource, _)| verb == "create" && resource == "imagepulljobs");
+    assert_eq!(made.count(), 1);
 }
