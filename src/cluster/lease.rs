@@ -28,9 +28,9 @@ pub const RENEW_DEADLINE: Duration = Duration::from_secs(3);
 const RENEW_EVERY: Duration = Duration::from_secs(1);
 /// Pause after a failed attempt to take or renew the Lease.
 const RETRY: Duration = Duration::from_millis(500);
-/// How long one call may take: all the time that a renewal has. Where every answer takes more than three quarters of
-/// it, the Lease cannot be held.
-const CALL: Duration = Duration::from_secs(2);
+/// How long a call may take, but for renewals. Where answers take longer all the time the Lease could not be held, and is
+/// not taken: a renewal begins with the answer to the one before, and both are to fit into [`RENEW_DEADLINE`].
+const CALL: Duration = Duration::from_millis(1500);
 
 /// The Lease is no longer ours.
 #[derive(Debug, thiserror::Error)]
