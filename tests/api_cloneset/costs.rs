@@ -27,9 +27,7 @@ fn footprint(pid: i32) -> (f64, u64) {
 #[tokio::test]
 async fn two_writes_make_a_pod_and_three_update_it_in_place() {
     let world: &'static World = Box::leak(Box::new(World::new()));
-    // A machine that is slow for seconds takes the Lease from it, and with it what it had begun.
-    let alone = ["--enable-leader-election=false".to_owned()];
-    let mut manager = Manager::somewhere_with(&world.plane, "kruise-manager", &alone);
+    let mut manager = Manager::unelected(&world.plane, "kruise-manager");
     manager.start().unwrap();
     let pid = manager.pid().unwrap().as_raw();
     let field = Field::new(world, "many").await;

@@ -59,6 +59,9 @@ async fn pods_are_updated_by_priority_and_spread() {
             .await
             .unwrap();
     }
+    // What comes after them has been looked at after them.
+    field.set("other", json!({ "replicas": 1 })).await;
+    field.settled("other").await;
     let order = rollout(&field, "example.com/app:2", &names).await;
     assert_eq!(order, [6, 5, 4, 3, 2, 1], "the highest number comes first");
 

@@ -30,7 +30,7 @@ async fn a_rollout_is_too_late_until_its_pods_have_been_ready_for_long_enough() 
     let field = Field::new(world(), "times").await;
     let template = json!({ "spec": { "nodeSelector": { (NO_NODE): "true" } } });
     let spec =
-        json!({ "replicas": 1, "minReadySeconds": 5, "progressDeadlineSeconds": 6, "template": template });
+        json!({ "replicas": 1, "minReadySeconds": 20, "progressDeadlineSeconds": 21, "template": template });
     field.set("web", spec).await;
     let late = until(&field.sets(), "web", "too late", exceeded).await;
     let message = progressing(&late).message;
@@ -52,7 +52,7 @@ async fn a_rollout_is_too_late_until_its_pods_have_been_ready_for_long_enough() 
     assert!(exceeded(&set), "as long as it is not over");
     let message = progressing(&set).message;
     assert!(
-        message.ends_with("(to be ready for 5 s, minReadySeconds)"),
+        message.ends_with("(to be ready for 20 s, minReadySeconds)"),
         "{message}"
     );
     let before = versions(&field.pods_of("web").await);

@@ -14,9 +14,10 @@ async fn a_job_waits_for_the_nodeimage_of_a_node_that_has_just_become_ready() {
     let mut manager = Manager::somewhere_with(
         &world.plane,
         "kruise-manager",
-        &["--nodeimage-creation-delay=5s".into()],
+        &["--nodeimage-creation-delay=20s".into()],
     );
     manager.start().unwrap();
+    manager.until_it_says("leading");
     let admin = world.admin().await;
     let images = Api::<NodeImage>::all(admin.client.clone());
     node(&admin, "fresh", json!({ "pool": "new" }), true).await;

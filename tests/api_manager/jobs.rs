@@ -136,7 +136,7 @@ async fn a_job_ends_at_its_deadline_and_goes_after_its_time() {
     let admin = world().admin().await;
     nodes(&admin, &["late-1", "late-2"], json!({ "set": "late" })).await;
     let spec = json!({ "image": "nginx:late", "selector": on("late"), "pullPolicy": { "timeoutSeconds": 1 },
-        "completionPolicy": { "activeDeadlineSeconds": 2, "ttlSecondsAfterFinished": 1 } });
+        "completionPolicy": { "activeDeadlineSeconds": 8, "ttlSecondsAfterFinished": 8 } });
     create(&jobs(&admin), job("late", spec)).await;
     asked(&admin, "late-1", "nginx", "late").await;
     answer(&admin, "late-1", Answer::Pulling).await;

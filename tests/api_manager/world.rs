@@ -25,7 +25,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 static WORLD: LazyLock<World> = LazyLock::new(|| {
     let world = World::new();
-    let mut manager = world.manager("kruise-manager");
+    let mut manager = Manager::unelected(&world.plane, "kruise-manager");
     manager.start().unwrap();
     until_converted(&world.plane, &converted::ALL);
     World {

@@ -74,8 +74,8 @@ async fn tags_and_digests_are_pulled_and_told() {
         .await;
     assert!(note.starts_with("Image r.test/app"), "{note}");
     assert!(
-        daemon.stop().await < Duration::from_secs(2),
-        "TERM must end it within 2 s"
+        daemon.stop().await < Duration::from_secs(5),
+        "TERM must end it soon"
     );
 }
 

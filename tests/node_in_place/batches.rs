@@ -10,7 +10,7 @@ use crate::field::{Field, container, in_place, restarted_once, same_pod, shared,
 #[tokio::test]
 async fn a_pod_leaves_its_services_before_its_container_is_stopped() {
     let test = shared().await;
-    let strategy = in_place(json!({"inPlaceUpdateStrategy": {"gracePeriodSeconds": 4}}));
+    let strategy = in_place(json!({"inPlaceUpdateStrategy": {"gracePeriodSeconds": 12}}));
     let containers = json!([container("app", "kruise-test/term:1")]);
     test.service("web").await;
     test.set("web", 1, containers, json!({"updateStrategy": strategy}))

@@ -90,7 +90,7 @@ async fn let_go<G: Deref<Target = Bed>>(
     let done = |pod: &Pod| wants(pod, image) && holds(pod, "InPlaceUpdateReady") && holds(pod, "Ready");
     let hold = test.log.join(format!("{set}.hold"));
     let go = async { std::fs::remove_file(hold).unwrap() };
-    let ((_, history), ()) = tokio::join!(test.follow(&name, "in use again", done), go);
+    let ((_, history), ()) = test.follow_from(&name, "in use again", done, go).await;
     let wrong: Vec<&Pod> = history.iter().filter(|pod| wrong(pod)).collect();
     assert!(!wrong.is_empty(), "kubelet never told of it");
     for pod in wrong {

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use xtask::cluster::{Node, wait};
 
 use super::bed::{alone, assert_succeeded, statuses};
-use super::container;
 use super::programs::{self, install};
 use super::waits::PATIENCE;
+use super::{container, turns};
 
 /// The manager as a process of the node; ends with its webhooks on drop.
 struct Manager<'a> {
@@ -92,7 +92,7 @@ async fn a_user_s_request_goes_through_with_four_writes_and_is_cleared_up() {
         Some(new.id.as_str())
     );
     assert_eq!(
-        versions.len(),
+        turns(&versions),
         4,
         "the user's, two of the daemon, one of the manager: {versions:#?}"
     );
@@ -116,7 +116,7 @@ async fn the_manager_takes_the_pod_out_of_its_service_before_term() {
     let gate = json!({"readinessGates": [{"conditionType": "KruisePodReady"}]});
     test.pod("web", json!([container("main", 0)]), gate).await;
     test.until_endpoint("a ready endpoint", true).await;
-    let spec = json!({"strategy": {"unreadyGracePeriodSeconds": 3}});
+    let spec = json!({"strategy": {"unreadyGracePeriodSeconds": 10}});
     let mut request: ContainerRecreateRequest =
         serde_json::from_value(object("drained", "web", spec)).unwrap();
     request.metadata.namespace = Some(test.namespace.clone());

@@ -54,7 +54,7 @@ fn begin(space: &Space<impl Deref<Target = Bed>>) -> Child {
         NODE_NAME,
         &format!("--pod-selector=app={NAME}"),
         "--force",
-        "--timeout=110s",
+        "--timeout=600s",
     ]);
     drain
         .stdout(Stdio::piped())

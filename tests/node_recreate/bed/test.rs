@@ -89,7 +89,17 @@ impl<G: std::ops::Deref<Target = Bed>> Test<G> {
         let mut seen = Vec::new();
         let wanted = |found: &[&K]| {
             watching.notify_one();
-            seen.extend(found.iter().map(|object| (*object).clone()));
+            // A watch that begins anew tells of what has been seen again.
+            let news = |object: &&&K| {
+                seen.last()
+                    .is_none_or(|last: &K| last.resource_version() != object.resource_version())
+            };
+            let news: Vec<K> = found
+                .iter()
+                .filter(news)
+                .map(|object| (*object).clone())
+                .collect();
+            seen.extend(news);
             found.first().is_some_and(|object| wanted(object))
         };
         let what = format!("{name}: {what}");

@@ -112,10 +112,10 @@ impl FaultCri {
                 notified.await;
             }
         };
-        let ended = tokio::time::timeout(Duration::from_secs(30), wait).await;
+        let ended = tokio::time::timeout(super::waits::PATIENCE, wait).await;
         assert!(
             ended.is_ok(),
-            "after 30 s the runtime still had not seen: {what}; it is {:?}",
+            "the runtime still had not seen: {what}; it is {:?}",
             self.state()
         );
     }

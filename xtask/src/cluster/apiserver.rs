@@ -1,6 +1,7 @@
 //! kube-apiserver.
 
 use std::fs;
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -76,7 +77,12 @@ pub(super) fn component(
         args.push("--endpoint-reconciler-type=none".into());
     }
     let (kubectl, config) = (cache.kubernetes("kubectl"), admin.to_owned());
+    let (host, port) = (ports.host.clone(), ports.apiserver);
     let ready = move || {
+        // Nobody is there to be asked yet, and each question is a process.
+        if TcpStream::connect((host.as_str(), port)).is_err() {
+            return false;
+        }
         let mut probe = Command::new(&kubectl);
         probe
             .arg("--kubeconfig")

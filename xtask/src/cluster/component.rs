@@ -90,7 +90,7 @@ impl Component {
     /// Waits until it can be used. The error has the end of its log.
     pub fn wait_ready(&mut self) -> Result<()> {
         let name = self.name;
-        let outcome = wait::until(name, Duration::from_secs(90), || {
+        let outcome = wait::until(name, wait::PATIENCE, || {
             if !self.running() {
                 bail!("{name} ended");
             }

@@ -77,6 +77,9 @@ pub struct ControlPlane {
     sandbox: Arc<Sandbox>,
 }
 
+/// Tells apart what is made by several tests at once.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
 impl ControlPlane {
     /// etcd and kube-apiserver alone on free loopback ports: for tests of the API.
     pub fn start() -> Result<Self> {
@@ -175,7 +178,6 @@ impl ControlPlane {
 
     /// What is in the audit log.
     fn requests(&self) -> Result<Vec<serde_json::Value>> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
         let log = || fs::read_to_string(self.dir().join(apiserver::AUDIT_LOG));
         // Watches tell of a write a moment before it is logged; one that is begun now is logged after it.
         let mark = format!("{MARK}{}-", NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -264,7 +266,13 @@ impl ControlPlane {
             Bound::Pod(name) | Bound::Node(name) => format!("-{name}"),
         };
         let path = self.dir().join(format!("{namespace}-{account}{what}.kubeconfig"));
-        fs::write(&path, kubeconfig(&self.server, &self.ca(), &Login::Token(&token)))?;
+        // Another test may be reading one of the same name.
+        let aside = path.with_extension(NUMBER.fetch_add(1, Ordering::Relaxed).to_string());
+        fs::write(
+            &aside,
+            kubeconfig(&self.server, &self.ca(), &Login::Token(&token)),
+        )?;
+        fs::rename(&aside, &path)?;
         Ok(path)
     }
 

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 
@@ -165,7 +164,7 @@ impl Node {
     /// Waits until the node is Ready and the default service account exists.
     pub fn wait_ready(&mut self) -> Result<()> {
         let path = r#"-o=jsonpath={.status.conditions[?(@.type=="Ready")].status}"#;
-        let outcome = wait::until("the node's Ready condition", Duration::from_secs(90), || {
+        let outcome = wait::until("the node's Ready condition", wait::PATIENCE, || {
             anyhow::ensure!(self.kubelet.running(), "kubelet ended");
             let ready = self
                 .plane
