@@ -220,8 +220,10 @@ where
                     // away.
                     if expired(&error) {
                         pause = FIRST_PAUSE;
+                        tracing::info!(%kind, error = chain(&error), retry_in = ?pause, "listing anew");
+                    } else {
+                        tracing::warn!(%kind, error = chain(&error), retry_in = ?pause, "watch failed");
                     }
-                    tracing::warn!(%kind, error = chain(&error), retry_in = ?pause, "watch failed");
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }

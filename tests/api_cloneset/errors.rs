@@ -29,23 +29,39 @@ pub async fn says(field: &Field, type_: &'static str, words: &'static str) -> Cl
     .await
 }
 
-/// A quota, with what is in use as its own controller would have it.
+/// A quota, with what is in use as its own controller would have it. The API server heeds it.
 pub async fn quota(field: &Field, resource: &str, hard: u32) {
+    limit(field, "few", resource, hard).await;
+    // It hears of quotas in their order: when it heeds one that was changed later it heeds this one.
+    let maps = field.api("", "v1", "ConfigMap");
+    let map = serde_json::from_value(json!({ "metadata": { "name": "probe" } })).unwrap();
+    let probe = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let refuses = async || maps.create(&probe, &map).await.is_err();
+    let refused = refuses().await;
+    limit(field, "later", "count/configmaps", u32::from(refused)).await;
+    let heeded = async || (refuses().await != refused).then_some(());
+    field.until("the quota is heeded", heeded).await;
+}
+
+async fn limit(field: &Field, name: &str, resource: &str, hard: u32) {
     let quotas = field.api("", "v1", "ResourceQuota");
     let spec = json!({ "hard": { resource: hard.to_string() } });
-    let object = json!({ "metadata": { "name": "few" }, "spec": spec });
-    if quotas.get_opt("few").await.unwrap().is_none() {
+    let object = json!({ "metadata": { "name": name }, "spec": spec });
+    if quotas.get_opt(name).await.unwrap().is_none() {
         let object = serde_json::from_value(object).unwrap();
         quotas.create(&PostParams::default(), &object).await.unwrap();
     }
     let params = PatchParams::default();
     quotas
-        .patch("few", &params, &Patch::Merge(json!({ "spec": spec })))
+        .patch(name, &params, &Patch::Merge(json!({ "spec": spec })))
         .await
         .unwrap();
     let status = json!({ "status": { "hard": { resource: hard.to_string() }, "used": { resource: "0" } } });
     quotas
-        .patch_status("few", &params, &Patch::Merge(status))
+        .patch_status(name, &params, &Patch::Merge(status))
         .await
         .unwrap();
 }

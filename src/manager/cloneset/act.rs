@@ -123,11 +123,10 @@ async fn fit(work: &Work<'_>, mut acts: Vec<Act>, memory: &mut Memory, tally: &m
     acts
 }
 
-/// Takes note of an act that failed, and says so unless it is ordinary life.
+/// Takes note of an act that failed, to be told unless it is ordinary life.
 fn failed(work: &Work<'_>, act: &Act, error: &Error, memory: &mut Memory, tally: &mut Tally) {
     let now = work.ctx.cluster.clock.now();
     if memory.failed(act.subject(), act.concern(), error, now) {
-        tracing::warn!(set = %work.name, %error, category = error.category(), "an act failed");
         tally.failed(act, error);
     }
 }

@@ -188,7 +188,12 @@ pub fn tell(work: &Work<'_>, tally: Tally, planned: Vec<Event>, memory: &mut Mem
         .filter(|event| !memory.said.contains(&event.message));
     let new: Vec<Event> = new.cloned().collect();
     memory.said = planned.into_iter().map(|event| event.message).collect();
-    for event in tally.events().into_iter().chain(new) {
+    let acts = tally.events();
+    // One line for each reason: where the API server is away it is the same for every Pod.
+    for event in acts.iter().filter(|event| event.warning) {
+        tracing::warn!(set = %work.name, reason = event.reason, why = event.message, "acts failed");
+    }
+    for event in acts.into_iter().chain(new) {
         let type_ = if event.warning {
             EventType::Warning
         } else {
