@@ -45,6 +45,12 @@ impl Fence {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = until;
     }
 
+    /// Whether bytes may leave.
+    #[cfg(test)]
+    pub(super) fn is_open(&self) -> bool {
+        self.pass().is_ok()
+    }
+
     fn pass(&self) -> io::Result<()> {
         let until = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if Instant::now() < until {

@@ -11,6 +11,7 @@ mod hold;
 use std::time::Duration;
 
 use futures::StreamExt;
+use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::runtime::watcher::{self, Event, watcher};
@@ -197,7 +198,11 @@ impl Election {
     }
 
     fn now(&self) -> Option<MicroTime> {
-        Some(MicroTime(self.clock.now()))
+        // To the microsecond, as it comes back.
+        let now = self.clock.now();
+        Some(MicroTime(
+            Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now),
+        ))
     }
 }
 
@@ -249,8 +254,6 @@ async fn within<T>(call: impl Future<Output = Result<T, Error>>) -> Result<T, Er
 
 #[cfg(test)]
 mod tests {
-    use jiff::Timestamp;
-
     use super::*;
 
     fn lease(holder: &str, seconds: i32, version: &str) -> Lease {

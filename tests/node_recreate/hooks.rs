@@ -121,7 +121,7 @@ async fn at_the_deadline_a_stop_is_broken_off_and_nothing_changes_any_more() {
     let grace = json!({"terminationGracePeriodSeconds": 60});
     let pod = test.pod("web", json!([deaf, napper]), grace).await;
     let before = statuses(&pod);
-    let deadline = json!({"activeDeadlineSeconds": 8});
+    let deadline = json!({"activeDeadlineSeconds": 5});
     test.request("hurried", &pod, &["deaf", "napper"], deadline).await;
     let (status, versions) = test.completed("hurried").await;
     assert_eq!(
@@ -142,7 +142,8 @@ async fn at_the_deadline_a_stop_is_broken_off_and_nothing_changes_any_more() {
     let last = versions.last().unwrap();
     let made = last.metadata.creation_timestamp.as_ref().unwrap().0;
     let lived = status.completion_time.unwrap().0.duration_since(made);
-    assert!((8..=30).contains(&lived.as_secs()), "it ended after {lived}");
+    // Every request is looked at after 10 s at the latest, and should not have to wait for that.
+    assert!((5..=9).contains(&lived.as_secs()), "it ended after {lived}");
     // KILL would have come 60 s after TERM; what can be shown in less is that the daemon has let go at once.
     tokio::time::sleep(Duration::from_secs(4)).await;
     let requests = test.api::<ContainerRecreateRequest>();
@@ -189,7 +190,7 @@ async fn min_started_seconds_are_waited_for_and_not_longer() {
         .duration_since(started)
         .as_secs();
     // Both stamps are cut to seconds.
-    assert!((3..=30).contains(&age), "it counted after {age} s");
+    assert!((3..=9).contains(&age), "it counted after {age} s");
 }
 
 #[tokio::test]

@@ -33,7 +33,8 @@ async fn a_stop_that_hangs_is_broken_off_at_the_deadline() {
         message(&status).contains("TERM had been sent; the stop was broken off"),
         "{status:#?}"
     );
-    assert!((3..=30).contains(&node.lived("hang-stop").await));
+    // Every request is looked at after 10 s at the latest, and should not have to wait for that.
+    assert!((3..=9).contains(&node.lived("hang-stop").await));
     node.runtime.heal("StopContainer");
     node.still_works().await;
 }
@@ -48,13 +49,14 @@ async fn a_runtime_that_hangs_does_not_delay_the_deadline() {
         "hang-list",
         &pod,
         "containerd://hl",
-        json!({"activeDeadlineSeconds": 4}),
+        json!({"activeDeadlineSeconds": 3}),
     )
     .await;
     let status = node.completed("hang-list").await;
     assert_eq!(status.container_recreate_states[0].phase, Phase::Failed);
     assert!(message(&status).contains("runtime did not answer"), "{status:#?}");
-    assert!((4..=30).contains(&node.lived("hang-list").await));
+    // A look may take 6 s where no deadline is near.
+    assert!((3..=5).contains(&node.lived("hang-list").await));
     assert_eq!(node.runtime.calls("StopContainer"), 0);
     node.runtime.heal("ListContainers");
     node.still_works().await;

@@ -3,12 +3,16 @@
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Election, Held, Lost, RENEW_DEADLINE, RENEW_EVERY, RETRY, holder, within};
 use crate::cluster::{Error, write};
 use crate::ops::progress::Step;
+
+/// The time that was written into a renewal, by which it is known again, and when it was sent.
+type Sent = (Option<MicroTime>, Instant);
 
 impl Election {
     /// Keeps the Lease until shutdown, when it is given up so that another one can take it at once. What it is
@@ -44,7 +48,7 @@ impl Election {
     async fn renew(&self, held: &mut Held) -> Result<(), Lost> {
         let mut last = "the API server did not answer".to_owned();
         let (mut next, deadline) = (Instant::now(), held.since + RENEW_DEADLINE);
-        let mut tries = FuturesUnordered::new();
+        let (mut sent, mut tries) = (Vec::new(), FuturesUnordered::new());
         loop {
             tokio::select! {
                 biased;
@@ -63,27 +67,33 @@ impl Election {
                     return Err(Lost::NotRenewed { name, last });
                 }
                 () = tokio::time::sleep_until(next) => {
-                    tries.push(self.ask(held.lease.clone()));
+                    let renewal = self.renewal(&held.lease);
+                    sent.push((renew_time(&renewal).cloned(), Instant::now()));
+                    tries.push(self.ask(renewal, sent.clone()));
                     next = Instant::now() + RENEW_EVERY;
                 }
             }
         }
     }
 
-    /// Asks for one renewal: of the Lease as it is by now, where it is not what we know.
-    async fn ask(&self, lease: Lease) -> Result<Result<Held, Error>, Lost> {
-        match self.put(&lease).await {
+    /// Asks for a renewal. Where the Lease is another than that was made for, it is looked at: one of those that were
+    /// `sent` may have come through, though we have not heard of it; or else it is asked for again.
+    async fn ask(&self, renewal: Lease, sent: Vec<Sent>) -> Result<Result<Held, Error>, Lost> {
+        match self.put(&renewal).await {
             Err(error) if error.conflict() || error.not_found() => {
-                let lease = self.look_again(lease).await?;
-                Ok(self.put(&lease).await)
+                let lease = self.look_again(renewal).await?;
+                match sent.iter().find(|(time, _)| time.as_ref() == renew_time(&lease)) {
+                    Some(&(_, since)) => Ok(Ok(Held { lease, since })),
+                    None => Ok(self.put(&self.renewal(&lease)).await),
+                }
             }
             answer => Ok(answer),
         }
     }
 
-    async fn put(&self, lease: &Lease) -> Result<Held, Error> {
+    async fn put(&self, renewal: &Lease) -> Result<Held, Error> {
         let since = Instant::now();
-        let lease = write::replace(&self.api, &self.renewal(lease)).await?;
+        let lease = write::replace(&self.api, renewal).await?;
         Ok(Held { lease, since })
     }
 
@@ -118,6 +128,10 @@ impl Election {
             }
         }
     }
+}
+
+fn renew_time(lease: &Lease) -> Option<&MicroTime> {
+    lease.spec.as_ref()?.renew_time.as_ref()
 }
 
 #[cfg(test)]

@@ -126,6 +126,7 @@ async fn fit(work: &Work<'_>, mut acts: Vec<Act>, memory: &mut Memory, tally: &m
 /// Takes note of an act that failed, to be told unless it is ordinary life.
 fn failed(work: &Work<'_>, act: &Act, error: &Error, memory: &mut Memory, tally: &mut Tally) {
     let now = work.ctx.cluster.clock.now();
+    tracing::debug!(set = %work.name, subject = ?act.subject(), %error, category = error.category(), "an act failed");
     if memory.failed(act.subject(), act.concern(), error, now) {
         tally.failed(act, error);
     }

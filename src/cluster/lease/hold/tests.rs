@@ -102,6 +102,8 @@ struct End {
     after: Duration,
     holder: Option<String>,
     asked: usize,
+    /// Whether something may still be written.
+    open: bool,
 }
 
 /// Holds a Lease until it is lost, or given up after a minute. A renewal may be under way just then.
@@ -139,12 +141,13 @@ async fn a_minute(ways: &'static [Way]) -> End {
         after: began.elapsed(),
         holder: holder(&server.lease).cloned(),
         asked: server.asked,
+        open: election.fence.is_open(),
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn it_is_held_though_answers_are_late_or_lost_and_given_up_at_the_end() {
-    let ways: [(&[Way], usize); 8] = [
+    let ways: [(&[Way], usize); 9] = [
         (&[After(10)], 65),
         (&[After(900)], 65),
         (&[After(1100)], 125),
@@ -152,6 +155,8 @@ async fn it_is_held_though_answers_are_late_or_lost_and_given_up_at_the_end() {
         // A connection that is dead, before and after the API server.
         (&[After(10), Gone], 125),
         (&[After(10), Unheard, After(10), After(10)], 200),
+        // The first has come through when the second looks, and is heard of later than the next one is due.
+        (&[After(1400), After(10), After(10), After(1400)], 200),
         // A second try that fails is no reason not to hear the answer to the first.
         (&[After(1400), Broken], 125),
         (&[Broken, After(10)], 125),
@@ -159,6 +164,7 @@ async fn it_is_held_though_answers_are_late_or_lost_and_given_up_at_the_end() {
     for (ways, most) in ways {
         let end = a_minute(ways).await;
         assert!(end.held.is_ok(), "{ways:?}: {:?} after {:?}", end.held, end.after);
+        assert!(!end.open, "{ways:?}: written after it was given up");
         // Only so much time is left at the end, so that what is answered badly then is left alone.
         let answered = ways.iter().all(|way| matches!(way, After(_)));
         assert!(end.holder.is_none() || !answered, "{ways:?}: not given up");
@@ -168,17 +174,20 @@ async fn it_is_held_though_answers_are_late_or_lost_and_given_up_at_the_end() {
 
 #[tokio::test(start_paused = true)]
 async fn it_is_lost_in_time_and_not_asked_for_without_end() {
-    let ways: [(&[Way], &str); 4] = [
-        (&[Gone], "did not answer"),
-        (&[Unheard], "did not answer"),
-        (&[After(2100)], "did not answer"),
-        (&[Broken], "broken"),
+    let ways: [(&[Way], &str, u64); 5] = [
+        (&[Gone], "did not answer", 3),
+        (&[Unheard], "did not answer", 3),
+        (&[After(2100)], "did not answer", 3),
+        (&[Broken], "broken", 3),
+        // From when the renewal was sent, after a second, and not from its answer, after two.
+        (&[After(990), Gone, Gone, Gone, Gone], "did not answer", 4),
     ];
-    for (ways, why) in ways {
+    for (ways, why, seconds) in ways {
         let end = a_minute(ways).await;
         let said = end.held.unwrap_err().to_string();
         assert!(said.contains(why), "{ways:?}: {said}");
-        assert_eq!(end.after, super::RENEW_DEADLINE, "{ways:?}");
+        assert_eq!(end.after, Duration::from_secs(seconds), "{ways:?}");
+        assert!(!end.open, "{ways:?}");
         assert!(end.asked <= 5, "{ways:?}: asked {} times", end.asked);
     }
 }
