@@ -261,18 +261,17 @@ fn say(
     if entries.is_empty() || same {
         return;
     }
-    if told.is_some() && meta.updating {
-        let since = memory.waits.gate.unwrap_or(now);
-        plan.waits.gate = Some(since);
-        if now < since + GATE {
-            return plan.wake_at(since + GATE);
-        }
-    }
-    if told.is_none() && being_made(pod, meta) && !meta.updating {
-        let since = memory.waits.birth.unwrap_or(now);
-        plan.waits.birth = Some(since);
-        if now < since + BIRTH {
-            return plan.wake_at(since + BIRTH);
+    let (known, waits) = (&memory.waits, &mut plan.waits);
+    let wait = match told {
+        Some(_) if meta.updating => Some((known.gate, &mut waits.gate, GATE)),
+        None if being_made(pod, meta) && !meta.updating => Some((known.birth, &mut waits.birth, BIRTH)),
+        _ => None,
+    };
+    if let Some((known, wait, limit)) = wait {
+        let since = known.unwrap_or(now);
+        *wait = Some(since);
+        if now < since + limit {
+            return plan.wake_at(since + limit);
         }
     }
     plan.write = Some(RuntimeContainerMetaSet { containers: entries });
@@ -323,6 +322,13 @@ impl Memory {
                 ..Self::default()
             };
         }
+        if self
+            .course
+            .as_ref()
+            .is_some_and(|known| known.version == meta.version)
+        {
+            return;
+        }
         let env: Vec<u64> = meta.containers.iter().map(Wanted::env_hash).collect();
         let mut course = Course {
             version: meta.version.clone(),
@@ -334,9 +340,6 @@ impl Memory {
             quiet: false,
         };
         if let Some(known) = &self.course {
-            if known.version == course.version {
-                return;
-            }
             if known.env == course.env {
                 (course.since, course.quiet) = (known.since, known.quiet);
             } else {
