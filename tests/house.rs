@@ -1,10 +1,8 @@
-//! The rules of the house, held against the sources: who may know whom, what a plan may not touch, how long a file is.
+//! The rules of the house, held against the sources: who may know whom, and what a plan may not touch.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
-
-const LONGEST_FILE: usize = 400;
 
 /// Each room of `src/` and the rooms that it may know.
 const ROOMS: [(&str, &[&str]); 8] = [
@@ -130,15 +128,4 @@ fn plans_are_pure() {
         }
     }
     report("a plan is given everything it knows", &offences);
-}
-
-#[test]
-fn files_are_short_enough_to_be_read() {
-    let all = ["src", "xtask", "tests", "benches"].into_iter().flat_map(sources);
-    let long: Vec<String> = all
-        .map(|s| (s.text.lines().count(), s.name))
-        .filter(|(lines, _)| *lines > LONGEST_FILE)
-        .map(|(lines, name)| format!("{name}: {lines} lines"))
-        .collect();
-    report("longer than 400 lines", &long);
 }
