@@ -36,6 +36,7 @@ pub fn init(format: Format) {
     let _ = tracing_subscriber::registry()
         .with(lines.with_filter(filter))
         .try_init();
+    super::panics::log_panics();
     if let Some(why) = wrong {
         tracing::warn!(
             RUST_LOG = wanted,

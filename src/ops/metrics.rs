@@ -28,6 +28,8 @@ pub struct Metrics {
     pub reviews: Family<Labels<3>, Counter>,
     /// Broken watches by `kind`.
     pub watch_errors: Family<Labels<1>, Counter>,
+    /// Panics that ended one request or one pass, by `task`.
+    pub panics: Family<Labels<1>, Counter>,
     /// Events that were not written because the queue was full or the API server refused.
     pub events_dropped: Counter,
     /// Calls to the container runtime by `method` and `result`, in seconds.
@@ -73,6 +75,7 @@ impl Metrics {
             api_writes: Family::default(),
             reviews: Family::default(),
             watch_errors: Family::default(),
+            panics: Family::default(),
             events_dropped: Counter::default(),
             cri_calls: Family::new_with_constructor(call_seconds),
             image_pulls: Family::new_with_constructor(work_seconds),
@@ -99,6 +102,11 @@ impl Metrics {
             self.reviews.clone(),
         );
         r.register("watch_errors", "Watches that broke", self.watch_errors.clone());
+        r.register(
+            "panics",
+            "Panics that ended one request or one pass",
+            self.panics.clone(),
+        );
         r.register(
             "events_dropped",
             "Events that were not written",

@@ -8,6 +8,7 @@ pub mod health;
 pub mod http;
 pub mod logs;
 pub mod metrics;
+pub mod panics;
 pub mod progress;
 pub mod supervise;
 pub mod upstream_flags;
