@@ -53,7 +53,8 @@ impl Clock {
     pub fn now(&self) -> Timestamp {
         let bounds = *self.bounds.lock().unwrap_or_else(PoisonError::into_inner);
         let offset = bounds.map_or(0, Bounds::best);
-        Timestamp::from_millisecond(self.local_ms(Instant::now()) + offset).unwrap_or(Timestamp::MAX)
+        let now = self.local_ms(Instant::now()).saturating_add(offset);
+        Timestamp::from_millisecond(now).unwrap_or(Timestamp::MAX)
     }
 
     /// Takes in the `Date` header of an answer to a request that was sent and answered at these instants.
@@ -61,8 +62,8 @@ impl Clock {
     pub fn learn(&self, date: &str, sent: Instant, received: Instant) {
         let Some(second) = parse(date) else { return };
         let new = Bounds {
-            low: second - self.local_ms(received),
-            high: second + 999 - self.local_ms(sent),
+            low: second.saturating_sub(self.local_ms(received)),
+            high: second.saturating_add(999).saturating_sub(self.local_ms(sent)),
         };
         let mut bounds = self.bounds.lock().unwrap_or_else(PoisonError::into_inner);
         *bounds = Some(bounds.map_or(new, |old| old.narrowed(new)));
@@ -70,7 +71,8 @@ impl Clock {
 
     fn local_ms(&self, at: Instant) -> i64 {
         let since = at.saturating_duration_since(self.start).as_millis();
-        self.start_wall_ms + i64::try_from(since).unwrap_or(i64::MAX / 2)
+        self.start_wall_ms
+            .saturating_add(i64::try_from(since).unwrap_or(i64::MAX))
     }
 }
 

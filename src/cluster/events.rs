@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 
 use super::{Clock, Error, write};
 use crate::ops::metrics::metrics;
+use crate::ops::panics::isolated;
 use pace::{Pace, Recent};
 
 /// How an event is meant.
@@ -130,27 +131,36 @@ struct Past {
 async fn publish_all(writer: Writer, mut rx: mpsc::Receiver<Note>) {
     let mut past: Recent<Repeat, Past> = Recent::new(REMEMBERED);
     let mut pace = Pace::default();
-    while let Some(mut note) = rx.recv().await {
-        let told = pace.say(&note.repeat, Instant::now());
-        let mut key = note.repeat.clone();
-        if told.combined {
-            key.note = COMBINED.to_owned();
-            note.repeat.note = cut(format!("{COMBINED}{}", note.repeat.note));
-        }
-        let known = past.get_mut(&key).map(|known| {
-            known.count = known.count.saturating_add(1);
-            &*known
-        });
-        if !told.now {
+    while let Some(note) = rx.recv().await {
+        let about = note.repeat.reason.clone();
+        // What is remembered of past events may be half-written after a panic; it decides about counts only.
+        let published = Box::pin(publish_one(&writer, note, &mut past, &mut pace));
+        if isolated("events", about, published).await.is_err() {
             metrics().events_dropped.inc();
-            continue;
         }
-        match writer.publish(&note, known).await {
-            Ok(written) => past.insert(key, written),
-            Err(error) => {
-                metrics().events_dropped.inc();
-                tracing::debug!(%error, reason = note.repeat.reason, "event not written");
-            }
+    }
+}
+
+async fn publish_one(writer: &Writer, mut note: Note, past: &mut Recent<Repeat, Past>, pace: &mut Pace) {
+    let told = pace.say(&note.repeat, Instant::now());
+    let mut key = note.repeat.clone();
+    if told.combined {
+        key.note = COMBINED.to_owned();
+        note.repeat.note = cut(format!("{COMBINED}{}", note.repeat.note));
+    }
+    let known = past.get_mut(&key).map(|known| {
+        known.count = known.count.saturating_add(1);
+        &*known
+    });
+    if !told.now {
+        metrics().events_dropped.inc();
+        return;
+    }
+    match writer.publish(&note, known).await {
+        Ok(written) => past.insert(key, written),
+        Err(error) => {
+            metrics().events_dropped.inc();
+            tracing::debug!(%error, reason = note.repeat.reason, "event not written");
         }
     }
 }

@@ -5,6 +5,9 @@
 //!      clock, and an event recorder that never blocks its caller.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 mod busy;
 pub mod client;
@@ -82,4 +85,10 @@ impl Cluster {
             options,
         })
     }
+}
+
+/// That much later; in ten years where the clock does not go so far.
+fn later(from: Instant, by: Duration) -> Instant {
+    const FAR: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+    from.checked_add(by.min(FAR)).unwrap_or(from)
 }

@@ -10,14 +10,17 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::Error;
+use super::{Error, later};
 use crate::ops::Progress;
+use crate::ops::panics::{Panicked, isolated, isolated_now};
 use crate::ops::progress::Step;
 
 /// First pause after a failure; doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// Longest pause after failures.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Longest pause that the API server may ask for.
+const LONGEST_ASKED: Duration = Duration::from_secs(300);
 /// Longest time that one key may be worked on: far above the sum of its calls' own deadlines.
 const PASS: Duration = Duration::from_secs(120);
 
@@ -56,6 +59,12 @@ impl From<Error> for Failure {
     }
 }
 
+impl From<Panicked> for Failure {
+    fn from(panicked: Panicked) -> Self {
+        Self::new(panicked.to_string())
+    }
+}
+
 /// What can be worked on by the name that it has in the log.
 pub trait Named: Clone + Eq + Hash + Ord + Display + Send + 'static {}
 impl<K: Clone + Eq + Hash + Ord + Display + Send + 'static> Named for K {}
@@ -78,7 +87,8 @@ where
 ///
 /// A key that arrives while it is worked on is worked on once more afterwards. A key whose work failed is
 /// tried again after a pause that doubles from 0.2 s to 30 s, or after what the API server asked for. Work that
-/// does not end within 120 s is broken off and begun anew; where that hangs too, `progress` knows it.
+/// does not end within 120 s is broken off and begun anew; where that hangs too, `progress` knows it. A panic is a
+/// failure of that key alone.
 pub async fn run<K, W, F>(
     name: &'static str,
     keys: mpsc::UnboundedReceiver<K>,
@@ -100,7 +110,7 @@ pub async fn run<K, W, F>(
 }
 
 /// A key and what came of the work on it; `None` when it was broken off.
-type Ended<K, E> = (K, Option<Result<Again, E>>);
+type Ended<K> = (K, Option<Result<Again, Failure>>);
 
 /// What is done about work that hangs.
 struct Hangs {
@@ -123,7 +133,7 @@ async fn drive<K, W, F>(
 {
     let Hangs { name, progress, pass } = hangs;
     let mut queue: Queue<K> = Queue::default();
-    let mut running: JoinSet<Ended<K, F::Error>> = JoinSet::new();
+    let mut running: JoinSet<Ended<K>> = JoinSet::new();
     // A step lasts until work on its key has ended by itself, however often it is broken off.
     let mut steps: HashMap<K, Step> = HashMap::new();
     loop {
@@ -133,12 +143,18 @@ async fn drive<K, W, F>(
             };
             let begin = || progress.begin(name, format!("work on {key}"), pass * 2);
             steps.entry(key.clone()).or_insert_with(begin);
-            let done = tokio::time::timeout(pass, work(key.clone()));
-            running.spawn(async move { (key, done.await.ok()) });
+            let begun = isolated_now(name, &key, || work(key.clone()));
+            running.spawn(async move {
+                let ended = match begun {
+                    Ok(work) => one(name, key.clone(), pass, work).await,
+                    Err(panicked) => Some(Err(panicked.into())),
+                };
+                (key, ended)
+            });
         }
         let wake = queue
             .wake()
-            .unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
+            .unwrap_or_else(|| later(Instant::now(), Duration::from_secs(3600)));
         let free = running.len() < workers.max(1);
         tokio::select! {
             () = shutdown.cancelled() => return,
@@ -149,18 +165,32 @@ async fn drive<K, W, F>(
             Some(ended) = running.join_next() => match ended {
                 Ok((key, Some(result))) => {
                     steps.remove(&key);
-                    settle(name, &mut queue, key, result.map_err(Into::into));
+                    settle(name, &mut queue, key, result);
                 }
                 Ok((key, None)) => {
                     tracing::error!(name, %key, after = ?pass, "work did not end and is begun anew");
                     queue.done(&key, Some(Duration::ZERO), Instant::now());
                 }
-                // A panic in one pass; the tasks' owner must not go on with a key marked as running.
-                Err(error) => { tracing::error!(name, %error, "work ended badly"); return; }
+                // Passes do not panic and are not aborted; a key that stays marked as running is never reconciled.
+                Err(error) => { tracing::error!(name, %error, "controller stopped: a task of it was lost"); return; }
             },
             () = tokio::time::sleep_until(wake), if free => {}
         }
     }
+}
+
+/// One pass over a key; `None` when it did not end within `limit`.
+async fn one<F: Pass>(
+    name: &'static str,
+    key: impl Display,
+    limit: Duration,
+    work: F,
+) -> Option<Result<Again, Failure>> {
+    let pass = tokio::time::timeout(limit, isolated(name, key, work));
+    Some(match pass.await.ok()? {
+        Ok(result) => result.map_err(Into::into),
+        Err(panicked) => Err(panicked.into()),
+    })
 }
 
 fn settle<K: Named>(name: &str, queue: &mut Queue<K>, key: K, result: Result<Again, Failure>) {
@@ -234,7 +264,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
 
     fn done(&mut self, key: &K, again: Again, now: Instant) {
         self.failures.remove(key);
-        self.stop(key, again.map(|after| now + after));
+        self.stop(key, again.map(|after| later(now, after)));
     }
 
     fn failed(&mut self, key: &K, asked: Option<Duration>, now: Instant) -> Duration {
@@ -243,10 +273,10 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
             .saturating_mul(1 << (*count).min(16))
             .min(LONGEST_PAUSE);
         *count = count.saturating_add(1);
-        let pause = asked.unwrap_or(doubled);
+        let pause = asked.map_or(doubled, |asked| asked.min(LONGEST_ASKED));
         // What arrived meanwhile waits as well, or a failing key would spin with its own events.
         self.repeat.remove(key);
-        self.stop(key, Some(now + pause));
+        self.stop(key, Some(later(now, pause)));
         pause
     }
 
@@ -270,9 +300,106 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
+    #![allow(clippy::unwrap_used, clippy::panic)]
+    use std::sync::{Arc, Mutex};
+
     use super::*;
     use proptest::prelude::*;
+
+    /// Runs `work` on these keys until it says that it is over; which keys it was called for, in order.
+    async fn worked<F: Pass>(
+        keys: &[&str],
+        work: impl Fn(String, usize, CancellationToken) -> F,
+    ) -> Vec<String> {
+        let (keys_tx, keys_rx) = mpsc::unbounded_channel();
+        for key in keys {
+            keys_tx.send((*key).to_owned()).unwrap();
+        }
+        let (progress, over) = (Progress::default(), CancellationToken::new());
+        let calls: Arc<Mutex<Vec<String>>> = Arc::default();
+        let (shutdown, seen) = (over.clone(), Arc::clone(&calls));
+        run(
+            "queue test",
+            keys_rx,
+            1,
+            &progress,
+            shutdown,
+            move |key: String| {
+                let mut calls = seen.lock().unwrap();
+                calls.push(key.clone());
+                let nth = calls.iter().filter(|called| **called == key).count();
+                drop(calls);
+                work(key, nth, over.clone())
+            },
+        )
+        .await;
+        drop(keys_tx);
+        let calls = calls.lock().unwrap();
+        calls.clone()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_panic_in_a_pass_is_a_failure_of_that_key_alone() {
+        let start = Instant::now();
+        let calls = worked(&["bad", "good"], |key, nth, over| async move {
+            match (key.as_str(), nth) {
+                ("bad", 1..4) => panic!("index out of bounds"),
+                ("bad", _) => over.cancel(),
+                _ => {}
+            }
+            Ok::<_, Failure>(None)
+        })
+        .await;
+        assert_eq!(calls, ["bad", "good", "bad", "bad", "bad"]);
+        // 0.2 s, 0.4 s and 0.8 s.
+        assert_eq!(
+            start.elapsed().as_millis() / 100,
+            14,
+            "each panic is followed by its pause"
+        );
+        let counted = crate::ops::metrics::metrics()
+            .panics
+            .get_or_create(&[("task", "queue test".to_owned())])
+            .get();
+        assert!(counted >= 3, "{counted} panics are counted");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_panic_before_a_pass_begins_is_a_failure_of_that_key_alone() {
+        let calls = worked(&["bad", "good"], |key, nth, over| {
+            assert!(key != "bad" || nth > 1, "cannot begin");
+            async move {
+                if key == "bad" {
+                    over.cancel();
+                }
+                Ok::<_, Failure>(None)
+            }
+        })
+        .await;
+        assert_eq!(calls, ["bad", "good", "bad"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wake_up_beyond_the_end_of_the_clock_is_none() {
+        let calls = worked(&["far", "other"], |key, _, over| async move {
+            if key == "other" {
+                over.cancel();
+            }
+            Ok::<_, Failure>(Some(Duration::MAX))
+        })
+        .await;
+        assert_eq!(calls, ["far", "other"]);
+    }
+
+    #[test]
+    fn a_pause_that_the_api_server_asks_for_is_bounded() {
+        let mut queue: Queue<u8> = Queue::default();
+        queue.add(1);
+        let now = Instant::now();
+        queue.next(now);
+        assert_eq!(queue.failed(&1, Some(Duration::MAX), now), LONGEST_ASKED);
+        assert_eq!(queue.wake(), Some(now + LONGEST_ASKED));
+    }
 
     #[tokio::test]
     async fn work_that_hangs_is_begun_anew_and_told_until_it_ends() {

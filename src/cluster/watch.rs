@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::error::chain;
 use crate::ops::metrics::metrics;
+use crate::ops::panics::isolated_now;
 
 /// Names an object of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -280,7 +281,8 @@ impl<T: PartialEq, F> Keeper<T, F> {
     where
         F: Fn(K) -> Option<T>,
     {
-        let projected = (self.project)(object);
+        // An object that cannot be read without a panic is left out, as one that cannot be read at all.
+        let projected = isolated_now("watch", &key, || (self.project)(object)).unwrap_or_default();
         self.set(key, projected);
     }
 
@@ -346,6 +348,23 @@ mod tests {
             assert_eq!(expired(&start), forgotten);
         }
         assert!(!expired(&watcher::Error::NoResourceVersion));
+    }
+
+    #[test]
+    fn an_object_that_makes_its_reader_panic_is_left_out_alone() {
+        let state = Arc::new(RwLock::new(State {
+            objects: HashMap::new(),
+            subscribers: Vec::new(),
+        }));
+        let mut keeper = Keeper {
+            state: Arc::clone(&state),
+            seen: HashSet::new(),
+            project: |o: ConfigMap| o.data.unwrap().remove("v"),
+        };
+        keeper.apply(Event::Apply(config_map("a", "1")));
+        keeper.apply(Event::Apply(ConfigMap::default()));
+        keeper.apply(Event::Apply(config_map("b", "1")));
+        assert_eq!(state.read().unwrap().objects.len(), 2);
     }
 
     #[test]

@@ -83,7 +83,10 @@ mod tests {
         assert_eq!(good, Ok(1));
         let long: Result<(), _> = isolated_now("test", "x", || panic!("{}", "é".repeat(1000)));
         assert_eq!(long.unwrap_err().0.chars().count(), LONGEST);
-        let counted = metrics().panics.get_or_create(&[("task", "test".to_owned())]).get();
+        let counted = metrics()
+            .panics
+            .get_or_create(&[("task", "test".to_owned())])
+            .get();
         assert_eq!(counted, 2);
     }
 }

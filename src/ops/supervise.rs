@@ -1,4 +1,7 @@
 //! All long-lived tasks in one set: when one of them ends, the process ends.
+//!
+//! A panic in one ends the process as well, in order: what it held in memory cannot be trusted, and a start builds it
+//! anew within a second. What is worked on by key or request is isolated inside the tasks.
 
 use std::time::Duration;
 
@@ -6,6 +9,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+use super::panics::isolated;
 
 /// How long tasks may take to end after the signal; a process manager sees the end within two seconds.
 const GRACE: Duration = Duration::from_millis(1800);
@@ -41,21 +46,24 @@ impl Supervisor {
         name: &'static str,
         task: impl Future<Output = Result<(), E>> + Send + 'static,
     ) {
-        self.tasks
-            .spawn(async move { (name, task.await.map_err(|e| e.to_string())) });
+        self.tasks.spawn(async move {
+            let ended = isolated(name, "the whole task", task).await;
+            (
+                name,
+                ended.map_or_else(
+                    |panicked| Err(panicked.to_string()),
+                    |done| done.map_err(|e| e.to_string()),
+                ),
+            )
+        });
     }
 
     /// Starts a task that never ends by itself and needs no clean-up: it is dropped at shutdown.
     pub fn spawn_endless(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         let shutdown = self.shutdown.clone();
-        self.tasks.spawn(async move {
-            (
-                name,
-                shutdown
-                    .run_until_cancelled(task)
-                    .await
-                    .map_or(Ok(()), |()| Err("it returned".to_owned())),
-            )
+        self.spawn(name, async move {
+            let ended = shutdown.run_until_cancelled(task).await;
+            ended.map_or(Ok(()), |()| Err("it returned"))
         });
     }
 
@@ -117,7 +125,21 @@ fn describe(ended: Result<(&'static str, Result<(), String>), tokio::task::JoinE
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::panic)]
     use super::*;
+
+    #[tokio::test]
+    async fn a_panic_in_a_long_lived_task_ends_the_process_with_its_name() {
+        let mut supervisor = Supervisor::default();
+        let shutdown = supervisor.shutdown.clone();
+        supervisor.spawn_endless("image pull", async { panic!("index out of bounds") });
+        let ended = supervisor.run().await.map_err(|e| e.to_string());
+        assert_eq!(
+            ended,
+            Err("image pull ended: panic: index out of bounds".to_owned())
+        );
+        assert!(shutdown.is_cancelled(), "the others end in order");
+    }
 
     #[tokio::test]
     async fn one_task_that_ends_stops_the_others() {
