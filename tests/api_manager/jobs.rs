@@ -208,13 +208,13 @@ async fn what_cannot_be_carried_out_says_so() {
 }
 
 /// Waits until there is an event about that object.
-pub async fn until_event(events: &Api<Event>, name: &str, reason: &str) {
+pub async fn until_event(events: &Api<Event>, name: &str, reason: &str) -> Event {
     let start = std::time::Instant::now();
     loop {
         let fields = format!("involvedObject.name={name},reason={reason}");
         let found = events.list(&ListParams::default().fields(&fields)).await.unwrap();
-        if !found.items.is_empty() {
-            return;
+        if let Some(event) = found.items.into_iter().next() {
+            return event;
         }
         assert!(
             start.elapsed() < crate::world::PATIENCE,

@@ -1,14 +1,18 @@
 //! Pull secrets of jobs: copied for the daemons, kept up to date, and gone with the last job.
 
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Event, Secret};
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kruise::api::image_pull_job::ImagePullJob;
 use kruise::api::node_image::NodeImage;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::world::{Answer, answer, asked, completed, create, job, jobs, nodes, until, until_gone, world};
+use crate::jobs::until_event;
+use crate::world::{
+    Answer, World, answer, asked, completed, create, job, jobs, nodes, until, until_gone, world,
+};
 
 const INTO: &str = "kruise-daemon-config";
 
@@ -110,4 +114,65 @@ async fn a_source_that_comes_late_is_copied_under_the_name_that_nodes_were_told(
     // A source that goes takes the credentials with it.
     sources.delete("late", &DeleteParams::default()).await.unwrap();
     until_gone(&copies, &name).await;
+}
+
+#[tokio::test]
+async fn a_secret_of_another_type_is_not_copied() {
+    let admin = world().admin().await;
+    nodes(&admin, &["opaque-1"], json!({ "set": "opaque" })).await;
+    let sources = Api::<Secret>::namespaced(admin.client.clone(), "default");
+    let copies = Api::<Secret>::namespaced(admin.client.clone(), INTO);
+    let opaque =
+        json!({ "metadata": { "name": "opaque" }, "stringData": { ".dockerconfigjson": config("one") } });
+    create(&sources, opaque).await;
+    let spec = json!({ "image": "r/opaque:1", "pullSecrets": ["opaque"],
+        "selector": { "matchLabels": { "set": "opaque" } } });
+    create(&jobs(&admin), job("opaque", spec)).await;
+    asked(&admin, "opaque-1", "r/opaque", "1").await;
+    assert!(copy_of(&copies, "opaque").await.is_none());
+    let events = Api::<Event>::namespaced(admin.client.clone(), "default");
+    until_event(&events, "opaque", "PullSecretNotUsable").await;
+    let job = jobs(&admin).get("opaque").await.unwrap();
+    assert!(
+        job.finalizers().is_empty(),
+        "there is no copy that it must be struck off"
+    );
+}
+
+#[tokio::test]
+async fn a_manager_that_may_not_read_secrets_works_and_its_jobs_can_be_deleted() {
+    const READER: &str = "kruise-manager-secret-reader";
+    let world = World::new();
+    let admin = world.admin().await;
+    let bindings = Api::<ClusterRoleBinding>::all(admin.client.clone());
+    let binding = bindings.get(READER).await.unwrap();
+    bindings.delete(READER, &DeleteParams::default()).await.unwrap();
+    let mut manager = world.manager("kruise-manager");
+    manager.start().unwrap();
+    nodes(&admin, &["no-reader-1"], json!({})).await;
+    let sources = Api::<Secret>::namespaced(admin.client.clone(), "default");
+    create(&sources, source("pull", "one")).await;
+    for name in ["deleted", "waits"] {
+        let spec = json!({ "image": format!("r/private:{name}"), "pullSecrets": ["pull"] });
+        create(&jobs(&admin), job(name, spec)).await;
+    }
+    let events = Api::<Event>::namespaced(admin.client.clone(), "default");
+    for name in ["deleted", "waits"] {
+        until_event(&events, name, "PullSecretsNotCopied").await;
+    }
+    jobs(&admin)
+        .delete("deleted", &DeleteParams::default())
+        .await
+        .unwrap();
+    until_gone(&jobs(&admin), "deleted").await;
+    create(&jobs(&admin), job("plain", json!({ "image": "nginx:plain" }))).await;
+    asked(&admin, "no-reader-1", "nginx", "plain").await;
+    answer(&admin, "no-reader-1", Answer::Succeeded).await;
+    until(&jobs(&admin), "plain", "ended", completed).await;
+
+    let mut binding = json!(binding);
+    binding["metadata"] = json!({ "name": READER });
+    create(&bindings, binding).await;
+    let image = asked(&admin, "no-reader-1", "r/private", "waits").await;
+    assert_eq!(image.spec.images["r/private"].pull_secrets.len(), 1);
 }

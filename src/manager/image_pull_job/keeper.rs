@@ -1,9 +1,9 @@
 //! What a job needs before and after its nodes: finalizer and pull secrets, and its end.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use kube::Api;
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -11,7 +11,8 @@ use tokio::task::JoinSet;
 
 use super::plan::index::Uid;
 use super::plan::job::Job;
-use super::secrets::{Secrets, Sources};
+use super::secrets::plan::affected;
+use super::secrets::{self, Secrets, Sources};
 use crate::api::image_pull_job::ImagePullJob;
 use crate::api::keys;
 use crate::api::node_image::ReferenceObject;
@@ -27,40 +28,73 @@ pub struct Resolved {
     pub copies: Result<Vec<ReferenceObject>, String>,
 }
 
-/// Jobs looked after at once.
+/// Keys worked on at once.
 const WORKERS: usize = 8;
+/// How long the work waits for the first list of the copies.
+const FIRST_LIST: Duration = Duration::from_secs(5);
+
+/// What is worked on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Item {
+    /// A job.
+    Job(Key),
+    /// The copy of that name, which no job needs.
+    Copy(String),
+}
+
+impl fmt::Display for Item {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Job(key) => write!(f, "{key}"),
+            Self::Copy(name) => write!(f, "copied Secret {name}"),
+        }
+    }
+}
 
 /// Runs until shutdown.
 pub async fn run(ctx: Context, resolved: mpsc::UnboundedSender<Resolved>) {
     let mut tasks = JoinSet::new();
     let secrets = Secrets::start(&ctx.cluster, &ctx.options.daemon_config_namespace, &mut tasks);
-    let (jobs_tx, jobs_rx) = mpsc::unbounded_channel();
-    let wake = wake_up(ctx.clone(), secrets.clone(), jobs_tx);
-    let work = |key: Key| look_after(ctx.clone(), secrets.clone(), resolved.clone(), key);
-    ctx.work("imagepulljob", WORKERS, jobs_rx, wake, work).await;
+    secrets.listed(FIRST_LIST).await;
+    let (items_tx, items_rx) = mpsc::unbounded_channel();
+    let wake = wake_up(ctx.clone(), secrets.clone(), items_tx);
+    let work = |item: Item| {
+        let (ctx, secrets, resolved) = (ctx.clone(), secrets.clone(), resolved.clone());
+        async move {
+            match item {
+                Item::Job(key) => reconcile(ctx, secrets, resolved, key).await,
+                Item::Copy(name) => secrets.remove_idle(&name).await,
+            }
+        }
+    };
+    ctx.work("imagepulljob", WORKERS, items_rx, wake, work).await;
 }
 
-/// Sends the jobs to look after: those that changed, and those whose source or copy did.
-async fn wake_up(ctx: Context, secrets: Secrets, jobs: mpsc::UnboundedSender<Key>) {
+/// Sends what to work on: jobs that changed, those whose source or copy did, and copies that no job needs.
+async fn wake_up(ctx: Context, secrets: Secrets, items: mpsc::UnboundedSender<Item>) {
     let (wake_tx, mut wake_rx) = mpsc::unbounded_channel();
     let mut sources = Sources::new(&ctx.cluster, wake_tx);
     let mut changes = ctx.stores.jobs.subscribe();
     let mut copies = secrets.copies();
     loop {
-        let send = |key: &Key| jobs.send(key.clone()).is_ok();
+        let send = |key: Key| items.send(Item::Job(key)).is_ok();
         let alive = tokio::select! {
             Some(change) = changes.recv() => {
+                if !concerns(change.old.as_deref(), change.new.as_deref()) {
+                    continue;
+                }
                 let job = change.new.as_deref().map(Job::read).filter(|j| !j.over());
                 let needed = job.map(|j| secrets.sources(&j)).unwrap_or_default();
                 sources.need(&change.key, &needed);
-                send(&change.key)
+                send(change.key)
             }
-            Some(source) = wake_rx.recv() => sources.jobs(&source).all(send),
+            Some(source) = wake_rx.recv() => sources.jobs(&source).cloned().all(send),
             Some(change) = copies.recv() => {
                 // Whatever somebody did to a copy, its jobs put it right.
-                let views = [change.old, change.new];
-                let named: Vec<Key> = views.iter().flatten().flat_map(|c| &c.references).filter_map(|r| parse(r)).collect();
-                named.iter().all(send)
+                let jobs = affected(change.old.as_deref(), change.new.as_deref());
+                let idle = change.new.is_some_and(|copy| copy.references.is_empty());
+                jobs.iter().filter_map(|job| parse(job)).all(send)
+                    && (!idle || items.send(Item::Copy(change.key.name)).is_ok())
             }
             else => false,
         };
@@ -70,17 +104,35 @@ async fn wake_up(ctx: Context, secrets: Secrets, jobs: mpsc::UnboundedSender<Key
     }
 }
 
+/// Whether a change of a job is one that its pull secrets, finalizer or end depend on. Its progress is not.
+fn concerns(old: Option<&ImagePullJob>, new: Option<&ImagePullJob>) -> bool {
+    let (Some(old), Some(new)) = (old, new) else {
+        return true;
+    };
+    let part = |job: &ImagePullJob| {
+        let (meta, status) = (&job.metadata, job.status.as_ref());
+        let ended = status.and_then(|s| s.completion_time.clone());
+        (
+            meta.uid.clone(),
+            meta.finalizers.clone(),
+            meta.deletion_timestamp.clone(),
+            ended,
+        )
+    };
+    old.spec != new.spec || part(old) != part(new)
+}
+
 fn parse(reference: &str) -> Option<Key> {
     let (namespace, name) = reference.split_once('/')?;
     Some(Key::namespaced(namespace, name))
 }
 
-async fn look_after(
+async fn reconcile(
     ctx: Context,
     secrets: Secrets,
     resolved: mpsc::UnboundedSender<Resolved>,
     key: Key,
-) -> Result<Again, Error> {
+) -> Result<Again, secrets::Error> {
     let Some(object) = ctx.stores.jobs.get(&key) else {
         // Deleted without our finalizer; what it may have left behind goes all the same.
         if secrets.holds(&key) {
@@ -95,30 +147,47 @@ async fn look_after(
     if job.spec.pull_secrets.is_empty() {
         return Ok(None);
     }
-    if !secrets.sources(&job).is_empty() && !job.finalizer {
-        set_finalizer(&ctx, &object, true).await?;
-    }
-    let provided = secrets.provide(&job).await;
-    let copies = match &provided {
-        Ok(provided) => {
-            for source in &provided.missing {
-                let note = format!("secret {source} of spec.pullSecrets does not exist");
-                warn(&ctx, &job, "PullSecretNotFound", note);
-            }
-            Ok(provided.references.clone())
-        }
-        // Somebody else wrote at the same time; the next look knows more.
-        Err(error) if error.conflict() || error.already_exists() => return provided.map(|_| None),
+    let provided = provide(&ctx, &secrets, &object, &job).await;
+    let (copies, result) = match provided {
+        Ok(references) => (Ok(references), Ok(None)),
+        Err(error) if error.outrun() => return Err(error),
         Err(error) => {
             let why = format!("job waits for its pull secrets to be copied to the daemons: {error}");
             warn(&ctx, &job, "PullSecretsNotCopied", why.clone());
-            Err(why)
+            (Err(why), Err(error))
         }
     };
     // The receiver ends with the process only.
     let uid = Arc::from(job.uid.as_str());
     let _ = resolved.send(Resolved { uid, copies });
-    provided.map(|_| None)
+    result
+}
+
+/// Makes the copies for a job. The finalizer comes first, and only where there will be a copy: it sees to it that the job
+/// is struck off the copies before it goes.
+async fn provide(
+    ctx: &Context,
+    secrets: &Secrets,
+    object: &ImagePullJob,
+    job: &Job,
+) -> Result<Vec<ReferenceObject>, secrets::Error> {
+    let provision = secrets.prepare(job).await?;
+    if provision.holds() && !job.finalizer {
+        set_finalizer(ctx, object, true).await?;
+    }
+    secrets.carry_out(&provision).await?;
+    for source in &provision.missing {
+        let note = format!("secret {source} of spec.pullSecrets does not exist");
+        warn(ctx, job, "PullSecretNotFound", note);
+    }
+    for source in &provision.unusable {
+        let note = format!(
+            "secret {source} of spec.pullSecrets is not used: it holds no registry credentials; expected type \
+             kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg"
+        );
+        warn(ctx, job, "PullSecretNotUsable", note);
+    }
+    Ok(provision.references)
 }
 
 fn warn(ctx: &Context, job: &Job, reason: &str, note: String) {
@@ -128,10 +197,21 @@ fn warn(ctx: &Context, job: &Job, reason: &str, note: String) {
         .publish(about, EventType::Warning, reason, "CopySecrets", note);
 }
 
-/// A job that is over: its copies go, then its finalizer, then, at its time, the job.
-async fn finish(ctx: &Context, secrets: &Secrets, object: &ImagePullJob, job: &Job) -> Result<Again, Error> {
+/// A job that is over: it is struck off its copies, then its finalizer goes, then, at its time, the job.
+async fn finish(
+    ctx: &Context,
+    secrets: &Secrets,
+    object: &ImagePullJob,
+    job: &Job,
+) -> Result<Again, secrets::Error> {
     if !job.spec.pull_secrets.is_empty() {
-        secrets.release(&job.key).await?;
+        match secrets.release(&job.key).await {
+            // A job that cannot be struck off is no reason to keep it: that is done when the copies are listed next.
+            Err(error) if !error.retryable() => {
+                tracing::warn!(job = %job.key, %error, "copies of pull secrets not released");
+            }
+            result => result?,
+        }
     }
     if job.finalizer {
         set_finalizer(ctx, object, false).await?;
@@ -139,16 +219,12 @@ async fn finish(ctx: &Context, secrets: &Secrets, object: &ImagePullJob, job: &J
     let (false, Some(expiry)) = (job.deleting, job.expiry()) else {
         return Ok(None);
     };
-    let left = left(expiry, ctx.cluster.clock.now());
+    let left = super::until(expiry, ctx.cluster.clock.now());
     if !left.is_zero() {
         return Ok(Some(left));
     }
     write::delete(&api(ctx, object), &job.key.name, Some(&job.uid)).await?;
     Ok(None)
-}
-
-fn left(at: Timestamp, now: Timestamp) -> Duration {
-    super::until(at, now)
 }
 
 async fn set_finalizer(ctx: &Context, object: &ImagePullJob, on: bool) -> Result<(), Error> {

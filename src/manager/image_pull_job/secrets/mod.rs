@@ -1,14 +1,15 @@
 //! Copies the pull secrets of jobs to the namespace that the daemons read, and keeps them up to date.
 //!
 //! In:  which Secrets each job names; those Secrets and the copies (watches).
-//! Out: copies, with the jobs that they are for; the name that a NodeImage is told.
+//! Out: copies, with the jobs that they are for; the names that are written into NodeImages.
 //!
 //! The manager watches the named sources and the copies, never all secrets of the cluster.
 
 pub mod plan;
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
@@ -16,20 +17,72 @@ use kube::runtime::watcher;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::Instant;
 
 use super::plan::job::Job;
 use crate::api::keys;
 use crate::api::node_image::ReferenceObject;
-use crate::cluster::{Cluster, Error, Key, Mirror, mirror, write};
-use plan::{CopyView, Step, wanted, without};
+use crate::cluster::queue::{Again, Failure};
+use crate::cluster::{self, Cluster, Key, Mirror, mirror, write};
+use plan::{CopyView, LINGER, Plan, Source, Step, wanted, without};
 
-/// The copies of one job's pull secrets.
+/// Why copies cannot be made or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The copies are not known.
+    #[error(
+        "Secrets in namespace {namespace} were not listed yet; may kruise-manager list and watch them there?"
+    )]
+    NotListed {
+        /// The namespace of the copies.
+        namespace: Arc<str>,
+    },
+    /// A read or a write failed.
+    #[error(transparent)]
+    Api(#[from] cluster::Error),
+}
+
+impl Error {
+    /// Whether the same call may succeed later without anyone changing anything.
+    pub fn retryable(&self) -> bool {
+        match self {
+            Self::NotListed { .. } => false,
+            Self::Api(error) => error.retryable() || error.already_exists(),
+        }
+    }
+
+    /// Somebody else wrote at the same time; the next look knows more.
+    pub fn outrun(&self) -> bool {
+        matches!(self, Self::Api(error) if error.conflict() || error.already_exists())
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Api(error) => error.into(),
+            Error::NotListed { .. } => Self::new(error.to_string()),
+        }
+    }
+}
+
+/// What is to be done for the pull secrets of one job.
 #[derive(Default)]
-pub struct Provided {
+pub struct Provision {
     /// What to write into NodeImages; also for a source that is missing, so that daemons say so.
     pub references: Vec<ReferenceObject>,
     /// The sources that do not exist.
     pub missing: Vec<Key>,
+    /// The sources that hold no registry credentials.
+    pub unusable: Vec<Key>,
+    plans: Vec<Plan>,
+}
+
+impl Provision {
+    /// Whether a copy names the job, or will.
+    pub fn holds(&self) -> bool {
+        self.plans.iter().any(|plan| plan.source == Source::Credentials)
+    }
 }
 
 /// Sources and copies; cheap to clone.
@@ -38,6 +91,8 @@ pub struct Secrets {
     cluster: Cluster,
     into: Arc<str>,
     copies: Mirror<CopyView>,
+    /// Copies that no job needs, by name: their version, and since when.
+    idle: Arc<Mutex<HashMap<String, (String, Instant)>>>,
 }
 
 impl Secrets {
@@ -50,7 +105,25 @@ impl Secrets {
             cluster: cluster.clone(),
             into: into.into(),
             copies,
+            idle: Arc::default(),
         }
+    }
+
+    /// Waits until the copies are known; not for longer than `at_most`, for they may be out of reach.
+    pub async fn listed(&self, at_most: Duration) {
+        if tokio::time::timeout(at_most, self.copies.synced()).await.is_err() {
+            let namespace = &self.into;
+            tracing::warn!(%namespace, "Secrets were not listed yet; jobs with pullSecrets wait");
+        }
+    }
+
+    /// All copies that are known.
+    fn known(&self) -> Result<Vec<Arc<CopyView>>, Error> {
+        if self.copies.is_synced() {
+            return Ok(self.copies.list());
+        }
+        let namespace = Arc::clone(&self.into);
+        Err(Error::NotListed { namespace })
     }
 
     /// The sources that a job names; none for a job that lives where the daemons read anyway.
@@ -60,79 +133,102 @@ impl Secrets {
         names.map(|name| Key::namespaced(namespace, name)).collect()
     }
 
-    /// Brings the copies for a job up to date and returns what to write into NodeImages.
-    pub async fn provide(&self, job: &Job) -> Result<Provided, Error> {
+    /// Looks what has to be done for a job. Nothing is written yet.
+    pub async fn prepare(&self, job: &Job) -> Result<Provision, Error> {
         let namespace = job.key.namespace.as_deref().unwrap_or_default();
+        let mut done = Provision::default();
         if *namespace == *self.into {
             let names = job.spec.pull_secrets.iter();
-            return Ok(Provided {
-                references: names.map(|name| reference(namespace, name, None)).collect(),
-                missing: Vec::new(),
-            });
+            done.references = names.map(|name| reference(namespace, name, None)).collect();
+            return Ok(done);
         }
-        self.copies.synced().await;
-        let mut done = Provided::default();
-        for name in &job.spec.pull_secrets {
+        let from = Api::<Secret>::namespaced(self.cluster.client.clone(), namespace);
+        let mut seen = BTreeSet::new();
+        for name in job.spec.pull_secrets.iter().filter(|name| seen.insert(*name)) {
             let source = Key::namespaced(namespace, name);
-            let (copy, found) = self.copy(&source, &job.key.to_string()).await?;
-            let copied = reference(&self.into, &copy, Some(keys::MODE_BATCH));
-            if !done.references.contains(&copied) {
-                done.references.push(copied);
+            let copies = self.known()?;
+            let found = write::get(&from, name).await?;
+            let known: Vec<&CopyView> = copies.iter().map(AsRef::as_ref).collect();
+            let plan = wanted(&source, found.as_ref(), &known, &job.key.to_string(), &self.into);
+            let copied = reference(&self.into, &plan.copy, Some(keys::MODE_BATCH));
+            done.references.push(copied);
+            match plan.source {
+                Source::Credentials => {}
+                Source::Missing => done.missing.push(source),
+                Source::Other => done.unusable.push(source),
             }
-            if !found {
-                done.missing.push(source);
-            }
+            done.plans.push(plan);
         }
         Ok(done)
     }
 
-    /// The name of the copy, and whether there is a source to copy.
-    async fn copy(&self, source: &Key, job: &str) -> Result<(String, bool), Error> {
-        let namespace = source.namespace.as_deref().unwrap_or_default();
-        let from = Api::<Secret>::namespaced(self.cluster.client.clone(), namespace);
+    /// Brings the copies up to date.
+    pub async fn carry_out(&self, provision: &Provision) -> Result<(), Error> {
         let into = Api::<Secret>::namespaced(self.cluster.client.clone(), &self.into);
-        let found = write::get(&from, &source.name).await?;
-        let copies = self.copies.list();
-        let known: Vec<&CopyView> = copies.iter().map(AsRef::as_ref).collect();
-        let plan = wanted(source, found.as_ref(), &known, job, &self.into);
-        match plan.step {
-            Step::Nothing => {}
-            Step::Create(secret) => {
-                write::create(&into, &secret).await?;
+        for plan in &provision.plans {
+            match &plan.step {
+                Step::Nothing => {}
+                Step::Create(secret) => {
+                    write::create(&into, secret).await?;
+                }
+                Step::Replace(secret) => {
+                    write::replace(&into, secret).await?;
+                }
+                Step::Delete(uid) => write::delete(&into, &plan.copy, Some(uid)).await?,
             }
-            Step::Replace(secret) => {
-                write::replace(&into, &secret).await?;
-            }
-            Step::Delete => write::delete(&into, &plan.copy, None).await?,
         }
-        Ok((plan.copy, found.is_some()))
+        Ok(())
     }
 
     /// A job no longer needs its copies. That the namespace or a copy has gone is fine.
     pub async fn release(&self, job: &Key) -> Result<(), Error> {
-        self.copies.synced().await;
         let into = Api::<Secret>::namespaced(self.cluster.client.clone(), &self.into);
         let job = job.to_string();
-        for copy in self.copies.list() {
+        for copy in self.known()? {
             if !copy.references.contains(&job) {
                 continue;
             }
-            let done = match without(&copy, &job) {
-                None => write::delete(&into, &copy.name, None).await,
-                Some(rest) => {
-                    let body = json!({ "metadata": {
-                        "resourceVersion": copy.resource_version,
-                        "annotations": { (keys::SECRET_REFERENCES): rest },
-                    }});
-                    write::patch_merge(&into, &copy.name, &body).await.map(|_| ())
-                }
-            };
-            match done {
-                Err(error) if !error.not_found() => return Err(error),
+            let body = json!({ "metadata": {
+                "resourceVersion": copy.resource_version,
+                "annotations": { (keys::SECRET_REFERENCES): without(&copy, &job) },
+            }});
+            match write::patch_merge(&into, &copy.name, &body).await {
+                Err(error) if !error.not_found() => return Err(error.into()),
                 _ => {}
             }
         }
         Ok(())
+    }
+
+    /// Deletes a copy that no job has needed for a while; says when to look again at one that may be needed yet.
+    pub async fn remove_idle(&self, name: &str) -> Result<Again, Error> {
+        let copy = self.copies.get(&Key::namespaced(&*self.into, name));
+        let Some(copy) = copy.filter(|copy| copy.references.is_empty()) else {
+            self.idle().remove(name);
+            return Ok(None);
+        };
+        let now = Instant::now();
+        let seen = (copy.resource_version.clone(), now);
+        let since = match self.idle().entry(name.to_owned()).or_insert_with(|| seen.clone()) {
+            known if known.0 == seen.0 => known.1,
+            // It was needed in between.
+            known => {
+                *known = seen;
+                now
+            }
+        };
+        let left = LINGER.saturating_sub(now.duration_since(since));
+        if !left.is_zero() {
+            return Ok(Some(left));
+        }
+        let into = Api::<Secret>::namespaced(self.cluster.client.clone(), &self.into);
+        write::delete_seen(&into, name, Some(&copy.uid), Some(&copy.resource_version)).await?;
+        self.idle().remove(name);
+        Ok(None)
+    }
+
+    fn idle(&self) -> MutexGuard<'_, HashMap<String, (String, Instant)>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a job has copies.
