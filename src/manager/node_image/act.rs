@@ -14,22 +14,28 @@ use crate::api::node_image::{
     ImagePullPhase, ImageTagStatus, NodeImage, NodeImageSpec, NodeImageStatus, ReferenceObject,
 };
 use crate::cluster::{Error, EventType, write};
+use crate::cri::reference::join;
 use crate::manager::Context;
 use crate::manager::view::NodeImageView;
 
-/// The secrets of old releases that do not exist any more; asked only where a NodeImage names any.
-pub async fn vanished(
-    ctx: &Context,
-    image: Option<&NodeImageView>,
-) -> Result<HashSet<ReferenceObject>, Error> {
+/// Which of these secrets do not exist any more. One that cannot be asked for counts as there.
+pub async fn vanished(ctx: &Context, image: &NodeImageView) -> HashSet<ReferenceObject> {
     let mut gone = HashSet::new();
-    for (_, secret) in image.into_iter().flat_map(|i| &i.old_secrets) {
+    let secrets: HashSet<&ReferenceObject> = image.old_secrets.iter().map(|(_, secret)| secret).collect();
+    for secret in secrets {
         let api = Api::<Secret>::namespaced(ctx.cluster.client.clone(), &secret.namespace);
-        if write::get(&api, &secret.name).await?.is_none() {
-            gone.insert(secret.clone());
+        match write::get(&api, &secret.name).await {
+            Ok(None) => {
+                gone.insert(secret.clone());
+            }
+            Ok(Some(_)) => {}
+            Err(error) => {
+                let ReferenceObject { namespace, name, .. } = secret;
+                tracing::debug!(namespace, name, %error, "pull secret of a NodeImage cannot be looked up");
+            }
         }
     }
-    Ok(gone)
+    gone
 }
 
 /// Does one thing; what is gone already is done.
@@ -86,6 +92,14 @@ async fn remove(api: &Api<NodeImage>, name: &str, removal: &Removal) -> Result<(
             };
             !removal.tags.iter().any(same)
         });
+        for tag in &mut left.tags {
+            let gone = |uid: &str| {
+                let same = |(i, t, u): &(String, String, String)| i == image && *t == tag.tag && u == uid;
+                removal.owners.iter().any(same)
+            };
+            tag.owner_references
+                .retain(|owner| !owner.uid.as_deref().is_some_and(gone));
+        }
         left.pull_secrets.retain(|s| {
             !removal
                 .secrets
@@ -146,7 +160,14 @@ async fn fail(
     write::patch_status_merge(api, name, &body).await?;
     for (failure, mut owners) in told {
         owners.push(object.object_ref(&()));
-        let note = format!("Image {}:{} {}", failure.image, failure.tag, failure.message);
+        let image = join(&failure.image, &failure.tag);
+        tracing::info!(
+            node = name,
+            image,
+            reason = failure.message,
+            "gave up the pull of a daemon that does not answer"
+        );
+        let note = format!("Image {image} {} (node {name})", failure.message);
         for owner in owners {
             ctx.cluster.events.publish(
                 owner,

@@ -6,9 +6,9 @@
 mod act;
 pub mod plan;
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
 use tokio::sync::mpsc;
@@ -16,26 +16,50 @@ use tokio::sync::mpsc;
 use super::view::{NodeImageView, Owner};
 use super::{Context, Stores};
 use crate::api::image_pull_job::{CompletionPolicyType, ImagePullJob};
+use crate::api::node_image::ReferenceObject;
 use crate::cluster::queue::Again;
 use crate::cluster::{Change, Error, Key};
 use plan::{Interest, Observed, Plan, Rules, plan};
 
-/// When each node's daemon last said anything.
-type Heard = Arc<Mutex<HashMap<String, Timestamp>>>;
+/// How long it is believed that an old pull secret is still there.
+const ASK_AGAIN: Duration = Duration::from_secs(600);
+
+/// What is known of nodes beyond their objects.
+#[derive(Default)]
+struct Memory {
+    /// When each node's daemon last wrote its status.
+    heard: HashMap<String, Timestamp>,
+    /// When each node's old pull secrets were looked up, which they were, and which of them have gone.
+    secrets: HashMap<String, Looked>,
+}
+
+/// What came of looking old pull secrets up.
+#[derive(Clone)]
+struct Looked {
+    at: Instant,
+    secrets: Vec<(String, ReferenceObject)>,
+    gone: HashSet<ReferenceObject>,
+}
+
+type Shared = Arc<Mutex<Memory>>;
+
+fn lock(memory: &Shared) -> MutexGuard<'_, Memory> {
+    memory.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Runs until shutdown.
 pub async fn run(ctx: Context) {
     ctx.stores.synced().await;
-    let heard = Heard::default();
+    let memory = Shared::default();
     let (nodes_tx, nodes_rx) = mpsc::unbounded_channel();
-    let wake = wake_up(ctx.clone(), Arc::clone(&heard), nodes_tx);
+    let wake = wake_up(ctx.clone(), Arc::clone(&memory), nodes_tx);
     let workers = ctx.options.nodeimage_workers;
-    let work = |node| look_after(ctx.clone(), Arc::clone(&heard), node);
+    let work = |node| reconcile(ctx.clone(), Arc::clone(&memory), node);
     ctx.work("nodeimage", workers, nodes_rx, wake, work).await;
 }
 
 /// Sends the names of nodes to look at.
-async fn wake_up(ctx: Context, heard: Heard, nodes: mpsc::UnboundedSender<String>) {
+async fn wake_up(ctx: Context, memory: Shared, nodes: mpsc::UnboundedSender<String>) {
     let stores = &ctx.stores;
     let mut node_changes = stores.nodes.subscribe();
     let mut image_changes = stores.node_images.subscribe();
@@ -44,11 +68,11 @@ async fn wake_up(ctx: Context, heard: Heard, nodes: mpsc::UnboundedSender<String
         let alive = tokio::select! {
             Some(change) = node_changes.recv() => nodes.send(change.key.name).is_ok(),
             Some(change) = image_changes.recv() => {
-                listen(&heard, &change.key.name, change.old.as_deref(), change.new.as_deref(), ctx.cluster.clock.now());
+                lock(&memory).listen(&change.key.name, change.old.as_deref(), change.new.as_deref(), ctx.cluster.clock.now());
                 nodes.send(change.key.name).is_ok()
             }
             Some(change) = job_changes.recv() => {
-                match let_go(&change) {
+                match released(&change) {
                     Some(job) => owned_by(stores, job).into_iter().all(|n| nodes.send(n).is_ok()),
                     None => true,
                 }
@@ -61,8 +85,8 @@ async fn wake_up(ctx: Context, heard: Heard, nodes: mpsc::UnboundedSender<String
     }
 }
 
-/// The job that has gone, or has just ended: only then does it let go of its tags.
-fn let_go(change: &Change<ImagePullJob>) -> Option<&ImagePullJob> {
+/// The job that has gone, or has just ended: only then are its tags free.
+fn released(change: &Change<ImagePullJob>) -> Option<&ImagePullJob> {
     let old = change.old.as_deref()?;
     let same = change
         .new
@@ -87,42 +111,66 @@ fn owned_by(stores: &Stores, job: &ImagePullJob) -> Vec<String> {
         .collect()
 }
 
-/// Takes note of the moment at which a daemon said something.
-fn listen(
-    heard: &Heard,
-    name: &str,
-    old: Option<&NodeImageView>,
-    new: Option<&NodeImageView>,
-    now: Timestamp,
-) {
-    let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
-    match (old, new) {
-        (_, None) => {
-            heard.remove(name);
-        }
-        (Some(old), Some(new)) if old.statuses == new.statuses => {}
-        (_, Some(_)) => {
-            heard.insert(name.to_owned(), now);
+impl Memory {
+    /// Takes note of the moment at which a daemon wrote its status.
+    fn listen(
+        &mut self,
+        name: &str,
+        old: Option<&NodeImageView>,
+        new: Option<&NodeImageView>,
+        now: Timestamp,
+    ) {
+        let Some(new) = new else {
+            self.heard.remove(name);
+            self.secrets.remove(name);
+            return;
+        };
+        if old.map_or(&[][..], |old| &old.statuses) != new.statuses {
+            self.heard.insert(name.to_owned(), now);
         }
     }
 }
 
+/// The old pull secrets that have gone: looked up where a NodeImage names any, and not with every change of it.
+async fn secrets_gone(
+    ctx: &Context,
+    memory: &Shared,
+    name: &str,
+    image: &NodeImageView,
+) -> HashSet<ReferenceObject> {
+    if image.old_secrets.is_empty() {
+        return HashSet::new();
+    }
+    let known = lock(memory).secrets.get(name).cloned();
+    if let Some(known) = known.filter(|k| k.secrets == image.old_secrets && k.at.elapsed() < ASK_AGAIN) {
+        return known.gone;
+    }
+    let gone = act::vanished(ctx, image).await;
+    let looked = Looked {
+        at: Instant::now(),
+        secrets: image.old_secrets.clone(),
+        gone: gone.clone(),
+    };
+    lock(memory).secrets.insert(name.to_owned(), looked);
+    gone
+}
+
 /// Observe, plan, act; then say when to look again.
-async fn look_after(ctx: Context, heard: Heard, name: String) -> Result<Again, Error> {
+async fn reconcile(ctx: Context, memory: Shared, name: String) -> Result<Again, Error> {
     let now = ctx.cluster.clock.now();
     let key = Key::cluster(name.clone());
     let node = ctx.stores.nodes.get(&key);
     let image = ctx.stores.node_images.get(&key);
-    let gone = act::vanished(&ctx, image.as_deref()).await?;
+    let gone = match &image {
+        Some(image) => secrets_gone(&ctx, &memory, &name, image).await,
+        None => HashSet::new(),
+    };
     let delay = SignedDuration::try_from(ctx.options.nodeimage_creation_delay);
+    let heard = lock(&memory).heard.get(&name).copied();
     let seen = Observed {
         node: node.as_deref(),
         image: image.as_deref(),
-        heard: heard
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&name)
-            .copied(),
+        heard,
     };
     let Plan { act, wake } = plan(
         seen,

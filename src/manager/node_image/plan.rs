@@ -11,7 +11,7 @@ use crate::manager::view::{NodeImageView, NodeView, Owner, TagView};
 pub const NO_RESPONSE: &str = "node has not responded for a long time";
 /// Message of a tag that is still being pulled long after its own deadline; upstream's.
 pub const DEADLINE: &str = "pulling exceeds the activeDeadlineSeconds";
-/// Message of a tag on a node that is not ready. Ours; upstream waits for [`NO_RESPONSE`].
+/// Message of a tag on a node that is not ready and whose daemon says nothing. Ours; upstream waits for [`NO_RESPONSE`].
 pub const NOT_READY: &str = "node is not ready and has not responded";
 
 /// Time spans that the decisions depend on.
@@ -21,12 +21,13 @@ pub struct Rules {
     pub creation_delay: SignedDuration,
     /// How long a daemon may say nothing beyond the time that its work can take.
     pub response: SignedDuration,
-    /// How long the daemon of a node that is not ready may say nothing.
+    /// How long the daemon of a node that is not ready may say nothing about a tag that it has not begun.
     pub unready: SignedDuration,
 }
 
 impl Rules {
-    /// Upstream's ten minutes for a node that is ready, and its documented minute for one that is not.
+    /// Upstream's ten minutes for a daemon that may be at work, and its documented minute where the node is not ready and
+    /// nothing was begun.
     #[must_use]
     pub fn new(creation_delay: SignedDuration) -> Self {
         Self {
@@ -55,7 +56,7 @@ pub struct Observed<'a> {
     pub node: Option<&'a NodeView>,
     /// The NodeImage.
     pub image: Option<&'a NodeImageView>,
-    /// When the daemon last said anything, as far as we have seen.
+    /// When the daemon last wrote its status, as far as we have seen.
     pub heard: Option<Timestamp>,
 }
 
@@ -84,6 +85,8 @@ pub struct Removal {
     pub tags: Vec<(String, String, i64)>,
     /// Image and secret.
     pub secrets: Vec<(String, ReferenceObject)>,
+    /// Image, tag, and UID of an owner that has gone while others have not.
+    pub owners: Vec<(String, String, String)>,
 }
 
 /// A tag that is given up on the daemon's behalf.
@@ -142,14 +145,26 @@ pub fn plan(
         return Plan::act(Act::Label(labels));
     }
     let mut first = Wake::default();
-    let tags = image.tags.iter();
+    let (unwanted, kept): (Vec<_>, Vec<_>) = image
+        .tags
+        .iter()
+        .partition(|tag| unwanted(image, tag, &interest, now, &mut first));
     let secrets = image.old_secrets.iter();
+    let gone = |tag: &TagView| {
+        let owners = tag
+            .owners
+            .iter()
+            .filter(|owner| interest(owner) == Interest::Gone);
+        let named = owners.map(|owner| (tag.image.clone(), tag.tag.clone(), owner.uid.clone()));
+        named.collect::<Vec<_>>()
+    };
     let removal = Removal {
-        tags: tags
-            .filter(|tag| unwanted(image, tag, &interest, now, &mut first))
+        tags: unwanted
+            .iter()
             .map(|t| (t.image.clone(), t.tag.clone(), t.version))
             .collect(),
         secrets: secrets.filter(|(_, s)| secret_gone(s)).cloned().collect(),
+        owners: kept.into_iter().flat_map(gone).collect(),
     };
     if removal != Removal::default() {
         return Plan::act(Act::Remove(removal));
@@ -263,11 +278,19 @@ fn given_up(
     if status.is_some_and(|s| s.completed.is_some()) {
         return None;
     }
+    let heard = seen.heard.map_or(created, |h| h.max(created));
     let node = seen.node.filter(|n| !n.ready);
-    if let Some(since) = node.and_then(|n| n.ready_since)
-        && first.due(add(since.max(created), rules.unready), now)
-    {
-        return Some(NOT_READY);
+    if let Some(since) = node.and_then(|n| n.ready_since) {
+        // kubelet may be down while the daemon and the runtime are well: what is under way is given as long as on a node
+        // that is ready.
+        let silence = if status.is_some() {
+            rules.response
+        } else {
+            rules.unready
+        };
+        if first.due(add(since.max(heard), silence), now) {
+            return Some(NOT_READY);
+        }
     }
     if status.is_none() {
         // A daemon answers at once, also to a tag that has to queue.
@@ -288,7 +311,6 @@ fn given_up(
         .filter(|t| image.status_of(t).is_none_or(|s| s.completed.is_none()));
     let budget = open.map(|t| t.budget).max().unwrap_or(tag.budget);
     let limit = SignedDuration::from_secs(budget).saturating_add(rules.response);
-    let heard = seen.heard.map_or(created, |h| h.max(created));
     first.due(add(heard, limit), now).then_some(NO_RESPONSE)
 }
 

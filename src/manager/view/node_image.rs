@@ -1,6 +1,7 @@
 //! A NodeImage, reduced.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use jiff::Timestamp;
 
@@ -70,6 +71,10 @@ pub struct TagStatusView {
     pub phase: ImagePullPhase,
     /// When it ended.
     pub completed: Option<Timestamp>,
+    /// Why it failed.
+    pub error: Option<String>,
+    /// A number that changes with every word of the daemon: progress, message, begin.
+    pub pulse: u64,
 }
 
 impl NodeImageView {
@@ -172,11 +177,17 @@ fn tag_view(image: &str, tag: ImageTagSpec) -> TagView {
 }
 
 fn status_view(image: &str, status: ImageTagStatus) -> TagStatusView {
+    let mut pulse = DefaultHasher::new();
+    (status.progress, &status.message).hash(&mut pulse);
+    status.start_time.as_ref().map(|t| t.0).hash(&mut pulse);
+    let failed = status.phase == ImagePullPhase::Failed;
     TagStatusView {
         image: image.to_owned(),
         tag: status.tag,
         version: status.version,
         phase: status.phase,
         completed: status.completion_time.map(|t| t.0),
+        error: status.message.filter(|_| failed),
+        pulse: pulse.finish(),
     }
 }

@@ -49,6 +49,8 @@ fn image(tags: Vec<TagView>, completed: Option<i64>) -> NodeImageView {
             version: t.version,
             phase: ImagePullPhase::Succeeded,
             completed: Some(at(c)),
+            error: None,
+            pulse: 0,
         })
     });
     NodeImageView {
@@ -126,6 +128,59 @@ fn a_tag_expires_unless_a_running_job_counts_on_it() {
     assert!(matches!(decide(Interest::There, 110).act, Some(Act::Remove(_))));
     assert_eq!(decide(Interest::Counting, 100_000), Plan::default());
     assert!(matches!(decide(Interest::Gone, 11).act, Some(Act::Remove(_))));
+}
+
+#[test]
+fn an_owner_that_has_gone_is_struck_off_while_others_have_not() {
+    let mut shared = tag(Some("a"), 0);
+    shared.owners.push(Owner {
+        uid: "b".to_owned(),
+        job: None,
+    });
+    let (ready, image) = (node(true, 0), image(vec![shared], Some(10)));
+    let seen = Observed {
+        node: Some(&ready),
+        image: Some(&image),
+        heard: None,
+    };
+    let interest = |owner: &Owner| {
+        if owner.uid == "a" {
+            Interest::Gone
+        } else {
+            Interest::Counting
+        }
+    };
+    let want = Removal {
+        owners: vec![("nginx".into(), "1".into(), "a".into())],
+        ..Removal::default()
+    };
+    assert_eq!(
+        plan(seen, interest, |_| false, rules(), at(20)).act,
+        Some(Act::Remove(want))
+    );
+}
+
+#[test]
+fn a_pull_under_way_outlives_a_minute_of_a_node_that_is_not_ready() {
+    let ill = node(false, 2000);
+    let mut begun = image(vec![tag(Some("a"), 1000)], Some(0));
+    begun.statuses[0].completed = None;
+    begun.tags[0].budget = 36_000;
+    let decide = |heard, now| {
+        let seen = Observed {
+            node: Some(&ill),
+            image: Some(&begun),
+            heard: Some(at(heard)),
+        };
+        plan(seen, |_| Interest::Counting, |_| false, rules(), at(now))
+    };
+    assert_eq!(
+        decide(2010, 2100),
+        Plan::wait(Some(at(2610))),
+        "progress was written after kubelet's last word"
+    );
+    assert_eq!(decide(2500, 2700), Plan::wait(Some(at(3100))), "each word counts");
+    assert!(matches!(decide(2500, 3100).act, Some(Act::Fail(failures)) if failures[0].message == NOT_READY));
 }
 
 #[test]
