@@ -65,6 +65,7 @@ impl Error {
         match self {
             Self::Config(_) => false,
             Self::Timeout { .. } | Self::Transport(_) => true,
+            Self::Api(_) if self.too_large() => false,
             Self::Api(status) => status.code >= 500 || self.throttled() || self.conflict(),
         }
     }
@@ -73,6 +74,14 @@ impl Error {
     #[must_use]
     pub fn throttled(&self) -> bool {
         self.code() == Some(429)
+    }
+
+    /// The object is larger than the API server, or etcd behind it, takes. etcd's limits come as HTTP 500.
+    #[must_use]
+    pub fn too_large(&self) -> bool {
+        let Self::Api(status) = self else { return false };
+        let texts = ["request is too large", "message larger than max"];
+        status.code == 413 || (status.code == 500 && texts.iter().any(|text| status.message.contains(text)))
     }
 
     /// Whether the write may have been done all the same, or may be yet.

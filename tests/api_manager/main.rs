@@ -15,6 +15,7 @@ mod secrets;
 mod silence;
 #[path = "../support/mod.rs"]
 mod support;
+mod tenants;
 mod world;
 
 use support::{connect, etcd, manager, waits};

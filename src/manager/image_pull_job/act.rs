@@ -1,6 +1,8 @@
 //! Writes what jobs ask for into NodeImages: one patch a node at a time, for all jobs that wait for it.
+//!
+//! A wish that the API server refuses fails alone, and one that it cannot answer waits in the queue, not in a worker.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,22 +11,32 @@ use jiff::Timestamp;
 use kube::Api;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
-use super::plan::entry::{Ask, Setting, add};
+use super::plan::entry::{Ask, Setting, add, owner};
 use super::plan::index::{Index, NodeName, Uid};
 use super::plan::job::Job;
+use super::plan::room::{Full, Room};
+use crate::api::keys;
 use crate::api::node_image::{ImageSpec, NodeImage, ReferenceObject};
 use crate::cluster::{Error, EventType, Events, write};
 use crate::manager::Context;
 use crate::manager::view::NodeImageView;
 use crate::ops::Progress;
+use crate::ops::panics::{Panicked, isolated};
 use crate::ops::progress::Step;
 
 /// Pause after a failed write; doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How often a write that is forbidden is repeated: about 13 s in all.
 const DENIALS: u32 = 7;
+/// How often a write is repeated at once because somebody else wrote at the same time.
+const CONFLICTS: u32 = 5;
+/// A NodeImage with fewer tags than this has room for more, whoever asks.
+const FEW: usize = 64;
+/// Bytes of a sandboxConfig that need not be counted where there are few tags.
+const SMALL: usize = 4096;
 
 /// A job's wish, with all that is needed to write it.
 #[derive(Clone)]
@@ -32,14 +44,57 @@ struct Wish {
     uid: Uid,
     job: Arc<Job>,
     secrets: Vec<ReferenceObject>,
+    /// How often it could not be written.
+    failures: u32,
+    /// It is not written before that moment.
+    due: Instant,
+}
+
+/// Why a wish was not written.
+#[derive(Clone, Debug, PartialEq)]
+enum Trouble {
+    /// The same write would be refused again.
+    Refused(String),
+    /// Permissions may be being set up or changed; only after some tries is that the answer.
+    Denied(String),
+    /// It may succeed later, after that pause where the API server asks for one.
+    Later(String, Option<Duration>),
+    /// The API server cannot be reached, or has too much to do: no other write would succeed now.
+    Away(String, Option<Duration>),
+    /// It was not tried, for another write met [`Trouble::Away`].
+    NotTried,
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        let (words, after) = (error.to_string(), error.retry_after());
+        match error {
+            Error::Timeout { .. } | Error::Transport(_) => Self::Away(words, after),
+            _ if error.throttled() => Self::Away(words, after),
+            _ if error.too_large() => Self::Refused(words),
+            _ if error.retryable() => Self::Later(words, after),
+            _ if matches!(error.category(), "forbidden" | "unauthorized") => Self::Denied(words),
+            _ => Self::Refused(words),
+        }
+    }
+}
+
+impl From<Full> for Trouble {
+    fn from(full: Full) -> Self {
+        Self::Refused(full.to_string())
+    }
+}
+
+impl From<Panicked> for Trouble {
+    fn from(panicked: Panicked) -> Self {
+        Self::Refused(panicked.to_string())
+    }
 }
 
 /// The end of one write.
 pub struct Done {
     node: NodeName,
-    wishes: Vec<Wish>,
-    /// What the API server refuses for good.
-    refused: Option<Error>,
+    results: Vec<(Wish, Result<(), Trouble>)>,
 }
 
 /// Nodes that wait, by the job that first wanted them; jobs take turns, so that a small one need not wait for a
@@ -48,10 +103,14 @@ pub struct Done {
 struct Turns {
     jobs: VecDeque<Uid>,
     nodes: HashMap<Uid, VecDeque<NodeName>>,
+    waiting: HashSet<NodeName>,
 }
 
 impl Turns {
     fn push(&mut self, uid: &Uid, node: NodeName) {
+        if !self.waiting.insert(Arc::clone(&node)) {
+            return;
+        }
         let nodes = self.nodes.entry(Arc::clone(uid)).or_default();
         if nodes.is_empty() {
             self.jobs.push_back(Arc::clone(uid));
@@ -68,7 +127,9 @@ impl Turns {
         } else {
             self.jobs.push_back(uid);
         }
-        node
+        node.inspect(|node| {
+            self.waiting.remove(node);
+        })
     }
 }
 
@@ -81,6 +142,8 @@ pub struct Writer {
     default_ttl: i64,
     waiting: HashMap<NodeName, Vec<Wish>>,
     order: Turns,
+    /// Nodes whose next write comes later.
+    later: BTreeSet<(Instant, NodeName)>,
     busy: HashSet<NodeName>,
     running: JoinSet<Done>,
 }
@@ -96,62 +159,105 @@ impl Writer {
             default_ttl: i64::from(ctx.options.default_ttlseconds_for_always_nodeimage),
             waiting: HashMap::new(),
             order: Turns::default(),
+            later: BTreeSet::new(),
             busy: HashSet::new(),
             running: JoinSet::new(),
         }
     }
 
     /// Queues what a job wants of a node.
-    pub fn push(&mut self, index: &Index, node: NodeName, uid: &Uid) {
+    pub fn push(&mut self, index: &Index, node: &NodeName, uid: &Uid) {
         let Some(job) = index.job(uid) else { return };
         let wish = Wish {
             uid: Arc::clone(uid),
             job,
             secrets: index.copies(uid).to_vec(),
+            failures: 0,
+            due: Instant::now(),
         };
-        let wishes = self.waiting.entry(Arc::clone(&node)).or_default();
+        let wishes = self.waiting.entry(Arc::clone(node)).or_default();
         if wishes.iter().any(|w| w.uid == *uid) {
             return;
         }
         wishes.push(wish);
-        if wishes.len() == 1 && !self.busy.contains(&node) {
-            self.order.push(uid, node);
+        self.queue(node, Instant::now());
+    }
+
+    /// Gives a node its place in the queue, now or when the first of its wishes is due.
+    fn queue(&mut self, node: &NodeName, now: Instant) {
+        if self.busy.contains(node) {
+            return;
         }
+        let Some(wishes) = self.waiting.get(node) else {
+            return;
+        };
+        let Some(first) = wishes.iter().min_by_key(|wish| wish.due) else {
+            return;
+        };
+        if first.due <= now {
+            let uid = Arc::clone(&first.uid);
+            self.order.push(&uid, Arc::clone(node));
+        } else {
+            self.later.insert((first.due, Arc::clone(node)));
+        }
+    }
+
+    /// How long until a write that failed is repeated.
+    pub fn wake(&self) -> Option<Duration> {
+        let (at, _) = self.later.first()?;
+        Some(at.saturating_duration_since(Instant::now()))
     }
 
     /// Starts as many writes as may run at once.
     pub fn start(&mut self, index: &Index, now: Timestamp) {
+        let at = Instant::now();
+        while self.later.first().is_some_and(|(due, _)| *due <= at) {
+            if let Some((_, node)) = self.later.pop_first() {
+                self.queue(&node, at);
+            }
+        }
         while self.running.len() < self.workers {
             let Some(node) = self.order.pop() else {
                 return;
             };
-            let Some(mut wishes) = self.waiting.remove(&node) else {
-                continue;
-            };
-            // Jobs that have ended or gone meanwhile want nothing any more.
-            wishes.retain(|wish| index.job(&wish.uid).is_some());
-            if wishes.is_empty() {
-                continue;
-            }
-            let Some(view) = index.node(&node) else { continue };
-            let mut seed = DefaultHasher::new();
-            node.hash(&mut seed);
-            let setting = Setting {
-                default_ttl: self.default_ttl,
-                seed: seed.finish(),
-                now,
-            };
-            self.busy.insert(Arc::clone(&node));
-            let (api, step) = (self.api.clone(), self.progress.waiting(super::NAME));
-            self.running.spawn(async move {
-                let refused = carry_out(&api, &node, &view, &wishes, setting, &step).await.err();
-                Done {
-                    node,
-                    wishes,
-                    refused,
-                }
-            });
+            self.start_one(index, node, now, at);
         }
+    }
+
+    fn start_one(&mut self, index: &Index, node: NodeName, now: Timestamp, at: Instant) {
+        let mut wishes = self.waiting.remove(&node).unwrap_or_default();
+        // Jobs that have ended or gone meanwhile want nothing any more.
+        wishes.retain(|wish| index.wants(&wish.uid, &node));
+        let (wishes, rest): (Vec<_>, Vec<_>) = wishes.into_iter().partition(|wish| wish.due <= at);
+        if !rest.is_empty() {
+            self.waiting.insert(Arc::clone(&node), rest);
+        }
+        let (false, Some(view)) = (wishes.is_empty(), index.node(&node)) else {
+            return self.queue(&node, at);
+        };
+        let mut seed = DefaultHasher::new();
+        node.hash(&mut seed);
+        let setting = Setting {
+            default_ttl: self.default_ttl,
+            seed: seed.finish(),
+            now,
+        };
+        let owners = view.tags.iter().flat_map(|tag| &tag.owners);
+        let ended = owners.filter(|o| o.job.is_some() && index.job(&o.uid.as_str().into()).is_none());
+        let target = Arc::new(Target {
+            api: self.api.clone(),
+            node: Arc::clone(&node),
+            ended: ended.map(|owner| owner.uid.clone()).collect(),
+            view,
+            setting,
+            step: self.progress.waiting(super::NAME),
+        });
+        self.busy.insert(Arc::clone(&node));
+        self.running.spawn(async move {
+            let write = |wishes| Box::pin(carry_out(Arc::clone(&target), wishes));
+            let results = write_all(&target.node, wishes, write).await;
+            Done { node, results }
+        });
     }
 
     /// The next write that has ended; `None` while none runs.
@@ -159,98 +265,172 @@ impl Writer {
         match self.running.join_next().await? {
             Ok(done) => Some(done),
             Err(error) => {
-                // Only a panic in a write comes here; its node is freed by the assignment's expiry.
-                tracing::error!(%error, "a write of a NodeImage ended badly");
+                tracing::error!(%error, "a write of a NodeImage was cancelled");
                 None
             }
         }
     }
 
     /// Takes note of the end of a write.
-    pub fn settle(&mut self, index: &mut Index, done: Done) {
-        let Done {
-            node,
-            wishes,
-            refused,
-        } = done;
+    pub fn finished(&mut self, index: &mut Index, done: Done) {
+        let Done { node, results } = done;
+        let now = Instant::now();
         self.busy.remove(&node);
-        if let Some(first) = self.waiting.get(&node).and_then(|wishes| wishes.first()) {
-            self.order.push(&first.uid, Arc::clone(&node));
+        for (mut wish, result) in results {
+            let job = &wish.job.key;
+            let (words, pause) = match result {
+                Ok(()) => {
+                    tracing::debug!(%job, %node, "NodeImage asked for the image");
+                    continue;
+                }
+                Err(Trouble::NotTried) => (None, None),
+                Err(Trouble::Later(words, after) | Trouble::Away(words, after)) => (Some(words), after),
+                Err(Trouble::Denied(words)) if wish.failures < DENIALS => (Some(words), None),
+                Err(Trouble::Refused(words) | Trouble::Denied(words)) => {
+                    self.refuse(index, &node, &wish, &words);
+                    continue;
+                }
+            };
+            if let Some(words) = words {
+                wish.failures = wish.failures.saturating_add(1);
+                if wish.failures == 1 {
+                    tracing::warn!(%job, %node, error = words, "NodeImage not written; will retry");
+                }
+                index.delayed(
+                    &wish.uid,
+                    &node,
+                    &format!("its NodeImage cannot be written: {words}"),
+                );
+            }
+            wish.due = now + pause.unwrap_or_else(|| back_off(wish.failures));
+            let wishes = self.waiting.entry(Arc::clone(&node)).or_default();
+            wishes.retain(|newer| newer.uid != wish.uid);
+            wishes.push(wish);
         }
-        let Some(error) = refused else { return };
-        tracing::warn!(%node, %error, "NodeImage refused");
-        for wish in wishes {
-            index.refused(&wish.uid, &node);
-            self.events.publish(
-                super::plan::entry::owner(&wish.job),
-                EventType::Warning,
-                crate::api::keys::EVENT_PULL_FAILED,
-                "Assign",
-                format!("NodeImage {node} cannot be asked for the image: {error}"),
-            );
-        }
+        self.queue(&node, now);
+    }
+
+    fn refuse(&self, index: &mut Index, node: &NodeName, wish: &Wish, words: &str) {
+        tracing::warn!(job = %wish.job.key, %node, error = words, "NodeImage refused");
+        let note = format!("NodeImage {node} cannot be asked for the image: {words}");
+        index.refused(&wish.uid, node, words);
+        let about = owner(&wish.job);
+        self.events
+            .publish(about, EventType::Warning, keys::EVENT_PULL_FAILED, "Assign", note);
     }
 }
 
-/// Writes until it is done or refused for good; a node that has gone is done.
-async fn carry_out(
-    api: &Api<NodeImage>,
+/// The pause after that many failures.
+fn back_off(failures: u32) -> Duration {
+    let doubled = 1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
+    FIRST_PAUSE.saturating_mul(doubled).min(LONGEST_PAUSE)
+}
+
+/// Writes all wishes of a node together. Where that fails, and where a wish failed before, each is written by itself: one
+/// that cannot be written, or that panics, stands in no other's way.
+async fn write_all<F>(
     node: &str,
-    view: &NodeImageView,
-    wishes: &[Wish],
+    wishes: Vec<Wish>,
+    write: impl Fn(Vec<Wish>) -> F,
+) -> Vec<(Wish, Result<(), Trouble>)>
+where
+    F: Future<Output = Result<(), Trouble>>,
+{
+    let (fresh, mut alone): (Vec<_>, Vec<_>) = wishes.into_iter().partition(|wish| wish.failures == 0);
+    let mut results = Vec::new();
+    let mut away = false;
+    if fresh.len() > 1 {
+        let result = attempt(node, write(fresh.clone())).await;
+        away = matches!(result, Err(Trouble::Away(..)));
+        if result.is_ok() || away {
+            results.extend(fresh.into_iter().map(|wish| (wish, result.clone())));
+        } else {
+            alone.extend(fresh);
+        }
+    } else {
+        alone.extend(fresh);
+    }
+    // Those that failed least come first: what makes the API server fail must not keep it from the others for ever.
+    alone.sort_by_key(|wish| wish.failures);
+    for wish in alone {
+        let result = if away {
+            Err(Trouble::NotTried)
+        } else {
+            attempt(node, write(vec![wish.clone()])).await
+        };
+        away |= matches!(result, Err(Trouble::Away(..)));
+        results.push((wish, result));
+    }
+    results
+}
+
+async fn attempt(node: &str, write: impl Future<Output = Result<(), Trouble>>) -> Result<(), Trouble> {
+    isolated(super::NAME, node, write).await?
+}
+
+/// What a write is about.
+struct Target {
+    api: Api<NodeImage>,
+    node: NodeName,
+    view: Arc<NodeImageView>,
+    /// Owners of tags of this node whose jobs are over.
+    ended: BTreeSet<String>,
     setting: Setting,
-    step: &Step,
-) -> Result<(), Error> {
-    // Where the node knows nothing of the images, the patch needs no other knowledge than the version.
-    let new = wishes
-        .iter()
-        .all(|w| w.job.image.as_ref().is_ok_and(|(name, _)| !view.knows(name)));
-    let mut blank = new.then(|| {
-        let mut object = NodeImage::new(node, crate::api::node_image::NodeImageSpec::default());
-        object.metadata.resource_version = Some(view.resource_version.clone());
-        object
-    });
-    let mut pause = FIRST_PAUSE;
-    let mut tries = DENIALS;
+    step: Step,
+}
+
+impl Target {
+    /// The object as far as a patch needs it, where that is known: where the node knows nothing of the images, and has
+    /// room, the patch needs no other knowledge than the version.
+    fn blank(&self, wishes: &[Wish]) -> Option<NodeImage> {
+        let new = |wish: &Wish| {
+            let sandbox = wish.job.spec.sandbox_config.as_ref();
+            let small = sandbox.is_none_or(|s| json!(s).to_string().len() <= SMALL);
+            small
+                && wish
+                    .job
+                    .image
+                    .as_ref()
+                    .is_ok_and(|(name, _)| !self.view.knows(name))
+        };
+        let few = self.view.tags.len().saturating_add(wishes.len()) <= FEW;
+        (few && wishes.iter().all(new)).then(|| {
+            let mut object = NodeImage::new(&self.node, crate::api::node_image::NodeImageSpec::default());
+            object.metadata.resource_version = Some(self.view.resource_version.clone());
+            object
+        })
+    }
+}
+
+/// Writes; what others wrote at the same time is read once more. A node that has gone is done.
+async fn carry_out(target: Arc<Target>, wishes: Vec<Wish>) -> Result<(), Trouble> {
+    let Target { api, node, step, .. } = &*target;
+    let mut blank = target.blank(&wishes);
+    let mut conflicts = 0;
     loop {
-        // A read and a patch; each try begins anew, for it is the API server's fault that there are several.
         step.now(format!("writing NodeImage {node}"), write::DEADLINE * 2);
-        let result = match blank.take() {
-            Some(object) => patch(api, node, &object, wishes, setting).await,
-            None => match write::get(api, node).await {
-                Ok(Some(object)) => patch(api, node, &object, wishes, setting).await,
-                Ok(None) => return Ok(()),
-                Err(error) => Err(error),
+        let object = match blank.take() {
+            Some(object) => object,
+            None => match write::get(api, node).await? {
+                Some(object) => object,
+                None => return Ok(()),
             },
         };
-        match result {
-            Ok(()) => return Ok(()),
-            Err(error) if error.not_found() => return Ok(()),
-            Err(error) if error.conflict() => {}
-            Err(error) if error.retryable() => {
-                tokio::time::sleep(error.retry_after().unwrap_or(pause)).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
-            }
-            // Permissions may be being set up or changed; only after some tries is that the answer.
-            Err(error) if matches!(error.category(), "forbidden" | "unauthorized") && tries > 0 => {
-                tries -= 1;
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
-            }
-            Err(error) => return Err(error),
+        let Some(body) = patch(&target, &object, &wishes)? else {
+            return Ok(());
+        };
+        match write::patch_merge(api, node, &body).await {
+            Err(error) if error.conflict() && conflicts < CONFLICTS => conflicts += 1,
+            Err(error) if !error.not_found() => return Err(error.into()),
+            _ => return Ok(()),
         }
     }
 }
 
 /// One patch of all entries that the wishes are about; none when all is there.
-async fn patch(
-    api: &Api<NodeImage>,
-    node: &str,
-    object: &NodeImage,
-    wishes: &[Wish],
-    setting: Setting,
-) -> Result<(), Error> {
+fn patch(target: &Target, object: &NodeImage, wishes: &[Wish]) -> Result<Option<Value>, Full> {
     let mut images: BTreeMap<&str, ImageSpec> = BTreeMap::new();
+    let mut room = Room::of(&object.spec.images);
     for wish in wishes {
         let Ok((name, tag)) = &wish.job.image else {
             continue;
@@ -259,15 +439,18 @@ async fn patch(
         let ask = Ask {
             job: &wish.job,
             secrets: &wish.secrets,
+            ended: &target.ended,
         };
         let statuses = object.status.as_ref().and_then(|s| s.image_statuses.get(name));
         let statuses = statuses.map_or(&[][..], |s| &s.tags);
-        if let Some(entry) = add(known, statuses, tag, &[ask], setting) {
+        if let Some(entry) = add(known, statuses, tag, &[ask], target.setting) {
+            let namespace = wish.job.key.namespace.as_deref().unwrap_or_default();
+            room.add(namespace, name, &entry)?;
             images.insert(name, entry);
         }
     }
     if images.is_empty() {
-        return Ok(());
+        return Ok(None);
     }
     let entries: serde_json::Map<String, Value> = images
         .into_iter()
@@ -280,16 +463,19 @@ async fn patch(
             (name.to_owned(), entry)
         })
         .collect();
-    let body = json!({
+    Ok(Some(json!({
         "metadata": { "resourceVersion": object.metadata.resource_version },
         "spec": { "images": entries },
-    });
-    write::patch_merge(api, node, &body).await.map(|_| ())
+    })))
 }
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic)]
+    use std::sync::Mutex;
+
     use super::*;
+    use crate::api::image_pull_job::{ImagePullJob, ImagePullJobSpec};
 
     #[test]
     fn a_small_job_does_not_wait_for_a_large_one() {
@@ -301,6 +487,119 @@ mod tests {
         let first: Vec<_> = (0..3).filter_map(|_| turns.pop()).collect();
         assert_eq!(first, ["n0".into(), "s".into(), "n1".into()] as [NodeName; 3]);
         assert_eq!(std::iter::from_fn(|| turns.pop()).count(), 98);
-        assert!(turns.nodes.is_empty() && turns.jobs.is_empty());
+        assert!(turns.nodes.is_empty() && turns.jobs.is_empty() && turns.waiting.is_empty());
+    }
+
+    fn wish(name: &str, failures: u32) -> Wish {
+        let mut object = ImagePullJob::new(name, ImagePullJobSpec::default());
+        object.metadata.namespace = Some(name.to_owned());
+        Wish {
+            uid: name.into(),
+            job: Arc::new(Job::read(&object)),
+            secrets: Vec::new(),
+            failures,
+            due: Instant::now(),
+        }
+    }
+
+    /// Plays an API server that answers so when that job's entry is in a write; what came of each job, and the writes.
+    async fn played(
+        wishes: &[(&str, u32)],
+        hostile: Option<Trouble>,
+    ) -> (BTreeMap<String, Option<Trouble>>, usize) {
+        let count = Mutex::new(0);
+        let write = |batch: Vec<Wish>| {
+            *count.lock().unwrap() += 1;
+            let hostile = hostile.clone();
+            async move {
+                if batch.iter().all(|wish| *wish.uid != *"hostile") {
+                    return Ok(());
+                }
+                Err(hostile.unwrap_or_else(|| panic!("index out of bounds")))
+            }
+        };
+        let wishes = wishes
+            .iter()
+            .map(|(name, failures)| wish(name, *failures))
+            .collect();
+        let results = write_all("node-1", wishes, write).await;
+        let results = results
+            .into_iter()
+            .map(|(wish, result)| (wish.uid.to_string(), result.err()));
+        (results.collect(), *count.lock().unwrap())
+    }
+
+    #[tokio::test]
+    async fn an_entry_that_is_refused_or_panics_fails_alone() {
+        let wishes = [("plain", 0), ("hostile", 0), ("other", 0)];
+        let refused = Trouble::Refused("etcdserver: request is too large".to_owned());
+        let (results, writes) = played(&wishes, Some(refused.clone())).await;
+        assert_eq!((&results["hostile"], writes), (&Some(refused), 4));
+        assert_eq!((&results["plain"], &results["other"]), (&None, &None));
+
+        let (results, _) = played(&wishes, None).await;
+        assert_eq!(
+            results["hostile"],
+            Some(Trouble::Refused("panic: index out of bounds".to_owned()))
+        );
+        assert_eq!((&results["plain"], &results["other"]), (&None, &None));
+    }
+
+    #[tokio::test]
+    async fn an_entry_that_failed_before_is_written_after_the_others_and_by_itself() {
+        let later = Trouble::Later("HTTP 500".to_owned(), None);
+        let (results, writes) =
+            played(&[("hostile", 3), ("plain", 0), ("other", 0)], Some(later.clone())).await;
+        assert_eq!((&results["hostile"], writes), (&Some(later), 2));
+        assert_eq!((&results["plain"], &results["other"]), (&None, &None));
+
+        // It makes the API server fall silent: the others are not tried then, and come first next time.
+        let away = Trouble::Away("no answer".to_owned(), None);
+        let (results, _) = played(&[("hostile", 1), ("plain", 1)], Some(away.clone())).await;
+        assert_eq!(
+            (&results["hostile"], &results["plain"]),
+            (&Some(away.clone()), &Some(Trouble::NotTried))
+        );
+        let (results, _) = played(&[("hostile", 2), ("plain", 1)], Some(away.clone())).await;
+        assert_eq!((&results["hostile"], &results["plain"]), (&Some(away), &None));
+    }
+
+    #[test]
+    fn pauses_grow_and_are_bounded() {
+        assert_eq!(back_off(0), FIRST_PAUSE);
+        assert_eq!(
+            [back_off(1), back_off(2), back_off(3)],
+            [1, 2, 4].map(|n| FIRST_PAUSE * n)
+        );
+        assert_eq!(back_off(u32::MAX), LONGEST_PAUSE);
+    }
+
+    #[test]
+    fn what_is_too_large_is_no_reason_to_try_again() {
+        let answer = |code: u16, message: &str| {
+            let status = kube::core::Status {
+                code,
+                message: message.to_owned(),
+                ..kube::core::Status::default()
+            };
+            Trouble::from(Error::Api(Box::new(status)))
+        };
+        for (code, message) in [
+            (500, "etcdserver: request is too large"),
+            (
+                500,
+                "rpc error: code = ResourceExhausted desc = trying to send message larger than max (2 vs. 1)",
+            ),
+            (413, "Request entity too large: limit is 3145728"),
+            (422, "spec.images: Too many: 257: must have at most 256 items"),
+        ] {
+            assert!(matches!(answer(code, message), Trouble::Refused(_)), "{message}");
+        }
+        assert!(matches!(
+            answer(500, "etcdserver: leader changed"),
+            Trouble::Later(..)
+        ));
+        assert!(matches!(answer(429, "slow down"), Trouble::Away(..)));
+        assert!(matches!(answer(403, "forbidden"), Trouble::Denied(_)));
     }
 }

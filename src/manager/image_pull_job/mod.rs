@@ -52,17 +52,21 @@ async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<keeper::Resolved
     loop {
         let now = ctx.cluster.clock.now();
         for (node, uid) in index.assign(now) {
-            writer.push(&index, node, &uid);
+            writer.push(&index, &node, &uid);
         }
         writer.start(&index, now);
         reporter.flush(&mut index, now);
-        let wake = [index.wake().map(|at| until(at, now)), reporter.wake()];
+        let wake = [
+            index.wake().map(|at| until(at, now)),
+            reporter.wake(),
+            writer.wake(),
+        ];
         let pause = wake.into_iter().flatten().min();
         step.idle(pause);
         tokio::select! {
             biased;
-            Some(done) = writer.done() => writer.settle(&mut index, done),
-            Some(done) = reporter.done() => reporter.settle(&index, done),
+            Some(done) = writer.done() => writer.finished(&mut index, done),
+            Some(done) = reporter.done() => reporter.finished(&index, done),
             // Not `now`: it may be an hour ago that the wait began.
             change = changes.next() => changes.apply(&mut index, change, ctx.cluster.clock.now()),
             () = tokio::time::sleep(pause.unwrap_or(Duration::from_secs(3600))) => {}

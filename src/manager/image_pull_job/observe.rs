@@ -12,6 +12,7 @@ use crate::api::image_pull_job::ImagePullJob;
 use crate::cluster::Change;
 use crate::manager::Stores;
 use crate::manager::view::{NodeImageView, NodeView, PodView};
+use crate::ops::panics::isolated_now;
 
 /// The watches that the index lives from.
 pub struct Changes {
@@ -92,8 +93,10 @@ impl Changes {
                 if let Some(before) = before.filter(|b| Some(b) != after.as_ref()) {
                     index.drop_job(&before);
                 }
-                if let Some(job) = change.new {
-                    index.put_job(Job::read(&job), now);
+                let read =
+                    |job: &ImagePullJob| isolated_now(super::NAME, &change.key, || Job::read(job)).ok();
+                if let Some(job) = change.new.as_deref().and_then(read) {
+                    index.put_job(job, now);
                 }
             }
             Any::NodeImage(change) => index.node_image(&change.key.name, change.new),

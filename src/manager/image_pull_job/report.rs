@@ -17,11 +17,17 @@ use crate::api::image_pull_job::{ImagePullJob, ImagePullJobStatus};
 use crate::cluster::{Cluster, Error, EventType, write};
 use crate::manager::Context;
 use crate::ops::Progress;
+use crate::ops::panics::isolated_now;
 
 /// Changes within this time go together.
 const TOGETHER: Duration = Duration::from_millis(100);
 /// The longest pause between two writes of a job that changes all the time.
 const LONGEST: Duration = Duration::from_secs(1);
+
+/// The longest pause after a failed write, which doubles from [`LONGEST`] on; and after one that is refused, which
+/// succeeds only when somebody changes a role or a policy.
+const LONGEST_RETRY: Duration = Duration::from_secs(30);
+const LONGEST_REFUSED: Duration = Duration::from_secs(300);
 
 /// What was written of one job.
 struct Told {
@@ -36,6 +42,8 @@ struct Told {
     changed: bool,
     /// A failed write is not repeated before that moment.
     not_before: Instant,
+    /// How many writes have failed since the last good one.
+    failures: u32,
 }
 
 impl Told {
@@ -95,6 +103,7 @@ impl Reporter {
                 writing: false,
                 changed: false,
                 not_before: at,
+                failures: 0,
             });
             told.changed = true;
             let due = if index.over(&uid) {
@@ -148,11 +157,14 @@ impl Reporter {
         if told.last.as_ref().is_some_and(|s| s.completion_time.is_some()) {
             return;
         }
+        let Ok(verdict) = isolated_now(super::NAME, &job.key, || judge(&job, &tally, now)) else {
+            return self.schedule(uid, Instant::now() + LONGEST_RETRY);
+        };
         let Verdict {
             status,
             wake,
             warning,
-        } = judge(&job, &tally, now);
+        } = verdict;
         if told.last.as_ref().unwrap_or(&job.status) == &status {
             if let Some(wake) = wake {
                 self.schedule(uid, Instant::now() + super::until(wake, now));
@@ -202,7 +214,7 @@ impl Reporter {
     }
 
     /// Takes note of the end of a write; a failed one is repeated.
-    pub fn settle(&mut self, index: &Index, done: Done) {
+    pub fn finished(&mut self, index: &Index, done: Done) {
         let Some(told) = self.told.get_mut(&done.uid) else {
             return;
         };
@@ -210,6 +222,7 @@ impl Reporter {
         let at = Instant::now();
         let next = match done.result {
             Ok(status) => {
+                told.failures = 0;
                 told.last = Some(status);
                 // Also without a change, for the deadline's sake.
                 let more = told.changed && !index.over(&done.uid);
@@ -221,8 +234,17 @@ impl Reporter {
                 at + LONGEST
             }
             Err(error) => {
-                tracing::warn!(uid = %done.uid, %error, "status of a job not written");
-                told.not_before = at + error.retry_after().unwrap_or(LONGEST);
+                let longest = if error.retryable() {
+                    LONGEST_RETRY
+                } else {
+                    LONGEST_REFUSED
+                };
+                let pause = LONGEST.saturating_mul(1 << told.failures.min(16)).min(longest);
+                told.failures = told.failures.saturating_add(1);
+                if told.failures == 1 {
+                    tracing::warn!(uid = %done.uid, %error, "status of an ImagePullJob not written; will retry");
+                }
+                told.not_before = at + error.retry_after().unwrap_or(pause);
                 told.not_before
             }
         };

@@ -1,5 +1,7 @@
 //! What a job asks of one node: the entry of its image in the NodeImage.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -9,6 +11,8 @@ use crate::api::image_pull_job::ImagePullPolicy;
 use crate::api::keys;
 use crate::api::node_image::{ImageSpec, ImageTagPullPolicy, ImageTagSpec, ImageTagStatus, ReferenceObject};
 
+/// Kind of the owners that are jobs.
+const JOB: &str = "ImagePullJob";
 /// The longest lifetime of a tag after its end, in seconds: 31 days.
 const LONGEST_TTL: i64 = 31 * 24 * 3600;
 /// Seconds after which a job without end pulls again.
@@ -27,6 +31,8 @@ pub struct Ask<'a> {
     pub job: &'a Job,
     /// The copies of its pull secrets.
     pub secrets: &'a [ReferenceObject],
+    /// UIDs of jobs that are over: what is pulled once more is not pulled for them.
+    pub ended: &'a BTreeSet<String>,
 }
 
 /// What the numbers depend on besides the job.
@@ -82,6 +88,9 @@ fn add_one(spec: &mut ImageSpec, statuses: &[ImageTagStatus], tag: &str, ask: As
         Some(entry) => {
             if more || !serves(entry, status, ask.job) {
                 again(entry, ask.job, setting);
+                let ended =
+                    |owner: &ObjectReference| owner.uid.as_ref().is_some_and(|uid| ask.ended.contains(uid));
+                entry.owner_references.retain(|owner| !ended(owner));
             }
             entry.owner_references.push(owner(ask.job));
         }
@@ -164,12 +173,20 @@ pub fn owned(entry: &ImageTagSpec, uid: &str) -> bool {
         .any(|o| o.uid.as_deref() == Some(uid))
 }
 
+/// The namespaces of the jobs that an image is there for.
+#[must_use]
+pub fn namespaces(spec: &ImageSpec) -> BTreeSet<String> {
+    let owners = spec.tags.iter().flat_map(|tag| &tag.owner_references);
+    let jobs = owners.filter(|owner| owner.kind.as_deref() == Some(JOB));
+    jobs.filter_map(|owner| owner.namespace.clone()).collect()
+}
+
 /// The reference to a job, as upstream writes it into a tag.
 #[must_use]
 pub fn owner(job: &Job) -> ObjectReference {
     ObjectReference {
         api_version: Some(format!("{}/{}", crate::api::GROUP, crate::api::V1BETA1)),
-        kind: Some("ImagePullJob".to_owned()),
+        kind: Some(JOB.to_owned()),
         namespace: job.key.namespace.clone(),
         name: Some(job.key.name.clone()),
         uid: Some(job.uid.clone()),

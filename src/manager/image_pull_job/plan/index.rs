@@ -302,12 +302,30 @@ impl Index {
         at.checked_add(UNSEEN).ok()
     }
 
+    /// Whether a job waits for its entry in a NodeImage.
+    #[must_use]
+    pub fn wants(&self, uid: &Uid, node: &NodeName) -> bool {
+        let state = self.jobs.get(uid).and_then(|work| work.state(node));
+        matches!(state, Some(State::Assigned(_)))
+    }
+
+    /// What a job asks of a node cannot be written now, and will be tried again.
+    pub fn delayed(&mut self, uid: &Uid, node: &NodeName, why: &str) {
+        if self.wants(uid, node)
+            && let Some(work) = self.jobs.get_mut(uid)
+        {
+            work.note(node, why);
+            self.dirty.insert(Arc::clone(uid));
+        }
+    }
+
     /// The API server refuses for good what a job asks of a node.
-    pub fn refused(&mut self, uid: &Uid, node: &NodeName) {
-        if let Some(work) = self.jobs.get_mut(uid)
-            && matches!(work.state(node), Some(State::Assigned(_)))
+    pub fn refused(&mut self, uid: &Uid, node: &NodeName, why: &str) {
+        if self.wants(uid, node)
+            && let Some(work) = self.jobs.get_mut(uid)
         {
             work.set(node, Some(State::Failed), true);
+            work.note(node, why);
             self.dirty.insert(Arc::clone(uid));
             self.open.insert(Arc::clone(uid));
         }

@@ -118,6 +118,8 @@ fn a_change_of_status_touches_only_the_jobs_of_its_tag() {
         version: 0,
         phase: ImagePullPhase::Succeeded,
         completed: Some(at(0)),
+        error: None,
+        pulse: 0,
     });
     world.tell(0);
     assert_eq!(world.index.take_dirty(), vec![Uid::from("uid2")]);

@@ -174,6 +174,8 @@ impl World {
                     ImagePullPhase::Failed
                 },
                 completed: Some(at(self.now)),
+                error: None,
+                pulse: 0,
             })
             .collect();
         self.tell(n);
@@ -278,7 +280,7 @@ fn play(world: &mut World, op: Op, limits: &BTreeMap<Uid, usize>, never: bool) {
         Op::NewLeader => world.new_leader(),
         Op::Refuse(n) => {
             for uid in world.jobs.keys() {
-                world.index.refused(uid, &format!("n{n}").into());
+                world.index.refused(uid, &format!("n{n}").into(), "refused");
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Everything about ImagePullJobs that is decided: by pure functions and plain memory.
 //!
 //! [`job`] reads a job, [`index`] and [`work`] know which job waits for what on which node, [`awaited`] which nodes
-//! are about to come, [`entry`] says what a NodeImage is asked, and [`status`] what the job's status says and when
+//! are about to come, [`entry`] says what a NodeImage is asked, [`room`] how much of it a namespace may take, and [`status`] what the job's status says and when
 //! the job ends.
 //!
 //! All of it can be derived from objects, but for two things, which end with the leader: a node that the API server
@@ -13,5 +13,6 @@ pub mod awaited;
 pub mod entry;
 pub mod index;
 pub mod job;
+pub mod room;
 pub mod status;
 pub mod work;

@@ -40,6 +40,9 @@ pub enum Seen {
     Failed,
 }
 
+/// Of how many nodes it is known why they fail or wait.
+const NOTES: usize = 16;
+
 /// One running job and its nodes.
 pub struct Work {
     /// The job.
@@ -54,6 +57,8 @@ pub struct Work {
     active: usize,
     succeeded: usize,
     failed: BTreeSet<NodeName>,
+    /// Why nodes failed, or cannot be asked: of some of them.
+    notes: BTreeMap<NodeName, String>,
     /// Matching Pods and the node of each; and how many there are on each node.
     pods: HashMap<Key, NodeName>,
     places: HashMap<NodeName, usize>,
@@ -73,6 +78,7 @@ impl Work {
             active: 0,
             succeeded: 0,
             failed: BTreeSet::new(),
+            notes: BTreeMap::new(),
             pods: HashMap::new(),
             places: HashMap::new(),
         }
@@ -115,6 +121,7 @@ impl Work {
         if old == new {
             return false;
         }
+        self.notes.remove(name);
         match old {
             Some(State::Pending) => {
                 self.pending[0].remove(name);
@@ -139,6 +146,13 @@ impl Work {
             None => {}
         }
         true
+    }
+
+    /// Why a node failed, or cannot be asked.
+    pub fn note(&mut self, name: &NodeName, why: &str) {
+        if self.notes.len() < NOTES || self.notes.contains_key(name) {
+            self.notes.insert(Arc::clone(name), why.to_owned());
+        }
     }
 
     /// A node became ready or ceased to be.

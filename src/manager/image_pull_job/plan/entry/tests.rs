@@ -6,6 +6,8 @@ use super::*;
 use crate::api::image_pull_job::{CompletionPolicyType, ImagePullJob, ImagePullJobSpec, PullPolicy};
 use crate::api::node_image::ImagePullPhase;
 
+static NONE: BTreeSet<String> = BTreeSet::new();
+
 fn job(n: u8, policy: Option<ImagePullPolicy>, never: bool) -> Job {
     let mut object = ImagePullJob::new(
         &format!("j{n}"),
@@ -45,7 +47,11 @@ fn status(version: i64, over: bool) -> ImageTagStatus {
 }
 
 fn ask(job: &Job) -> Ask<'_> {
-    Ask { job, secrets: &[] }
+    Ask {
+        job,
+        secrets: &[],
+        ended: &NONE,
+    }
 }
 
 #[test]
@@ -70,6 +76,21 @@ fn a_version_is_new_where_an_old_answer_would_be_taken_for_ours() {
     let anew = add(Some(&spec), &[status(5, false)], "1", &[ask(&always)], setting(0)).unwrap();
     assert_eq!(anew.tags[0].version, 6);
     assert_eq!(anew.tags[0].image_pull_policy, Some(ImagePullPolicy::Always));
+}
+
+#[test]
+fn a_job_that_is_over_does_not_own_what_is_pulled_once_more() {
+    let (a, b) = (job(0, None, false), job(1, None, false));
+    let ended = ["uid0".to_owned()].into();
+    let for_b = Ask {
+        ended: &ended,
+        ..ask(&b)
+    };
+    let first = add(None, &[], "1", &[ask(&a)], setting(0)).unwrap();
+    let again = add(Some(&first), &[status(0, true)], "1", &[for_b], setting(0)).unwrap();
+    assert!(owned(&again.tags[0], "uid1") && !owned(&again.tags[0], "uid0"));
+    let joined = add(Some(&first), &[status(0, false)], "1", &[for_b], setting(0)).unwrap();
+    assert!(owned(&joined.tags[0], "uid0"), "the pull is its own");
 }
 
 #[test]
@@ -100,7 +121,11 @@ fn credentials_of_jobs_that_are_done_do_not_stay() {
     };
     let (a, b) = (job(0, None, false), job(1, None, false));
     let (for_a, for_b) = ([copy("a")], [copy("b")]);
-    let with = |job, secrets| Ask { job, secrets };
+    let with = |job, secrets| Ask {
+        job,
+        secrets,
+        ended: &NONE,
+    };
     let first = add(None, &[], "1", &[with(&a, &for_a)], setting(0)).unwrap();
     let joined = add(Some(&first), &[], "1", &[with(&b, &for_b)], setting(0)).unwrap();
     assert_eq!(joined.pull_secrets, [copy("a"), copy("b")]);
@@ -127,7 +152,7 @@ proptest! {
         let secret = ReferenceObject { namespace: "d".into(), name: "s".into(), mode: None };
         let mut spec: Option<ImageSpec> = None;
         for job in &jobs {
-            let ask = Ask { job, secrets: std::slice::from_ref(&secret) };
+            let ask = Ask { job, secrets: std::slice::from_ref(&secret), ended: &NONE };
             let before = spec.as_ref().map_or(-1, |s| s.tags[0].version);
             if let Some(new) = add(spec.as_ref(), status.as_slice(), "1", &[ask], setting(seed)) {
                 spec = Some(new);

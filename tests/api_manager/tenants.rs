@@ -1,0 +1,143 @@
+//! Two tenants on one node: what the one does must not keep the other's jobs from ending.
+
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, ValidatingWebhookConfiguration,
+};
+use k8s_openapi::api::core::v1::{Event, Namespace};
+use kruise::api::image_pull_job::ImagePullJob;
+use kruise::api::node_image::NodeImage;
+use kruise::cluster::Cluster;
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use serde_json::{Value, json};
+
+use crate::jobs::until_event;
+use crate::world::{Answer, answer, asked, completed, create, nodes, until, until_gone, world};
+
+/// A namespace of a tenant, and its jobs.
+async fn tenant(admin: &Cluster, name: &str) -> Api<ImagePullJob> {
+    let namespaces = Api::<Namespace>::all(admin.client.clone());
+    create(&namespaces, json!({ "metadata": { "name": name } })).await;
+    Api::namespaced(admin.client.clone(), name)
+}
+
+fn job(name: &str, image: &str, node: &str) -> Value {
+    json!({ "metadata": { "name": name },
+        "spec": { "image": image, "selector": { "names": [node] }, "completionPolicy": {} } })
+}
+
+/// The API server refuses NodeImages with images of `refused/`, and fails with those of `broken/`.
+async fn refuse_entries(admin: &Cluster) {
+    let rules = json!([{ "apiGroups": ["apps.kruise.io"], "apiVersions": ["v1beta1"], "operations": ["UPDATE"],
+        "resources": ["nodeimages"] }]);
+    let policy = json!({ "metadata": { "name": "entries" }, "spec": {
+        "matchConstraints": { "resourceRules": rules },
+        "validations": [{ "expression": "!has(object.spec.images) || !object.spec.images.exists(name, name.startsWith('refused/'))" }],
+    }});
+    let policies = Api::<ValidatingAdmissionPolicy>::all(admin.client.clone());
+    create(&policies, policy).await;
+    let bindings = Api::<ValidatingAdmissionPolicyBinding>::all(admin.client.clone());
+    let binding = json!({ "metadata": { "name": "entries" },
+        "spec": { "policyName": "entries", "validationActions": ["Deny"] } });
+    create(&bindings, binding).await;
+    let hooks = Api::<ValidatingWebhookConfiguration>::all(admin.client.clone());
+    let condition = "has(object.spec.images) && object.spec.images.exists(name, name.startsWith('broken/'))";
+    let hook = json!({ "metadata": { "name": "entries" }, "webhooks": [{
+        "name": "entries.example.com", "admissionReviewVersions": ["v1"], "sideEffects": "None", "rules": rules,
+        "clientConfig": { "url": "https://127.0.0.1:1/" }, "failurePolicy": "Fail",
+        "matchConditions": [{ "name": "broken", "expression": condition }],
+    }] });
+    create(&hooks, hook).await;
+    let images = Api::<NodeImage>::all(admin.client.clone());
+    let dry = PatchParams {
+        dry_run: true,
+        ..PatchParams::default()
+    };
+    for image in ["refused/x", "broken/x"] {
+        let entry = json!({ "spec": { "images": { image: { "tags": [{ "tag": "1" }] } } } });
+        while images
+            .patch("tenants-1", &dry, &Patch::Merge(&entry))
+            .await
+            .is_ok()
+        {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_entry_that_cannot_be_written_stands_in_no_other_tenant_s_way() {
+    let admin = world().admin().await;
+    nodes(&admin, &["tenants-1"], json!({})).await;
+    refuse_entries(&admin).await;
+    let (hostile, plain) = (tenant(&admin, "hostile").await, tenant(&admin, "plain").await);
+    create(&hostile, job("broken", "broken/x:1", "tenants-1")).await;
+    // It is tried, and fails, before anybody else comes.
+    until(&hostile, "broken", "taken up", |j: &ImagePullJob| {
+        j.status.as_ref().is_some_and(|s| s.active == 1)
+    })
+    .await;
+    create(&hostile, job("refused", "refused/x:1", "tenants-1")).await;
+    let mut large = job("large", "nginx:large", "tenants-1");
+    large["spec"]["sandboxConfig"] = json!({ "annotations": { "a": "x".repeat(900_000) } });
+    let large = hostile
+        .create(&Default::default(), &serde_json::from_value(large).unwrap())
+        .await;
+    create(&plain, job("plain", "nginx:plain", "tenants-1")).await;
+
+    asked(&admin, "tenants-1", "nginx", "plain").await;
+    answer(&admin, "tenants-1", Answer::Succeeded).await;
+    let ended = until(&plain, "plain", "ended", completed).await;
+    assert_eq!(ended.status.unwrap().succeeded, 1);
+    let refused = until(&hostile, "refused", "ended", completed).await;
+    assert_eq!(refused.status.unwrap().failed_nodes, ["tenants-1"]);
+    // The schema may refuse it; where it does not, the manager does.
+    if large.is_ok() {
+        let large = until(&hostile, "large", "ended", completed).await;
+        assert_eq!(large.status.unwrap().failed, 1);
+    }
+    let broken = hostile.get("broken").await.unwrap();
+    assert!(!completed(&broken), "the API server may be mended yet");
+    hostile.delete("broken", &DeleteParams::default()).await.unwrap();
+    until_gone(&hostile, "broken").await;
+}
+
+#[tokio::test]
+async fn a_tenant_with_many_images_leaves_room_on_the_node_for_others() {
+    let admin = world().admin().await;
+    nodes(&admin, &["crowded-1"], json!({})).await;
+    let (greedy, modest) = (tenant(&admin, "greedy").await, tenant(&admin, "modest").await);
+    let mut waits = job("waits", "nginx:waits", "crowded-1");
+    waits["spec"]["parallelism"] = json!(0);
+    let owner = create(&greedy, waits).await;
+    let owner = json!([{ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob", "namespace": "greedy",
+        "name": "waits", "uid": owner.metadata.uid }]);
+    let created = admin.clock.now().to_string();
+    let tag = json!([{ "tag": "1", "createdAt": created, "ownerReferences": owner,
+        "pullPolicy": { "ttlSecondsAfterFinished": 3600 } }]);
+    let entries: serde_json::Map<String, Value> = (0..192)
+        .map(|n| (format!("image-{n}"), json!({ "tags": tag })))
+        .collect();
+    let images = Api::<NodeImage>::all(admin.client.clone());
+    let full = json!({ "spec": { "images": entries } });
+    images
+        .patch("crowded-1", &PatchParams::default(), &Patch::Merge(&full))
+        .await
+        .unwrap();
+
+    create(&greedy, job("one-more", "one-more:1", "crowded-1")).await;
+    let ended = until(&greedy, "one-more", "ended", completed).await;
+    assert_eq!(ended.status.unwrap().failed_nodes, ["crowded-1"]);
+    let events = Api::<Event>::namespaced(admin.client.clone(), "greedy");
+    let event = until_event(&events, "one-more", "PullImageFailed").await;
+    let message = event.message.unwrap_or_default();
+    assert!(
+        message.contains("namespace greedy would hold 193 of its 256 images"),
+        "{message}"
+    );
+
+    create(&modest, job("modest", "nginx:modest", "crowded-1")).await;
+    asked(&admin, "crowded-1", "nginx", "modest").await;
+    answer(&admin, "crowded-1", Answer::Succeeded).await;
+    let ended = until(&modest, "modest", "ended", completed).await;
+    assert_eq!(ended.status.unwrap().succeeded, 1);
+}
