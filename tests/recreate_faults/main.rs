@@ -16,8 +16,8 @@ use serde_json::json;
 use support::fault_cri::Fault;
 
 #[tokio::test]
-async fn a_stop_that_hangs_is_broken_off_at_the_deadline() {
-    let node = Node::start("hang-stop").await;
+async fn a_stop_that_hangs_at_the_deadline_is_told_when_it_ends() {
+    let mut node = Node::start("hang-stop").await;
     let pod = node.pod("hang-stop").await;
     node.runs(&pod, "hs", 0).await;
     node.runtime.fault("StopContainer", Fault::Hang);
@@ -30,12 +30,24 @@ async fn a_stop_that_hangs_is_broken_off_at_the_deadline() {
     .await;
     let status = node.completed("hang-stop").await;
     assert!(
-        message(&status).contains("TERM had been sent; the stop was broken off"),
+        message(&status).contains("TERM had been sent; KILL follows"),
         "{status:#?}"
     );
     // Every request is looked at after 10 s at the latest, and should not have to wait for that.
     assert!((3..=9).contains(&node.lived("hang-stop").await));
     node.runtime.heal("StopContainer");
+    node.runtime.kill().await;
+    node.runtime.listen();
+    let told = node
+        .status("hang-stop", "how the stop ended", |status| {
+            message(status).contains("which failed after that")
+        })
+        .await;
+    assert_eq!(
+        (told.completion_time, told.message),
+        (status.completion_time, status.message)
+    );
+    assert_eq!(node.runtime.calls("StopContainer"), 1, "nothing more is begun");
     node.still_works().await;
 }
 
@@ -83,8 +95,31 @@ async fn a_runtime_that_dies_in_mid_stop_is_asked_again_when_it_is_back() {
     node.runtime
         .until("the second stop", |state| !state.containers["d0"].running)
         .await;
+    let grace = node.runtime.state().containers["d0"].stopped_with;
+    assert_eq!(
+        grace,
+        Some(30),
+        "what never reached the container uses up no grace"
+    );
     node.runs(&pod, "d1", 1).await;
     node.succeeded("die").await;
+}
+
+/// Neither the daemon nor the runtime overflows, and the container is stopped.
+#[tokio::test]
+async fn no_grace_period_is_too_long() {
+    let node = Node::start("ages").await;
+    let ages = json!({"terminationGracePeriodSeconds": i64::MAX});
+    let pod = node.pod_with("ages", ages).await;
+    node.runs(&pod, "a0", 0).await;
+    node.request("ages", &pod, "containerd://a0", json!({})).await;
+    node.runtime
+        .until("the stop", |state| !state.containers["a0"].running)
+        .await;
+    let grace = node.runtime.state().containers["a0"].stopped_with;
+    assert_eq!(grace, Some(365 * 86_400));
+    node.runs(&pod, "a1", 1).await;
+    node.succeeded("ages").await;
 }
 
 #[tokio::test]

@@ -112,8 +112,14 @@ impl Node {
     }
 
     pub async fn pod(&self, name: &str) -> Pod {
-        let pod = json!({"metadata": {"name": name}, "spec": {"nodeName": self.name,
+        self.pod_with(name, json!({})).await
+    }
+
+    /// A Pod of one container, with this in its spec.
+    pub async fn pod_with(&self, name: &str, spec: Value) -> Pod {
+        let mut pod = json!({"metadata": {"name": name}, "spec": {"nodeName": self.name,
             "containers": [{"name": "main", "image": "i"}]}});
+        json_patch::merge(&mut pod["spec"], &spec);
         self.pods()
             .create(&PostParams::default(), &serde_json::from_value(pod).unwrap())
             .await

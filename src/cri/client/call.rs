@@ -13,6 +13,10 @@ use crate::ops::metrics::metrics;
 /// How much longer we wait than the deadline that the runtime was told, so that its own answer can win.
 const BACKSTOP: Duration = Duration::from_millis(500);
 
+/// The longest deadline that the other side is told: gRPC has eight digits for it, in hours at most, and tonic panics at
+/// longer ones. A year, so that a runtime which counts in nanoseconds does not overflow either.
+pub(super) const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+
 /// A call to be made.
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
@@ -25,7 +29,7 @@ impl Call<'_> {
     /// Wraps a message so that the other side knows our deadline.
     pub(super) fn request<T>(&self, message: T) -> tonic::Request<T> {
         let mut request = tonic::Request::new(message);
-        request.set_timeout(self.deadline);
+        request.set_timeout(self.deadline.min(LONGEST));
         request
     }
 
@@ -155,5 +159,23 @@ fn chain(status: &Status) -> String {
         status.message().to_owned()
     } else {
         words.join(": ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// A number of any size may have come from outside.
+        #[test]
+        fn no_deadline_is_too_long_for_grpc(seconds: u64, nanos in 0..1_000_000_000_u32) {
+            for deadline in [Duration::new(seconds, nanos), Duration::MAX, Duration::ZERO] {
+                let call = Call { socket: Path::new("/s"), method: "StopContainer", deadline };
+                let request = call.request(());
+                prop_assert!(request.metadata().contains_key("grpc-timeout"));
+            }
+        }
     }
 }

@@ -196,10 +196,9 @@ impl Runtime for Client {
     async fn stop_container(&self, id: &str, grace: Duration) -> Result<(), Error> {
         let call = self.call("StopContainer", grace.saturating_add(CALL));
         let mut rpc = self.runtime.clone();
-        let timeout = convert::whole_seconds(grace);
         let request = call.request(v1::StopContainerRequest {
             container_id: id.to_owned(),
-            timeout,
+            timeout: convert::whole_seconds(grace.min(call::LONGEST)),
         });
         call.found(rpc.stop_container(request)).await.map(|_| ())
     }
@@ -211,7 +210,7 @@ impl Runtime for Client {
             container_id: id.to_owned(),
             cmd: command.to_vec(),
             // To CRI, 0 is "no limit".
-            timeout: convert::whole_seconds(timeout).max(1),
+            timeout: convert::whole_seconds(timeout.min(call::LONGEST)).max(1),
         });
         let answer = call.run(rpc.exec_sync(request)).await?;
         Ok(ExecOutput {

@@ -12,7 +12,7 @@ use crate::api::keys;
 use crate::cluster::{EventType, write};
 use crate::cri::{ContainerState, Runtime};
 use crate::node::hook;
-use crate::node::pods::PodView;
+use crate::node::pods::{PodView, seconds};
 
 /// How long the runtime may take to answer, beyond what it is told to wait.
 const ANSWER: Duration = Duration::from_secs(12);
@@ -46,8 +46,8 @@ pub async fn restart(shared: &Shared, pod: &PodView, name: &str, id: &str) -> Re
     let runtime = shared.runtime(scheme)?;
     // Slots are closed by nobody, and one that is closed bounds nothing.
     let _slot = shared.slots.acquire().await.ok();
-    let grace = Duration::from_secs(u64::try_from(pod.grace_seconds).unwrap_or(0));
-    let limit = grace + grace.max(LEAST_GRACE) + 3 * ANSWER;
+    let grace = seconds(pod.grace_seconds);
+    let limit = grace * 2 + LEAST_GRACE + 3 * ANSWER;
     let what = format!(
         "restart of container {name} of Pod {}/{}",
         pod.namespace, pod.name

@@ -25,8 +25,8 @@ use super::pods::{MetaView, PodView};
 use crate::cluster::queue::{self, Again, Failure};
 use crate::cluster::{self, Change, Key, Mirror};
 use crate::cri::{self, Runtime};
-use crate::ops::Gate;
 use crate::ops::metrics::metrics;
+use crate::ops::{Gate, panics};
 use plan::{Memory, Plan};
 
 /// What the duty calls itself in logs and in liveness.
@@ -54,6 +54,9 @@ pub enum Error {
     /// The annotation cannot be written as JSON.
     #[error("annotation: {0}")]
     Json(String),
+    /// A defect of ours.
+    #[error(transparent)]
+    Panic(#[from] panics::Panicked),
     /// The watch that never ends did.
     #[error("the watch of Pods ended")]
     WatchEnded,
@@ -66,7 +69,7 @@ impl Error {
         match self {
             Self::Cluster(error) => error.retryable(),
             Self::Runtime(error) => error.retryable(),
-            Self::NoRuntime(_) => true,
+            Self::NoRuntime(_) | Self::Panic(_) => true,
             Self::Id(_) | Self::Json(_) | Self::WatchEnded => false,
         }
     }
@@ -80,6 +83,7 @@ impl Error {
             Self::NoRuntime(_) => "no_runtime",
             Self::Id(_) => "bad_id",
             Self::Json(_) => "json",
+            Self::Panic(_) => "panic",
             Self::WatchEnded => "watch_ended",
         }
     }
@@ -277,12 +281,12 @@ impl Shared {
         let (name, id) = (name.to_owned(), id.to_owned());
         tokio::spawn(async move {
             let shutdown = shared.ctx.shutdown.clone();
-            let Some(done) = shutdown
-                .run_until_cancelled(act::restart(&shared, &pod, &name, &id))
-                .await
-            else {
+            let object = format!("{key}, container {name}");
+            let restart = panics::isolated(NAME, object, act::restart(&shared, &pod, &name, &id));
+            let Some(done) = shutdown.run_until_cancelled(restart).await else {
                 return;
             };
+            let done = done.unwrap_or_else(|panic| Err(panic.into()));
             let result = done.as_ref().map_or_else(Error::category, |()| "ok");
             let restarts = &metrics().environment_restarts;
             restarts.get_or_create(&[("result", result.to_owned())]).inc();

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{HTTPGetAction, LifecycleHandler};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::cri::{self, Runtime};
-use crate::node::pods::Port;
+use crate::node::pods::{Port, seconds};
 
 /// Why a hook failed.
 #[derive(Debug, thiserror::Error)]
@@ -82,7 +82,7 @@ pub async fn run(hook: &LifecycleHandler, target: &Target<'_>, limit: Duration) 
             return http_hook(get, target).await;
         }
         if let Some(sleep) = &hook.sleep {
-            tokio::time::sleep(Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0))).await;
+            tokio::time::sleep(seconds(sleep.seconds)).await;
             return Ok(());
         }
         Err(Error::Unsupported(if hook.tcp_socket.is_some() {

@@ -5,6 +5,8 @@
 
 mod meta;
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 use kube::Api;
@@ -115,6 +117,16 @@ pub struct Ended {
     pub started: Option<Timestamp>,
     /// When it ended, by the node's clock.
     pub finished: Option<Timestamp>,
+}
+
+/// The longest span that a number of an object can ask for: a year, far below where sums of spans overflow and where gRPC
+/// has no way to write them (1e8 hours).
+const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+
+/// Seconds of a field of an object, between none and a year.
+#[must_use]
+pub fn seconds(number: i64) -> Duration {
+    Duration::from_secs(u64::try_from(number).unwrap_or(0)).min(LONGEST)
 }
 
 /// A mirror of the Pods on `node`, and the task that keeps it up to date.

@@ -1,37 +1,68 @@
-//! Carries hooks and stops out, each in a task of its own, with an event on the container.
+//! Stops containers, each in a task of its own: its preStop hook, TERM and KILL, with an event on the container.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::Shared;
-use super::plan::{Act, Begin, Key};
+use super::plan::{Begin, Hook, Key, LEAST_GRACE};
 use crate::api::keys;
 use crate::cluster::EventType;
 use crate::cri::{self, Runtime};
 use crate::node::hook;
 use crate::node::pods::PodView;
+use crate::ops::panics;
 
-/// What a task says of itself.
+/// What a task reports of its container.
 #[derive(Debug)]
-pub enum News {
-    /// It had to wait for a slot, and begins now.
-    Started {
-        /// Which container.
-        key: Key,
-        /// Whether with its hook.
-        hook: bool,
-    },
-    /// The hook is over.
-    HookDone(Key),
-    /// The container has stopped.
-    Stopped(Key),
-    /// The runtime could not stop it.
-    Failed(Key, cri::Error),
+pub struct News {
+    /// Which container.
+    pub key: Key,
+    /// What has happened.
+    pub what: What,
 }
 
-/// Everything that a hook or a stop needs.
+/// What has happened to a container.
+#[derive(Debug)]
+pub enum What {
+    /// A slot is free, and its preStop hook begins.
+    Hook,
+    /// The runtime is asked to stop it.
+    Stopping,
+    /// It has stopped.
+    Stopped,
+    /// It was not stopped.
+    Failed {
+        /// What went wrong.
+        error: Failure,
+        /// How much of the grace period is used up: by the hook, and by the runtime where it tried.
+        spent: Duration,
+    },
+}
+
+/// Why a container was not stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// What the runtime said.
+    #[error(transparent)]
+    Runtime(#[from] cri::Error),
+    /// A defect of ours.
+    #[error(transparent)]
+    Panic(#[from] panics::Panicked),
+}
+
+impl Failure {
+    /// Whether the same stop may succeed later without anyone changing anything.
+    pub fn retryable(&self) -> bool {
+        match self {
+            Self::Runtime(error) => error.retryable(),
+            Self::Panic(_) => true,
+        }
+    }
+}
+
+/// Everything that a stop needs.
 pub struct Job {
     /// What the daemon's Pods share.
     pub shared: Arc<Shared>,
@@ -41,50 +72,93 @@ pub struct Job {
     pub pod: Arc<PodView>,
     /// What to do.
     pub begin: Begin,
-    /// Where to say what became of it.
+    /// Where to report what became of it.
     pub news_tx: mpsc::UnboundedSender<News>,
 }
 
-/// Does the job; with a slot in hand at once, else when it gets one. Dropping the future breaks it off.
+/// Does the job; with a slot in hand at once, else when it gets one before the request's deadline. Dropping the future
+/// breaks it off.
 pub async fn run(job: Job, slot: Option<OwnedSemaphorePermit>) {
-    let _slot = match slot {
-        Some(slot) => slot,
-        None => match Arc::clone(&job.shared.slots).acquire_owned().await {
-            Ok(slot) => {
-                let hook = matches!(job.begin.act, Act::Hook { .. });
-                job.tell(News::Started {
-                    key: job.begin.key.clone(),
-                    hook,
-                });
-                slot
-            }
-            // Slots are closed by nobody.
-            Err(_) => return,
-        },
-    };
-    if job.begin.first {
-        job.killing();
-    }
-    let (doing, limit) = match &job.begin.act {
-        Act::Hook { limit, .. } => ("running the preStop hook of", *limit),
-        Act::Stop { grace } => ("stopping", *grace),
-    };
-    let what = format!(
-        "{doing} container {} of Pod {}",
-        job.begin.key.container, job.pod.name
+    let object = format!(
+        "{}/{}, container {}",
+        job.pod.namespace, job.pod.name, job.begin.key.container
     );
-    let _step = job.shared.ctx.health.progress.begin(super::NAME, what, limit);
-    let news = match &job.begin.act {
-        Act::Hook { .. } => job.hook().await,
-        Act::Stop { grace } => job.stop(*grace).await,
-    };
-    job.tell(news);
+    let stop = panics::isolated(super::NAME, object, job.run(slot)).await;
+    if let Err(panic) = stop {
+        let (error, spent) = (panic.into(), Duration::ZERO);
+        job.report(What::Failed { error, spent });
+    }
 }
 
 impl Job {
-    fn tell(&self, news: News) {
-        // Nobody listens any more when the Pod's task has ended.
-        let _ = self.news_tx.send(news);
+    async fn run(&self, slot: Option<OwnedSemaphorePermit>) {
+        let Some(_slot) = self.slot(slot).await else {
+            return;
+        };
+        let Begin {
+            key,
+            target,
+            act,
+            first,
+            ..
+        } = &self.begin;
+        if *first {
+            self.killing();
+        }
+        let what = format!("stopping container {} of Pod {}", key.container, self.pod.name);
+        let limit = act.grace.saturating_add(LEAST_GRACE);
+        let _step = self.shared.ctx.health.progress.begin(super::NAME, what, limit);
+        let mut spent = Duration::ZERO;
+        if let Some(hook) = &act.hook {
+            let begun = Instant::now();
+            self.hook(hook, act.grace).await;
+            spent = begun.elapsed();
+            self.report(What::Stopping);
+        }
+        let begun = Instant::now();
+        let Err(error) = self.runtime.stop_container(target, act.term(spent)).await else {
+            tracing::info!(pod = %self.pod.name, namespace = self.pod.namespace, container = key.container, id = target, "stopped container");
+            return self.report(What::Stopped);
+        };
+        tracing::warn!(pod = %self.pod.name, namespace = self.pod.namespace, container = key.container, id = target, %error, "failed to stop container");
+        // A runtime that answers has tried, and TERM may be out. Of one that does not, that is not known: like kubelet,
+        // the container is given the time once more.
+        if matches!(error, cri::Error::Refused { .. }) {
+            spent += begun.elapsed();
+        }
+        let error = error.into();
+        self.report(What::Failed { error, spent });
+    }
+
+    /// A slot among the stops of this node; none where the request's deadline comes first.
+    async fn slot(&self, slot: Option<OwnedSemaphorePermit>) -> Option<OwnedSemaphorePermit> {
+        if slot.is_some() {
+            return slot;
+        }
+        let deadline = async {
+            match self.begin.until {
+                Some(until) => tokio::time::sleep_until(self.shared.instant(until)).await,
+                None => std::future::pending().await,
+            }
+        };
+        let slot = tokio::select! {
+            biased;
+            () = deadline => return None,
+            // The semaphore is never closed.
+            slot = Arc::clone(&self.shared.slots).acquire_owned() => slot.ok()?,
+        };
+        self.report(if self.begin.act.hook.is_some() {
+            What::Hook
+        } else {
+            What::Stopping
+        });
+        Some(slot)
+    }
+
+    fn report(&self, what: What) {
+        let key = self.begin.key.clone();
+        // The receiver is gone only when the Pod's task has ended.
+        let _ = self.news_tx.send(News { key, what });
     }
 
     fn event(&self, type_: EventType, reason: &str, action: &str, note: String) {
@@ -106,45 +180,23 @@ impl Job {
         self.event(EventType::Normal, keys::EVENT_KILLING, "Recreating", note);
     }
 
-    async fn hook(&self) -> News {
-        let key = self.begin.key.clone();
-        let Act::Hook {
-            hook,
-            ports,
-            host,
-            limit,
-        } = &self.begin.act
-        else {
-            return News::HookDone(key);
-        };
+    /// Runs the hook for at most the grace period; where it fails the container is stopped all the same.
+    async fn hook(&self, hook: &Hook, grace: Duration) {
+        let container = &self.begin.key.container;
         let target = hook::Target {
             runtime: self.runtime.as_ref(),
             container: &self.begin.target,
             pod_uid: &self.pod.uid,
-            host: host.clone(),
-            ports,
+            host: hook.host.clone(),
+            ports: &hook.ports,
         };
-        if let Err(error) = hook::run(hook, &target, *limit).await {
-            tracing::warn!(pod = %self.pod.name, container = key.container, %error, "preStop hook failed");
-            let note = format!("PreStop hook of container {} failed: {error}", key.container);
-            self.event(
-                EventType::Warning,
-                keys::EVENT_FAILED_PRE_STOP_HOOK,
-                "PreStop",
-                note,
-            );
-        }
-        News::HookDone(key)
-    }
-
-    async fn stop(&self, grace: Duration) -> News {
-        let key = self.begin.key.clone();
-        match self.runtime.stop_container(&self.begin.target, grace).await {
-            Ok(()) => News::Stopped(key),
-            Err(error) => {
-                tracing::warn!(pod = %self.pod.name, container = key.container, %error, "container not stopped");
-                News::Failed(key, error)
-            }
-        }
+        let Err(error) = hook::run(&hook.handler, &target, grace).await else {
+            tracing::info!(pod = %self.pod.name, namespace = self.pod.namespace, container, "preStop hook succeeded");
+            return;
+        };
+        tracing::warn!(pod = %self.pod.name, namespace = self.pod.namespace, container, %error, "preStop hook failed");
+        let note = format!("PreStop hook of container {container} failed: {error}");
+        let reason = keys::EVENT_FAILED_PRE_STOP_HOOK;
+        self.event(EventType::Warning, reason, "PreStop", note);
     }
 }

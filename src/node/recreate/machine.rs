@@ -10,17 +10,16 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::Shared;
-use super::act::{self, Job, News};
+use super::act::{self, Failure, Job, News, What};
 use super::observe::{self, Eyes};
 use super::plan::{
-    self, Act, Attempt, Begin, Memory, Now, Observed, Phase, Plan, PodSight, Request, RuntimeSight, Stage,
-    Write,
+    self, Attempt, Begin, Memory, Now, Observed, Phase, Plan, PodSight, Request, RuntimeSight, Stage, Write,
 };
 use super::report;
 use super::writer::Writer;
 use crate::cluster::Key;
-use crate::cri;
 use crate::ops::metrics::metrics;
+use crate::ops::panics;
 
 /// How long the runtime is waited for before a Pod is planned without it.
 const LOOK: Duration = Duration::from_secs(6);
@@ -28,7 +27,7 @@ const LOOK: Duration = Duration::from_secs(6);
 const LAST_LOOK: Duration = Duration::from_millis(300);
 /// How long after a failed stop the runtime is asked again; doubles each time.
 const STOP_TRIES: Duration = Duration::from_secs(1);
-/// The longest such pause.
+/// The longest such pause, and the longest after a panic.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How long what is being written at shutdown may take; the process has two seconds.
 const FLUSH: Duration = Duration::from_millis(1500);
@@ -51,6 +50,16 @@ pub struct Machine {
     news_rx: mpsc::UnboundedReceiver<News>,
     /// When each request was first seen: by the API server's clock, and by our own count.
     seen_at: BTreeMap<String, (Timestamp, Duration)>,
+    /// Requests of which a container is being stopped, as last seen: the watch drops one soon after its end.
+    known: BTreeMap<String, Arc<Request>>,
+}
+
+/// What a round over the Pod came to.
+enum Round {
+    /// No request is left.
+    Over,
+    /// When to look again, if nothing happens before.
+    Next(Option<Duration>),
 }
 
 impl Machine {
@@ -70,6 +79,7 @@ impl Machine {
             news_tx,
             news_rx,
             seen_at: BTreeMap::new(),
+            known: BTreeMap::new(),
         }
     }
 
@@ -78,22 +88,34 @@ impl Machine {
         let shutdown = self.shared.ctx.shutdown.clone();
         let mut last = None;
         let step = self.shared.ctx.health.progress.waiting(super::NAME);
+        let mut failures = 0;
         loop {
-            let requests = self.requests();
-            if requests.is_empty() && self.writer.idle() {
-                break;
-            }
             // The Pod and its containers are looked at one after the other.
             step.now(format!("looking at Pod {}", self.key), LOOK * 2);
-            let seen = tokio::select! {
+            let key = self.key.clone();
+            let round = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
-                seen = self.observe(requests) => seen,
+                round = panics::isolated(super::NAME, key, self.round(&mut last)) => round,
             };
-            let wake = self.pass(seen, &mut last);
-            step.idle(wake.map(|at| at.saturating_sub(self.shared.now().mono)));
-            if !self.wait(wake, &shutdown).await {
-                break;
+            match round {
+                Ok(Round::Over) => break,
+                Ok(Round::Next(wake)) => {
+                    failures = 0;
+                    step.idle(wake.map(|at| at.saturating_sub(self.shared.now().mono)));
+                    if !self.wait(wake, &shutdown).await {
+                        break;
+                    }
+                }
+                Err(_) => {
+                    let pause = pause(failures);
+                    failures += 1;
+                    step.idle(Some(pause));
+                    let sleep = tokio::time::sleep(pause);
+                    if shutdown.run_until_cancelled(sleep).await.is_none() {
+                        break;
+                    }
+                }
             }
         }
         self.jobs.abort_all();
@@ -106,28 +128,42 @@ impl Machine {
         self.key
     }
 
-    /// The Pod's requests that are not over, as we know them best.
+    /// Looks, plans and acts.
+    async fn round(&mut self, last: &mut Option<Observed>) -> Round {
+        let requests = self.requests();
+        if requests.is_empty() && self.writer.idle() {
+            return Round::Over;
+        }
+        let seen = self.observe(requests).await;
+        Round::Next(self.pass(seen, last))
+    }
+
+    /// The Pod's requests that are not over or of which a container is still being stopped, as we know them best.
     fn requests(&mut self) -> Vec<Arc<Request>> {
-        let watched: Vec<Arc<Request>> = self
-            .shared
-            .requests
-            .list()
-            .into_iter()
-            .filter(|request| super::pod_of(request) == self.key)
-            .collect();
+        let mut watched = self.shared.requests.list();
+        watched.retain(|request| super::pod_of(request) == self.key);
+        let shown: BTreeSet<String> = watched.iter().map(|request| request.uid.clone()).collect();
+        let hidden = self.known.iter().filter(|(uid, _)| !shown.contains(*uid));
+        watched.extend(hidden.map(|(_, request)| Arc::clone(request)));
         let mut requests = self.writer.newest(watched);
-        requests.retain(|request| !super::over(request));
-        let uids: BTreeSet<&str> = requests.iter().map(|request| request.uid.as_str()).collect();
-        let alive = |uid: &str| uids.contains(uid);
-        let mut broken = Vec::new();
-        for (key, handle) in &self.running {
-            if !alive(&key.request) {
-                handle.abort();
-                broken.push(key.clone());
+        for request in &mut requests {
+            // It was deleted, or its end was written by kruise-manager.
+            if !shown.contains(&request.uid) && !super::over(request) {
+                Arc::make_mut(request).deleting = true;
             }
         }
-        self.running.retain(|key, _| !broken.contains(key));
-        self.memory.attempts.retain(|key, _| alive(&key.request));
+        let attempted = |uid: &str| self.memory.attempts.keys().any(|key| key.request == uid);
+        let finishing = |request: &Request| attempted(&request.uid) && !self.writer.is_gone(&request.uid);
+        requests.retain(|request| !super::over(request) || finishing(request));
+        self.known = requests
+            .iter()
+            .filter(|request| attempted(&request.uid))
+            .map(|request| (request.uid.clone(), Arc::clone(request)))
+            .collect();
+        let uids: BTreeSet<&str> = requests.iter().map(|request| request.uid.as_str()).collect();
+        let alive = |uid: &str| uids.contains(uid);
+        let attempts = &mut self.memory.attempts;
+        attempts.retain(|key, attempt| attempt.live || alive(&key.request));
         self.memory.targets.retain(|key, _| alive(&key.request));
         self.memory.settled.retain(|key, _| alive(&key.request));
         self.memory.unready_seen.retain(|uid, _| alive(uid));
@@ -135,7 +171,7 @@ impl Machine {
         let now = self.shared.now();
         self.seen_at
             .retain(|uid, _| alive(uid) || self.writer.busy_with(uid));
-        for request in &requests {
+        for request in requests.iter().filter(|request| !super::over(request)) {
             self.seen_at
                 .entry(request.uid.clone())
                 .or_insert((now.api, now.mono));
@@ -172,7 +208,7 @@ impl Machine {
         }
     }
 
-    /// Plans and acts until there is nothing more to be done for now; returns when to look again.
+    /// Plans and acts until nothing is left to do for now; returns when to look again.
     fn pass(&mut self, mut seen: Observed, last: &mut Option<Observed>) -> Option<Duration> {
         let now = self.shared.now();
         let plan = loop {
@@ -185,11 +221,27 @@ impl Machine {
         };
         self.show(&seen, &plan);
         self.writer.want(&plan.writes, &seen.requests, now);
+        self.forget(&seen, &plan);
         *last = Some(seen);
         [plan.wake.map(|wake| wake.at), self.writer.start(now)]
             .into_iter()
             .flatten()
             .min()
+    }
+
+    /// Forgets the stops of requests that are over and of which nothing is left to do or to write.
+    fn forget(&mut self, seen: &Observed, plan: &Plan) {
+        let over = |uid: &str| {
+            let request = seen.requests.iter().find(|request| request.uid == uid);
+            request.is_none_or(|request| super::over(request))
+        };
+        let (writer, written) = (&self.writer, |uid: &str| {
+            plan.writes.iter().any(|write| write.request == uid)
+        });
+        self.memory.attempts.retain(|key, attempt| {
+            let uid = key.request.as_str();
+            attempt.live || !over(uid) || written(uid) || writer.busy_with(uid)
+        });
     }
 
     /// Acts on a plan. Returns whether the memory has changed, so that it must be planned anew.
@@ -223,18 +275,19 @@ impl Machine {
 
     fn begin(&mut self, job: Job, begin: &Begin, now: Now) {
         let slot = Arc::clone(&self.shared.slots).try_acquire_owned().ok();
-        let stage = match (&slot, &begin.act) {
+        let stage = match (&slot, &begin.act.hook) {
             (None, _) => Stage::Queued,
-            (Some(_), act) => stage_of(act),
+            (Some(_), Some(_)) => Stage::Hook,
+            (Some(_), None) => Stage::Stopping,
         };
-        let begun = self
-            .memory
-            .attempts
-            .get(&begin.key)
-            .map_or(now.mono, |attempt| attempt.begun);
+        let old = self.memory.attempts.get(&begin.key);
         let attempt = Attempt {
+            request: begin.request.clone(),
             target: begin.target.clone(),
-            begun,
+            begun: old
+                .and_then(|attempt| attempt.begun)
+                .or_else(|| slot.is_some().then_some(now.mono)),
+            spent: old.map(|attempt| attempt.spent).unwrap_or_default(),
             stage,
             live: true,
         };
@@ -268,40 +321,25 @@ impl Machine {
         true
     }
 
-    /// Takes in what a job says of itself; a job that was broken off is not listened to.
-    fn hear(&mut self, news: News) {
+    /// Takes in what a job reports, unless it was broken off.
+    fn hear(&mut self, News { key, what }: News) {
         let now = self.shared.now().mono;
-        let (key, stage, live) = match news {
-            News::Started { key, hook } => (key, if hook { Stage::Hook } else { Stage::Stopping }, true),
-            News::HookDone(key) => (key, Stage::HookDone, false),
-            News::Stopped(key) => (key, Stage::Stopped(now), false),
-            News::Failed(key, error) => {
-                let stage = self.failed(&key, &error, now);
-                (key, stage, false)
-            }
-        };
         let Some(attempt) = self.memory.attempts.get_mut(&key).filter(|attempt| attempt.live) else {
             return;
         };
-        attempt.stage = stage;
-        attempt.live = live;
-        if !live {
+        attempt.begun.get_or_insert(now);
+        attempt.stage = match what {
+            What::Hook => Stage::Hook,
+            What::Stopping => Stage::Stopping,
+            What::Stopped => Stage::Stopped(now),
+            What::Failed { error, spent } => {
+                attempt.spent += spent;
+                failed(&error, self.failures.entry(key.clone()).or_default(), now)
+            }
+        };
+        attempt.live = matches!(attempt.stage, Stage::Hook | Stage::Stopping);
+        if !attempt.live {
             self.running.remove(&key);
-        }
-    }
-
-    fn failed(&mut self, key: &plan::Key, error: &cri::Error, now: Duration) -> Stage {
-        if !error.retryable() {
-            return Stage::Refused(error.to_string());
-        }
-        let failures = self.failures.entry(key.clone()).or_default();
-        let pause = STOP_TRIES
-            .saturating_mul(1 << (*failures).min(5))
-            .min(LONGEST_PAUSE);
-        *failures += 1;
-        Stage::Retry {
-            at: now + pause,
-            error: error.to_string(),
         }
     }
 
@@ -332,10 +370,11 @@ impl Machine {
         if request.status.completed.is_none() {
             return;
         }
-        let Some((_, since)) = self.seen_at.get(&request.uid) else {
+        // Removed, so that what is written later about a stop that ran at the deadline does not count it twice.
+        let Some((_, since)) = self.seen_at.remove(&request.uid) else {
             return;
         };
-        let took = self.shared.now().mono.saturating_sub(*since);
+        let took = self.shared.now().mono.saturating_sub(since);
         let states = &request.status.states;
         let failed = states.iter().any(|state| state.phase != Phase::Succeeded);
         let result = if failed { "failed" } else { "succeeded" };
@@ -375,17 +414,26 @@ impl Machine {
     }
 }
 
-fn stage_of(act: &Act) -> Stage {
-    match act {
-        Act::Hook { .. } => Stage::Hook,
-        Act::Stop { .. } => Stage::Stopping,
+/// The pause after so many failures in a row.
+fn pause(failures: u32) -> Duration {
+    STOP_TRIES.saturating_mul(1 << failures.min(5)).min(LONGEST_PAUSE)
+}
+
+fn failed(error: &Failure, failures: &mut u32, now: Duration) -> Stage {
+    let words = error.to_string();
+    if !error.retryable() {
+        return Stage::Refused(words);
     }
+    let at = now + pause(*failures);
+    *failures = failures.saturating_add(1);
+    Stage::Retry { at, error: words }
 }
 
 /// How long a look may take without a deadline of a request being missed.
 fn look_limit(requests: &[Arc<Request>], now: Now) -> Duration {
     let next = requests
         .iter()
+        .filter(|request| !super::over(request))
         .filter_map(|request| plan::deadline(request))
         .min();
     match next {

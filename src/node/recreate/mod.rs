@@ -3,7 +3,7 @@
 //! In:  the node's requests and Pods (watches), the container runtime.
 //! Out: hooks and stops, request status, events on the containers, metrics `recreate_*`, the control API's list.
 //! One task per Pod that has requests; it looks, plans, acts and reports whenever something happens. At most
-//! [`SLOTS`] hooks and stops run at once on the node; nothing else is bounded. Every decision is in [`plan`].
+//! [`SLOTS`] containers are stopped at once on the node; nothing else is bounded. Every decision is in [`plan`].
 //!
 //! What a crash of the daemon can repeat: a preStop hook runs again where the container had not stopped yet,
 //! and TERM is sent to that same container once more. A container that was stopped is known by its ID and
@@ -39,7 +39,7 @@ use report::Board;
 /// The duty's name in `/healthz`.
 const NAME: &str = "recreate";
 
-/// How many hooks and stops run at once on the node.
+/// How many containers are stopped at once on the node, their preStop hooks included.
 pub const SLOTS: usize = 100;
 
 /// What the Pods' tasks share.

@@ -33,6 +33,8 @@ pub struct Writer {
     in_flight: BTreeSet<String>,
     /// Failed writes in a row, and when the next may be tried.
     pauses: BTreeMap<String, (u32, Duration)>,
+    /// Requests that the API server does not have any more.
+    gone: BTreeSet<String>,
 }
 
 struct Wanted {
@@ -64,6 +66,7 @@ impl Writer {
             busy: JoinSet::new(),
             in_flight: BTreeSet::new(),
             pauses: BTreeMap::new(),
+            gone: BTreeSet::new(),
         }
     }
 
@@ -75,6 +78,11 @@ impl Writer {
     /// Whether a status of that request is being written.
     pub fn busy_with(&self, uid: &str) -> bool {
         self.in_flight.contains(uid)
+    }
+
+    /// Whether the API server has said that the request does not exist any more.
+    pub fn is_gone(&self, uid: &str) -> bool {
+        self.gone.contains(uid)
     }
 
     /// The watched requests, each in its newest version: ours where the watch is behind.
@@ -164,6 +172,7 @@ impl Writer {
                 None
             }
             Written::Gone => {
+                self.gone.insert(uid.to_owned());
                 self.pause(uid, now, None);
                 None
             }

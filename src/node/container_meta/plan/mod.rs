@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::api::in_place::{RuntimeContainerHashes, RuntimeContainerMeta, RuntimeContainerMetaSet};
-use crate::node::pods::{MetaView, PodView, StatusView, Wanted};
+use crate::node::pods::{MetaView, PodView, StatusView, Wanted, seconds};
 
 /// How long the first writing about a Pod waits for containers that are still being made, so that all of them
 /// come in one.
@@ -156,7 +156,7 @@ pub fn plan(pod: &PodView, meta: &MetaView, memory: &Memory, env: bool, now: Dur
             None => None,
         };
         if let (Some(entry), true) = (&entry, env && meta.updating) {
-            let kubelet = KUBELET + Duration::from_secs(u64::try_from(pod.grace_seconds).unwrap_or(0));
+            let kubelet = KUBELET + seconds(pod.grace_seconds);
             look_at_environment(&mut plan, wanted, entry, (memory, &meta.version), kubelet, now);
         }
         // What was told stays until there is something newer to tell.

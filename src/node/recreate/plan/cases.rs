@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use super::tests::{LONG, request, sim, stops, writes};
-use super::world::{Event, World};
+use super::world::{Event, Fault, Ms, World};
 use super::*;
 
 fn run(world: &mut World) -> &Status {
@@ -54,7 +54,7 @@ fn three_slow_containers_stop_together() {
 }
 
 #[test]
-fn at_the_deadline_a_stop_is_broken_off_and_said_so() {
+fn hook_and_stop_that_run_at_the_deadline_are_finished() {
     let hurried = Request {
         deadline_seconds: Some(5),
         ..request("one", &["a", "b"])
@@ -62,32 +62,79 @@ fn at_the_deadline_a_stop_is_broken_off_and_said_so() {
     let sims = vec![sim("a", 20_000, 0, 0, None), sim("b", 0, 0, 0, Some(9_000))];
     let mut world = World::new(sims, vec![(0, hurried)]);
     let status = run(&mut world).clone();
-    assert_eq!((world.now, status.phase), (5_000, Phase::Completed));
-    assert_eq!(
-        status.message,
-        "recreating has exceeded the activeDeadlineSeconds"
-    );
-    assert!(status.states.iter().all(|state| state.phase == Phase::Failed));
-    assert!(
-        status.states[0].message.contains("TERM had been sent"),
-        "{status:?}"
-    );
-    assert!(
-        status.states[1]
-            .message
-            .contains("hook was running and was broken off"),
-        "{status:?}"
-    );
-    let off = world
+    let told: Vec<_> = world
         .log
         .iter()
-        .filter(|(_, event)| matches!(event, Event::BrokenOff { .. }))
-        .count();
-    assert_eq!(off, 2);
+        .filter_map(|(at, event)| match event {
+            Event::Wrote { status, .. } if status.completed.is_some() => Some((*at, status.clone())),
+            _ => None,
+        })
+        .collect();
+    let moments: Vec<_> = told.iter().map(|(at, _)| *at).collect();
+    assert_eq!(
+        moments,
+        [5_000, 9_000, 20_000],
+        "its end, and the end of each stop"
+    );
+    let first = &told[0].1;
+    assert_eq!(first.message, "recreating has exceeded the activeDeadlineSeconds");
+    assert!(
+        first.states[0].message.contains("TERM had been sent"),
+        "{first:?}"
+    );
+    assert!(first.states[1].message.contains("hook was running"), "{first:?}");
+    for state in &status.states {
+        assert_eq!(state.phase, Phase::Failed);
+        assert!(state.message.contains("was stopped after that"), "{status:?}");
+    }
+    assert_eq!(status.completed, first.completed);
+    assert_eq!(stops(&world, "one").count(), 2, "the hook is followed by TERM");
+}
+
+/// A queue of 20 s and a hook of 10 s leave 20 s of 30 s between TERM and KILL.
+#[test]
+fn waiting_for_a_slot_uses_up_no_grace() {
+    let mut world = World::new(
+        vec![sim("a", 60_000, 0, 0, Some(10_000))],
+        vec![(0, request("one", &["a"]))],
+    );
+    world.crowded = (0, 20_000);
+    run(&mut world);
+    assert_eq!(stops(&world, "one").collect::<Vec<_>>(), [(30_000, "a", "a-0")]);
+    assert_eq!(graces(&world), [20_000]);
+}
+
+/// From TERM to KILL, for each call to stop a container.
+fn graces(world: &World) -> Vec<Ms> {
+    let events = world.log.iter();
+    events
+        .filter_map(|(_, event)| match event {
+            Event::Stop { grace, .. } => Some(*grace),
+            _ => None,
+        })
+        .collect()
 }
 
 #[test]
-fn what_was_broken_off_is_remembered_while_the_api_server_is_away() {
+fn a_stop_that_did_not_reach_the_runtime_uses_up_no_grace() {
+    let faults = [
+        (Fault::Away, 30_000),
+        (Fault::Hangs(40_000), 30_000),
+        (Fault::Refuses(10_000), 20_000),
+    ];
+    for (fault, left) in faults {
+        let mut world = World::new(
+            vec![sim("a", 25_000, 0, 0, None)],
+            vec![(0, request("one", &["a"]))],
+        );
+        world.faults = vec![(0, 1, fault)];
+        run(&mut world);
+        assert_eq!(graces(&world), [30_000, left], "{fault:?}");
+    }
+}
+
+#[test]
+fn what_ran_at_the_deadline_is_told_when_the_api_server_is_back() {
     let hurried = Request {
         deadline_seconds: Some(5),
         ..request("one", &["a"])
@@ -95,9 +142,18 @@ fn what_was_broken_off_is_remembered_while_the_api_server_is_away() {
     let mut world = World::new(vec![sim("a", 60_000, 0, 0, None)], vec![(0, hurried)]);
     world.api_down = (4_000, 24_000);
     let status = run(&mut world).clone();
-    assert_eq!(world.now, 24_000);
+    let ended = world.log.iter().find_map(|(at, event)| match event {
+        Event::Wrote { status, .. } if status.completed.is_some() => {
+            Some((*at, status.states[0].message.clone()))
+        }
+        _ => None,
+    });
+    let (at, message) = ended.expect("it ended");
+    assert_eq!(at, 24_000);
+    assert!(message.contains("TERM had been sent"), "{message}");
+    assert_eq!(world.now, 30_000);
     assert!(
-        status.states[0].message.contains("TERM had been sent"),
+        status.states[0].message.contains("was stopped after that"),
         "{status:?}"
     );
 }

@@ -6,14 +6,11 @@ use k8s_openapi::api::core::v1::LifecycleHandler;
 
 use super::time;
 use super::types::{
-    Act, Attempt, Key, Now, Observed, Request, RunState, RuntimeSight, Seen, Settled, Stage, State,
+    Act, Attempt, Hook, Key, Now, Observed, Phase, Request, RunState, RuntimeSight, Seen, Settled, Stage,
+    State, Wanted, left,
 };
-use super::types::{Phase, Wanted};
 use super::words::Step;
 use crate::node::pods::{ContainerView, Ended, PodView, RestartPolicy, Role};
-
-/// The least that a container gets to stop, as kubelet has it.
-const LEAST_GRACE: Duration = Duration::from_secs(2);
 
 /// How long a container that was stopped may still be listed as running.
 const LISTED_LATE: Duration = Duration::from_secs(1);
@@ -53,7 +50,7 @@ pub struct Case<'a> {
     pub pod: &'a PodView,
     pub seen: &'a Observed,
     pub now: Now,
-    /// Whether the request ends now: nothing is begun, what was broken off is told.
+    /// Whether the request ends now, so that nothing more is begun.
     pub over: bool,
 }
 
@@ -171,41 +168,41 @@ impl Case<'_> {
         if let Some(verdict) = self.in_flight() {
             return verdict;
         }
-        let ready = |act| Verdict::Ready {
+        let grace = time::seconds(self.request.grace_seconds.unwrap_or(self.pod.grace_seconds));
+        let act = match self.attempt().filter(|attempt| attempt.begun.is_some()) {
+            Some(attempt) => Act {
+                hook: None,
+                grace: left(grace, attempt.spent),
+            },
+            None => Act {
+                hook: view
+                    .pre_stop
+                    .as_ref()
+                    .filter(|_| !grace.is_zero())
+                    .map(|hook| self.hook(hook, view)),
+                grace,
+            },
+        };
+        Verdict::Ready {
             target: seen.id.clone(),
             act,
-        };
-        let grace = time::seconds(self.request.grace_seconds.unwrap_or(self.pod.grace_seconds));
-        match (self.attempt(), &view.pre_stop) {
-            (None, Some(hook)) if !grace.is_zero() => ready(self.hook(hook, view, grace)),
-            (Some(attempt), _) => {
-                let spent = Duration::from_secs(self.now.mono.saturating_sub(attempt.begun).as_secs());
-                ready(Act::Stop {
-                    grace: grace.saturating_sub(spent).max(LEAST_GRACE),
-                })
-            }
-            (None, _) => ready(Act::Stop {
-                grace: grace.max(LEAST_GRACE),
-            }),
         }
     }
 
-    fn hook(&self, hook: &LifecycleHandler, view: &ContainerView, limit: Duration) -> Act {
-        Act::Hook {
-            hook: Box::new(hook.clone()),
+    fn hook(&self, handler: &LifecycleHandler, view: &ContainerView) -> Hook {
+        Hook {
+            handler: handler.clone(),
             ports: view.ports.clone(),
             host: self.pod.ips.first().cloned(),
-            limit,
         }
     }
 
     /// What a request that ends now had come to with a container that could be acted upon.
     pub fn left_at(&self) -> Step {
         match self.attempt().map(|attempt| &attempt.stage) {
-            Some(Stage::HookDone) => Step::HookDone,
             Some(Stage::Retry { error, .. }) => Step::Retry(error.clone()),
-            Some(_) => Step::Stopping,
-            None if self.stored().is_some_and(|state| state.killed) => Step::Stopping,
+            Some(_) => Step::Interrupted,
+            None if self.stored().is_some_and(|state| state.killed) => Step::Interrupted,
             None => Step::Waiting,
         }
     }
@@ -232,7 +229,7 @@ impl Case<'_> {
                     again: Some(*at + LISTED_LATE),
                 });
             }
-            Stage::HookDone | Stage::Stopped(_) | Stage::Retry { .. } => return None,
+            Stage::Stopped(_) | Stage::Retry { .. } => return None,
         };
         Some(busy(step))
     }
@@ -312,7 +309,7 @@ impl Case<'_> {
             return busy(Step::NotReady);
         }
         let least = time::seconds(self.request.min_started_seconds);
-        let stopped = self.attempt().map(|attempt| attempt.begun);
+        let stopped = self.attempt().and_then(|attempt| attempt.begun);
         let age = time::running_for(seen, self.request, stopped, self.now);
         match least.checked_sub(age) {
             Some(left) if !left.is_zero() => Verdict::Busy {

@@ -28,14 +28,15 @@ use std::time::Duration;
 pub use judge::bare;
 pub use time::{deadline, mono};
 pub use types::{
-    Act, Attempt, Begin, Key, Memory, Now, Observed, Phase, Plan, PodSight, Request, RunState, RuntimeSight,
-    Seen, Settled, Snapshot, Stage, State, Status, Urgency, View, Wake, Wanted, Write,
+    Act, Attempt, Begin, Hook, Key, LEAST_GRACE, Memory, Now, Observed, Phase, Plan, PodSight, Request,
+    RunState, RuntimeSight, Seen, Settled, Snapshot, Stage, State, Status, Urgency, View, Wake, Wanted,
+    Write,
 };
 pub use words::{Step, Wait};
 
 use crate::node::pods::PodView;
 use judge::{Case, Verdict};
-use queue::Turn;
+use queue::{End, Turn};
 
 /// How long the plan relies on events alone before it wants another look at the runtime.
 const RECHECK: Duration = Duration::from_secs(10);
@@ -64,27 +65,65 @@ pub fn plan(seen: &Observed, now: Now) -> Plan {
             wake(&mut plan, time::mono(at, now), Wait::Deadline);
         }
     }
-    break_off(&mut plan, seen, &turns);
+    for request in &seen.requests {
+        finish(&mut plan, seen, request);
+    }
+    cancel(&mut plan, seen, &turns);
     plan
 }
 
-/// Breaks off what belongs to no request in turn, and what is done.
-fn break_off(plan: &mut Plan, seen: &Observed, turns: &[(Arc<Request>, Turn)]) {
-    let alive: BTreeSet<&str> = turns
-        .iter()
-        .filter(|(_, turn)| matches!(turn, Turn::Next))
-        .map(|(request, _)| request.uid.as_str())
-        .collect();
+/// What has begun is finished, also where its request is over: only what still waits for a slot is cancelled then, and
+/// what a container no longer needs, and everything in a Pod that kubelet ends.
+fn cancel(plan: &mut Plan, seen: &Observed, turns: &[(Arc<Request>, Turn)]) {
+    let turn = |uid: &str| {
+        turns
+            .iter()
+            .find(|(request, _)| request.uid == uid)
+            .map(|(_, turn)| turn)
+    };
+    let leaving = match &seen.pod {
+        PodSight::Gone => true,
+        PodSight::Here(pod) => pod.deleting,
+        PodSight::Unknown(_) => false,
+    };
     let ended: BTreeSet<&Key> = plan.settle.iter().map(|(key, _)| key).collect();
-    plan.cancel = seen
-        .memory
-        .attempts
-        .iter()
-        .filter(|(_, attempt)| attempt.live)
-        .map(|(key, _)| key)
-        .filter(|key| !alive.contains(key.request.as_str()) || ended.contains(key))
-        .cloned()
+    let needless = |key: &Key, attempt: &Attempt| match turn(&key.request) {
+        Some(Turn::Next) => false,
+        Some(Turn::Over(End::PodGone | End::NoRuntime(_))) => true,
+        _ => leaving || attempt.stage == Stage::Queued,
+    };
+    let live = seen.memory.attempts.iter().filter(|(_, attempt)| attempt.live);
+    plan.cancel = live
+        .filter(|(key, attempt)| ended.contains(key) || needless(key, attempt))
+        .map(|(key, _)| key.clone())
         .collect();
+}
+
+/// A request that is over and of which a container was still being stopped at its end.
+fn finish(plan: &mut Plan, seen: &Observed, request: &Request) {
+    if request.status.completed.is_none() && !request.deleting {
+        return;
+    }
+    let attempts = seen.memory.attempts.iter();
+    let ours = attempts.filter(|(key, attempt)| key.request == request.uid && attempt.live);
+    let containers: Vec<_> = ours
+        .map(|(key, attempt)| {
+            let step = if attempt.stage == Stage::Hook {
+                Step::Hook
+            } else {
+                Step::Stopping
+            };
+            (key.container.clone(), step)
+        })
+        .collect();
+    if !containers.is_empty() {
+        plan.steps.push(View {
+            request: request.uid.clone(),
+            wait: None,
+            containers,
+        });
+    }
+    plan.writes.extend(status::finished(request, seen));
 }
 
 /// The request whose turn it is.
@@ -142,7 +181,7 @@ fn wait(plan: &mut Plan, request: &Arc<Request>, why: Wait, at: Option<Duration>
 }
 
 /// A request that ends before its containers do.
-fn end(plan: &mut Plan, seen: &Observed, request: &Arc<Request>, why: &queue::End, now: Now) {
+fn end(plan: &mut Plan, seen: &Observed, request: &Arc<Request>, why: &End, now: Now) {
     let steps = match &seen.pod {
         PodSight::Here(pod) => Walk::new(seen, request, pod, now, true).steps,
         _ => Vec::new(),
@@ -217,10 +256,7 @@ impl Walk {
 
     /// Adds one container; `closed` where one before it must be done first.
     fn take(&mut self, case: &Case<'_>, verdict: Verdict, closed: bool) -> Step {
-        if case
-            .attempt()
-            .is_some_and(|attempt| attempt.stage != Stage::Queued)
-        {
+        if case.attempt().is_some_and(|attempt| attempt.begun.is_some()) {
             self.touched.insert(case.wanted.name.clone());
         }
         let begun = case.attempt().is_some() || case.stored().is_some_and(|state| state.killed);
@@ -261,15 +297,18 @@ impl Walk {
 
     fn begin(&mut self, case: &Case<'_>, target: String, act: Act) -> Step {
         self.under_way = true;
-        let step = match &act {
-            Act::Hook { .. } => Step::Hook,
-            Act::Stop { .. } => Step::Stopping,
+        let step = if act.hook.is_some() {
+            Step::Hook
+        } else {
+            Step::Stopping
         };
+        let deadline = time::deadline(case.request);
         self.begin.push(Begin {
             key: case.key(),
             request: case.request.name.clone(),
             target,
-            first: case.attempt().is_none(),
+            first: case.attempt().is_none_or(|attempt| attempt.begun.is_none()),
+            until: deadline.map(|at| time::mono(at, case.now)),
             act,
         });
         step

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::time;
-use super::types::{Memory, Now, Observed, Phase, PodSight, Request, RuntimeSight};
+use super::types::{Memory, Now, Observed, Phase, PodSight, Request, RuntimeSight, Stage};
 use super::words::Wait;
 
 /// What a request may do now.
@@ -40,9 +40,9 @@ impl End {
     }
 }
 
-/// The requests that are not over for the API server, each with what it may do: first those that end
-/// now, then the one in turn, then the others. A request in progress stays in turn; otherwise the oldest
-/// goes first.
+/// The requests that are not over for the API server, each with what it may do. A request in progress stays in
+/// turn; otherwise the oldest goes first. None has its turn while a container is still being stopped for a request
+/// that is over.
 pub fn turns(seen: &Observed, now: Now) -> Vec<(Arc<Request>, Turn)> {
     let mut live: Vec<&Arc<Request>> = seen
         .requests
@@ -54,10 +54,19 @@ pub fn turns(seen: &Observed, now: Now) -> Vec<(Arc<Request>, Turn)> {
         let begun = request.status.phase == Phase::Recreating || has_begun(seen, request);
         (!begun, request.created, request.name.clone(), request.uid.clone())
     });
+    let ends: Vec<_> = live.iter().map(|request| end(seen, request, now)).collect();
+    let goes_on = |uid: &str| {
+        let mut both = live.iter().zip(&ends);
+        both.any(|(request, end)| request.uid == uid && end.is_none())
+    };
+    let mut attempts = seen.memory.attempts.iter();
+    let unfinished = attempts
+        .find(|(key, attempt)| attempt.live && attempt.stage != Stage::Queued && !goes_on(&key.request))
+        .map(|(_, attempt)| attempt.request.clone());
     let mut turns = Vec::with_capacity(live.len());
-    let mut first: Option<String> = None;
-    for request in live {
-        let turn = match (end(seen, request, now), &first) {
+    let mut first = unfinished;
+    for (request, end) in live.into_iter().zip(ends) {
+        let turn = match (end, &first) {
             (Some(end), _) => Turn::Over(end),
             (None, Some(first)) => Turn::Behind(first.clone()),
             (None, None) => {

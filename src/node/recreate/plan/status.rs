@@ -114,6 +114,40 @@ pub fn ended(
     )
 }
 
+/// The status of a request that is over, once a stop that ran at its deadline has ended.
+pub fn finished(request: &Request, seen: &Observed) -> Option<Write> {
+    request.status.completed?;
+    let ran = [
+        Step::Hook.at_deadline(),
+        Step::Stopping.at_deadline(),
+        End::Deadline.message(),
+    ];
+    let mut status = request.status.clone();
+    for state in status
+        .states
+        .iter_mut()
+        .filter(|state| ran.contains(&state.message))
+    {
+        let key = Key {
+            request: request.uid.clone(),
+            container: state.name.clone(),
+        };
+        let ended = seen.memory.attempts.get(&key).filter(|attempt| !attempt.live);
+        match ended.map(|attempt| &attempt.stage) {
+            Some(Stage::Stopped(_)) => state.message = Step::after_deadline(None),
+            Some(Stage::Retry { error, .. } | Stage::Refused(error)) => {
+                state.message = Step::after_deadline(Some(error));
+            }
+            _ => {}
+        }
+    }
+    (status != request.status).then(|| Write {
+        request: request.uid.clone(),
+        status,
+        urgency: Urgency::Now,
+    })
+}
+
 /// A state at the end of its request: failed, unless it was done.
 fn unfinished(state: State, step: Option<&Step>, why: &End) -> State {
     if state.phase.settled() {
@@ -200,7 +234,7 @@ fn state_of(request: &Request, seen: &Observed, name: &str, step: &Step) -> Stat
         .memory
         .attempts
         .get(&key)
-        .is_some_and(|attempt| attempt.stage != Stage::Queued);
+        .is_some_and(|attempt| attempt.begun.is_some());
     step_state(request, name, step, touched)
 }
 

@@ -7,17 +7,14 @@ use jiff::{SignedDuration, Timestamp, Unit};
 use super::types::{Now, Request, Seen};
 use crate::node::pods::StatusView;
 
+pub use crate::node::pods::seconds;
+
 /// A point that never comes: half the range, so that sums do not overflow.
 const NEVER: Duration = Duration::from_secs(u64::MAX / 4);
 
 /// What lies between two stamps of one clock; nothing where they are in the wrong order.
 fn between(earlier: Timestamp, later: Timestamp) -> Duration {
     Duration::try_from(later.duration_since(earlier)).unwrap_or_default()
-}
-
-/// Seconds of an API field; below zero counts as none.
-pub fn seconds(number: i64) -> Duration {
-    Duration::from_secs(u64::try_from(number).unwrap_or(0))
 }
 
 /// When the request ends, done or not, by the API server's clock.
@@ -65,7 +62,8 @@ pub fn running_for(seen: &Seen, request: &Request, stopped: Option<Duration>, no
 /// only where it is younger than the request; the daemon's own first sight of it is always true.
 pub fn unready_for(since: Timestamp, first_seen: Option<Duration>, request: &Request, now: Now) -> Duration {
     let own = first_seen.map_or(Duration::ZERO, |seen| now.mono.saturating_sub(seen));
-    if since + SignedDuration::from_secs(1) < request.created {
+    let later = since.checked_add(SignedDuration::from_secs(1));
+    if later.is_ok_and(|later| later < request.created) {
         return own;
     }
     own.max(between(since, now.api).saturating_sub(Duration::from_secs(1)))

@@ -206,13 +206,17 @@ pub struct Key {
 /// How far the daemon is with stopping one container; forgotten when it restarts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
+    /// Name of the request.
+    pub request: String,
     /// ID (without scheme) of the container to be stopped.
     pub target: String,
-    /// When it was begun.
-    pub begun: Duration,
+    /// When its preStop hook or its stop was begun first; none while it waits for a slot.
+    pub begun: Option<Duration>,
+    /// How much of the grace period is used up: by the hook, and by stops that the runtime carried out without success.
+    pub spent: Duration,
     /// How far it is.
     pub stage: Stage,
-    /// Whether a hook or a stop is in progress right now. Where it is not, the stage says what was broken off.
+    /// Whether it is in progress right now. Where it is not, the stage says how it ended.
     pub live: bool,
 }
 
@@ -223,9 +227,7 @@ pub enum Stage {
     Queued,
     /// The preStop hook runs.
     Hook,
-    /// The preStop hook is over, well or not.
-    HookDone,
-    /// The runtime has been told to stop it.
+    /// The runtime has been asked to stop it.
     Stopping,
     /// The runtime says that it is stopped, since then.
     Stopped(Duration),
@@ -301,29 +303,46 @@ pub struct Begin {
     pub target: String,
     /// Whether this is the first act on the container, which is when an event is due.
     pub first: bool,
+    /// The request's deadline, by the daemon's own count: what has no slot by then is not begun.
+    pub until: Option<Duration>,
     /// What to do.
     pub act: Act,
 }
 
-/// What is done to a container.
+/// How a container is stopped: its preStop hook where it is still to be run, then TERM, then KILL.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Act {
-    /// Run its preStop hook, for at most `limit`.
-    Hook {
-        /// What to run, from the Pod's own spec.
-        hook: Box<LifecycleHandler>,
-        /// Ports of the container, for a hook that names one.
-        ports: Vec<Port>,
-        /// The Pod's address, for a hook that names no host.
-        host: Option<String>,
-        /// The container's grace period.
-        limit: Duration,
-    },
-    /// Stop it: TERM, and KILL after `grace`.
-    Stop {
-        /// What is left of the grace period, at least 2 s.
-        grace: Duration,
-    },
+pub struct Act {
+    /// The hook.
+    pub hook: Option<Hook>,
+    /// What is left of the grace period, for hook and stop together.
+    pub grace: Duration,
+}
+
+/// The least that a container gets between TERM and KILL, as kubelet has it.
+pub const LEAST_GRACE: Duration = Duration::from_secs(2);
+
+impl Act {
+    /// The time between TERM and KILL after a hook that has taken `hook`; of that only whole seconds count.
+    #[must_use]
+    pub fn term(&self, hook: Duration) -> Duration {
+        left(self.grace, hook).max(LEAST_GRACE)
+    }
+}
+
+/// What is left of a grace period; of the time spent only whole seconds count, as kubelet has it.
+pub fn left(grace: Duration, spent: Duration) -> Duration {
+    grace.saturating_sub(Duration::from_secs(spent.as_secs()))
+}
+
+/// A preStop hook, from the Pod's own spec.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hook {
+    /// What to run.
+    pub handler: LifecycleHandler,
+    /// Ports of the container, for a hook that names one.
+    pub ports: Vec<Port>,
+    /// The Pod's address, for a hook that names no host.
+    pub host: Option<String>,
 }
 
 /// A status to be written.

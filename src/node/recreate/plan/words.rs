@@ -70,10 +70,10 @@ pub enum Step {
     Slot,
     /// The preStop hook runs.
     Hook,
-    /// The preStop hook is over, TERM is next.
-    HookDone,
     /// TERM was sent.
     Stopping,
+    /// Its stop was begun, by a daemon that has ended since.
+    Interrupted,
     /// The runtime failed to stop it.
     Retry(String),
     /// It has stopped, kubelet is to start the next.
@@ -123,8 +123,8 @@ impl fmt::Display for Step {
             Self::Recording => f.write_str("writing down which container is to be replaced"),
             Self::Slot => f.write_str("waiting for other stops on this node"),
             Self::Hook => f.write_str("preStop hook is running"),
-            Self::HookDone => f.write_str("preStop hook is over"),
             Self::Stopping => f.write_str("TERM sent, waiting for the container to end"),
+            Self::Interrupted => f.write_str("stopping was interrupted by a restart of kruise-daemon"),
             Self::Retry(error) => write!(f, "stopping failed and is tried again: {error}"),
             Self::Stopped => f.write_str("stopped, waiting for kubelet to start it again"),
             Self::BackOff {
@@ -165,6 +165,21 @@ impl Step {
         }
     }
 
+    /// What is written in place of [`Step::at_deadline`] once a stop that ran at the deadline has ended.
+    #[must_use]
+    pub fn after_deadline(error: Option<&str>) -> String {
+        match error {
+            None => {
+                "activeDeadlineSeconds passed: it was being stopped, and was stopped after that".to_owned()
+            }
+            Some(error) => {
+                format!(
+                    "activeDeadlineSeconds passed: it was being stopped, which failed after that: {error}"
+                )
+            }
+        }
+    }
+
     /// Says what had been done when the deadline came at this step.
     #[must_use]
     pub fn at_deadline(&self) -> String {
@@ -172,13 +187,13 @@ impl Step {
             Self::Waiting | Self::Recording | Self::Slot => {
                 "nothing had been done to the container".to_owned()
             }
-            Self::Hook => {
-                "its preStop hook was running and was broken off; TERM had not been sent".to_owned()
+            Self::Hook => "its preStop hook was running; it runs to its end, and TERM follows".to_owned(),
+            Self::Stopping => "TERM had been sent; KILL follows at the end of the grace period".to_owned(),
+            Self::Interrupted => {
+                "stopping it was interrupted by a restart of kruise-daemon; TERM may have been \
+                                  sent and is not sent again"
+                    .to_owned()
             }
-            Self::HookDone => "its preStop hook had run; TERM had not been sent".to_owned(),
-            Self::Stopping => "TERM had been sent; the stop was broken off, so KILL will not be sent and \
-                               the container may still end by itself"
-                .to_owned(),
             Self::Retry(error) => format!("stopping it had failed: {error}"),
             Self::Stopped => "it had been stopped and kubelet had not started it again".to_owned(),
             Self::BackOff { .. } | Self::Expected { .. } | Self::Held { .. } => {

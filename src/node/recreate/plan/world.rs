@@ -35,6 +35,8 @@ pub struct Sim {
     pub ends_at: Option<Ms>,
     /// When the next one is started.
     pub starts_at: Option<Ms>,
+    /// How much of its grace period the present one has had by this request: its hook, and stops that the runtime tried.
+    pub had: (String, Ms),
 }
 
 impl Sim {
@@ -59,10 +61,17 @@ pub enum Event {
         request: String,
         container: String,
         target: String,
+        /// From TERM to KILL.
+        grace: Ms,
     },
+    /// A hook or a stop was broken off.
     BrokenOff {
         request: String,
         container: String,
+    },
+    /// Nothing is being done to the container any more.
+    Ended {
+        request: String,
     },
     Wrote {
         request: String,
@@ -71,12 +80,32 @@ pub enum Event {
     Crashed,
 }
 
+/// What the runtime makes of a call to stop a container.
+#[derive(Clone, Copy, Debug)]
+pub enum Fault {
+    /// It is away.
+    Away,
+    /// It does not answer for so long, and TERM is never sent.
+    Hangs(Ms),
+    /// It sends TERM, and answers with an error so much later.
+    Refuses(Ms),
+}
+
 /// An operation of the daemon that takes time.
 #[derive(Clone, Debug)]
 struct Op {
-    key: Key,
+    begin: Begin,
+    stage: OpStage,
     ends_at: Ms,
-    hook: bool,
+    /// How long its hook took.
+    hook: Ms,
+}
+
+#[derive(Clone, Debug)]
+enum OpStage {
+    Queued,
+    Hook,
+    Stop { fault: Option<Fault>, since: Ms },
 }
 
 #[derive(Clone, Debug)]
@@ -94,6 +123,10 @@ pub struct World {
     pub crashes: Vec<Ms>,
     /// From when to when the API server takes no writes.
     pub api_down: (Ms, Ms),
+    /// From when to when other Pods have all slots.
+    pub crowded: (Ms, Ms),
+    /// From when to when calls to stop a container fail, and how.
+    pub faults: Vec<(Ms, Ms, Fault)>,
     /// Whether the API server drops the field that is ours.
     pub foreign_crds: bool,
     pub memory: Memory,
@@ -118,6 +151,8 @@ impl World {
             deletions: Vec::new(),
             crashes: Vec::new(),
             api_down: (0, 0),
+            crowded: (0, 0),
+            faults: Vec::new(),
             foreign_crds: false,
             memory: Memory::default(),
             seen_running: BTreeMap::new(),
@@ -136,13 +171,19 @@ impl World {
         }
     }
 
-    /// Runs until every request has come and is over, or `limit` has passed. Returns whether all are over.
+    /// Runs until every request has come and is over and nothing is in progress, or `limit` has passed. Returns whether
+    /// all are over.
     pub fn run(&mut self, limit: Ms) -> bool {
         while self.now <= limit {
             self.happen();
             self.daemon();
             let over = |r: &Request| r.status.completed.is_some();
-            if self.arrivals.is_empty() && self.deletions.is_empty() && self.requests.iter().all(over) {
+            let rests = self.ops.is_empty() && self.dirty.is_empty();
+            if rests
+                && self.arrivals.is_empty()
+                && self.deletions.is_empty()
+                && self.requests.iter().all(over)
+            {
                 return true;
             }
             let Some(next) = self.next_moment() else {
@@ -219,7 +260,8 @@ impl World {
                 running_since,
             });
         }
-        let live = |r: &&Request| r.status.completed.is_none() && !r.deleting;
+        let attempted = |r: &Request| self.memory.attempts.keys().any(|key| key.request == r.uid);
+        let live = |r: &&Request| r.status.completed.is_none() || attempted(r);
         Observed {
             requests: self.requests.iter().filter(live).cloned().map(Arc::new).collect(),
             pod: PodSight::Here(Arc::new(self.pod())),
@@ -238,6 +280,10 @@ impl World {
     /// Everything that is due at this moment and not the daemon's doing.
     fn happen(&mut self) {
         let now = self.now;
+        let due: Vec<Op> = self.ops.extract_if(.., |op| op.ends_at <= now).collect();
+        for op in due {
+            self.go_on(op);
+        }
         let (due, later): (Vec<_>, Vec<_>) = self.arrivals.drain(..).partition(|(at, _)| *at <= now);
         self.arrivals = later;
         for (_, mut request) in due {
@@ -262,16 +308,8 @@ impl World {
                 sim.starts_at = None;
                 sim.generation += 1;
                 sim.running_since = Some(now);
+                sim.had = Default::default();
             }
-        }
-        for op in self.ops.extract_if(.., |op| op.ends_at <= now) {
-            let attempt = self.memory.attempts.get_mut(&op.key).unwrap();
-            attempt.live = false;
-            attempt.stage = if op.hook {
-                Stage::HookDone
-            } else {
-                Stage::Stopped(Duration::from_millis(now))
-            };
         }
         if self.crashes.iter().any(|at| *at <= now) {
             self.crashes.retain(|at| *at > now);
@@ -279,6 +317,8 @@ impl World {
             self.memory = Memory::default();
             self.dirty.clear();
             self.seen_running.clear();
+            // The next daemon begins anew.
+            self.sims.iter_mut().for_each(|sim| sim.had = Default::default());
             self.log(Event::Crashed);
         }
     }
@@ -291,6 +331,7 @@ impl World {
         moments.extend(self.deletions.iter().map(|(at, _)| *at));
         moments.extend(&self.crashes);
         moments.extend([self.api_down.0, self.api_down.1]);
+        moments.extend(self.faults.iter().map(|(_, until, _)| *until));
         moments.extend(self.ops.iter().map(|op| op.ends_at));
         for sim in &self.sims {
             moments.extend([sim.ends_at, sim.starts_at, sim.ready_at()].into_iter().flatten());

@@ -7,12 +7,15 @@ impl World {
     pub(super) fn act(&mut self, plan: Plan) -> bool {
         let mut changed = false;
         for key in plan.cancel {
-            self.ops.retain(|op| op.key != key);
+            let begun = self.ops.extract_if(.., |op| op.begin.key == key);
+            let begun = begun.filter(|op| !matches!(op.stage, OpStage::Queued)).count() > 0;
             self.memory.attempts.get_mut(&key).unwrap().live = false;
-            self.log(Event::BrokenOff {
-                request: key.request,
-                container: key.container,
-            });
+            if begun {
+                self.log(Event::BrokenOff {
+                    request: key.request,
+                    container: key.container,
+                });
+            }
             changed = true;
         }
         for (key, settled) in plan.settle {
@@ -36,38 +39,163 @@ impl World {
 
     fn begin(&mut self, begin: Begin) {
         self.assert_open(&begin.key.request);
-        let Begin { key, target, act, .. } = begin;
-        let (stage, ends_at) = self.start(&key, &target, &act);
-        let (request, container) = (key.request.clone(), key.container.clone());
-        let named = target.clone();
-        self.log(match act {
-            Act::Hook { .. } => Event::Hook {
-                request,
-                container,
-                target: named,
-            },
-            Act::Stop { .. } => Event::Stop {
-                request,
-                container,
-                target: named,
-            },
+        let old = self.memory.attempts.get(&begin.key);
+        let attempt = Attempt {
+            request: begin.request.clone(),
+            target: begin.target.clone(),
+            begun: old.and_then(|attempt| attempt.begun),
+            spent: old.map(|attempt| attempt.spent).unwrap_or_default(),
+            stage: Stage::Queued,
+            live: true,
+        };
+        self.memory.attempts.insert(begin.key.clone(), attempt);
+        let (from, until) = self.crowded;
+        let op = Op {
+            begin,
+            stage: OpStage::Queued,
+            ends_at: until,
+            hook: 0,
+        };
+        if (from..until).contains(&self.now) {
+            self.ops.push(op);
+        } else {
+            self.go_on(op);
+        }
+    }
+
+    /// A stage of an operation is over.
+    pub(super) fn go_on(&mut self, op: Op) {
+        let key = op.begin.key.clone();
+        match op.stage {
+            OpStage::Queued => {
+                let late = |until: Duration| self.now >= until.as_millis() as Ms;
+                if !op.begin.until.is_some_and(late) {
+                    self.start(op);
+                }
+            }
+            OpStage::Hook => {
+                *self.had(&key) += op.hook;
+                self.stop(op);
+            }
+            OpStage::Stop { fault, since } => {
+                let now = Duration::from_millis(self.now);
+                let mut spent = op.hook;
+                if let Some(Fault::Refuses(_)) = fault {
+                    spent += self.now - since;
+                    *self.had(&key) += self.now - since;
+                }
+                let attempt = self.memory.attempts.get_mut(&key).unwrap();
+                attempt.live = false;
+                attempt.stage = Stage::Stopped(now);
+                if fault.is_some() {
+                    attempt.spent += Duration::from_millis(spent);
+                    attempt.stage = Stage::Retry {
+                        at: now + Duration::from_secs(1),
+                        error: "no luck".into(),
+                    };
+                }
+                self.log(Event::Ended { request: key.request });
+            }
+        }
+    }
+
+    fn sim(&mut self, name: &str) -> &mut Sim {
+        self.sims
+            .iter_mut()
+            .find(|sim| sim.name == name)
+            .expect("a container that exists")
+    }
+
+    fn had(&mut self, key: &Key) -> &mut Ms {
+        let (request, had) = &mut self.sim(&key.container).had;
+        if *request != key.request {
+            (*request, *had) = (key.request.clone(), 0);
+        }
+        had
+    }
+
+    fn act_on(&mut self, key: &Key, stage: Stage) {
+        let now = Duration::from_millis(self.now);
+        let attempt = self.memory.attempts.get_mut(key).unwrap();
+        attempt.begun.get_or_insert(now);
+        attempt.stage = stage;
+    }
+
+    /// A slot is free.
+    fn start(&mut self, mut op: Op) {
+        let (key, target) = (op.begin.key.clone(), op.begin.target.clone());
+        let open = self.requests.iter().find(|r| r.uid == key.request);
+        let open = open.is_some_and(|r| r.status.completed.is_none());
+        assert!(open, "begun for a request that is over");
+        let sim = self.sim(&key.container);
+        let runs = target == sim.id() && sim.running_since.is_some();
+        // What waited for a slot may have ended by the stop of an earlier daemon.
+        if op.begin.act.hook.is_none() || !runs {
+            return self.stop(op);
+        }
+        op.hook = sim
+            .hook_takes
+            .expect("a hook")
+            .min(op.begin.act.grace.as_millis() as Ms);
+        op.ends_at = self.now + op.hook;
+        op.stage = OpStage::Hook;
+        assert_eq!(*self.had(&key), 0, "a hook that comes second");
+        self.act_on(&key, Stage::Hook);
+        self.log(Event::Hook {
+            request: key.request,
+            container: key.container,
+            target,
         });
-        self.ops.push(Op {
-            key: key.clone(),
-            ends_at,
-            hook: stage == Stage::Hook,
+        self.ops.push(op);
+    }
+
+    /// The runtime is asked to stop the container.
+    fn stop(&mut self, mut op: Op) {
+        let (now, key, target) = (self.now, op.begin.key.clone(), op.begin.target.clone());
+        let request = self.requests.iter().find(|r| r.uid == key.request);
+        let grace = request.map(|request| time::seconds(request.grace_seconds.unwrap_or(30)));
+        let asked = op.begin.act.term(Duration::from_millis(op.hook));
+        let had = *self.had(&key);
+        let mut faults = self.faults.iter();
+        let fault = faults.find(|(from, until, _)| (*from..*until).contains(&now));
+        let fault = fault.map(|(.., fault)| *fault);
+        let sim = self.sim(&key.container);
+        let gone = target != sim.id() || sim.running_since.is_none();
+        if let (Some(grace), false) = (grace, gone) {
+            // Fractions of a second of each part are the container's.
+            let owed = grace.saturating_sub(Duration::from_millis(had)).max(LEAST_GRACE);
+            let more = asked.checked_sub(owed);
+            assert!(
+                more.is_some_and(|more| more < Duration::from_secs(1)),
+                "asked for {asked:?} of {grace:?}, of which it has had {had} ms"
+            );
+        }
+        let ends = now + sim.stop_takes.min(asked.as_millis() as Ms);
+        let ends = sim.ends_at.map_or(ends, |at| at.min(ends));
+        op.ends_at = match fault {
+            _ if gone => now,
+            Some(Fault::Away) => now,
+            Some(Fault::Hangs(span)) => now + span,
+            Some(Fault::Refuses(span)) => (now + span).min(ends),
+            None => ends,
+        };
+        if !gone && matches!(fault, None | Some(Fault::Refuses(_))) {
+            // TERM is out: the container ends also if nothing waits for it.
+            sim.ends_at = Some(ends);
+        }
+        op.stage = OpStage::Stop { fault, since: now };
+        self.act_on(&key, Stage::Stopping);
+        self.log(Event::Stop {
+            request: key.request,
+            container: key.container,
+            target,
+            grace: asked.as_millis() as Ms,
         });
-        let old = self.memory.attempts.get(&key);
-        let begun = old.map_or(Duration::from_millis(self.now), |attempt| attempt.begun);
-        self.memory.attempts.insert(
-            key,
-            Attempt {
-                target,
-                begun,
-                stage,
-                live: true,
-            },
-        );
+        if op.ends_at <= now {
+            self.go_on(op);
+        } else {
+            self.ops.push(op);
+        }
     }
 
     /// Nothing may be begun for a request that is over.
@@ -87,31 +215,6 @@ impl World {
         );
     }
 
-    /// What the act does to its container, and when the act ends.
-    fn start(&mut self, key: &Key, target: &str, act: &Act) -> (Stage, Ms) {
-        let now = self.now;
-        let sim = self.sims.iter_mut().find(|sim| sim.name == key.container);
-        let sim = sim.expect("a container that exists");
-        assert!(
-            target == sim.id() && sim.running_since.is_some(),
-            "{target} does not run"
-        );
-        match act {
-            Act::Hook { limit, .. } => {
-                let takes = sim.hook_takes.expect("a hook").min(limit.as_millis() as Ms);
-                (Stage::Hook, now + takes)
-            }
-            Act::Stop { grace } => {
-                assert!(*grace >= Duration::from_secs(2), "kubelet's least grace");
-                let ends = now + sim.stop_takes.min(grace.as_millis() as Ms);
-                let ends = sim.ends_at.map_or(ends, |at| at.min(ends));
-                // TERM is out: the container ends by itself even if nobody waits for it.
-                sim.ends_at = Some(ends);
-                (Stage::Stopping, ends)
-            }
-        }
-    }
-
     fn write(&mut self, write: &Write, wanted: &mut BTreeMap<String, Ms>) -> bool {
         let since = self.dirty.get(&write.request).copied().unwrap_or(self.now);
         wanted.insert(write.request.clone(), since);
@@ -122,8 +225,20 @@ impl World {
         }
         wanted.remove(&write.request);
         let request = self.requests.iter_mut().find(|r| r.uid == write.request).unwrap();
-        assert!(request.status.completed.is_none(), "written after completionTime");
         let mut status = write.status.clone();
+        if request.status.completed.is_some() {
+            // What is told after the end is how a stop ended that ran then, and nothing else.
+            let silent = |status: &Status| {
+                let mut status = status.clone();
+                status.states.iter_mut().for_each(|state| state.message.clear());
+                status
+            };
+            assert_eq!(
+                silent(&request.status),
+                silent(&status),
+                "changed after completionTime"
+            );
+        }
         status.unready_since = request.status.unready_since;
         let idle = request.status == status && !self.foreign_crds;
         assert!(!idle, "a write that changes nothing");
