@@ -14,6 +14,7 @@ pub mod in_place;
 pub mod keys;
 pub mod lifecycle;
 pub mod node_image;
+pub mod owner;
 mod rules;
 mod schemas;
 pub mod selector;

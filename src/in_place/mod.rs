@@ -16,6 +16,7 @@ pub mod refresh;
 pub mod resize;
 pub mod spec;
 mod state;
+mod template;
 #[cfg(test)]
 pub(crate) mod tests;
 pub mod write;
@@ -25,4 +26,5 @@ pub use pod::{Condition, Container, ContainerStatus, Pod, priority};
 pub use refresh::{Refresh, refresh};
 pub use spec::{MustRecreate, Options, Revision, Spec};
 pub use state::{grace, state};
+pub use template::Template;
 pub use write::{Target, Write};

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::pod::{ContainerStatus, Pod};
 use super::spec::Spec;
+use super::template::Template;
 use super::write::{Target, Write, json_text};
 use super::{batch, complete, ready, resize, state};
 use crate::api::in_place::{
@@ -21,8 +22,8 @@ use crate::cri::Reference;
 
 /// Whether the update is over with its patch: nothing is to be waited for.
 #[must_use]
-pub fn at_once(pod: &Pod, spec: &Spec) -> bool {
-    let (before, spec) = unfinished(pod, spec);
+pub fn at_once(pod: &Pod, spec: &Spec, template: Template<'_>) -> bool {
+    let (before, spec) = unfinished(pod, spec, template);
     let resizes = before.update_resources || !spec.container_resources.is_empty();
     !(changes(pod, &spec) || unproven(&before) || resizes)
 }
@@ -51,23 +52,25 @@ fn changes(pod: &Pod, spec: &Spec) -> bool {
 }
 
 /// The same for all that an update to `spec` comes to.
-pub(super) fn disturbs(pod: &Pod, spec: &Spec) -> bool {
-    let (before, spec) = unfinished(pod, spec);
+pub(super) fn disturbs(pod: &Pod, spec: &Spec, template: Template<'_>) -> bool {
+    let (before, spec) = unfinished(pod, spec, template);
     changes(pod, &spec) || unproven(&before)
 }
 
 /// Begins an update: the Pod is taken out of its Services if need be, then changed, or told what to wait for.
 ///
-/// `labels` and `annotations` go with the change: those of the revision and of the lifecycle.
+/// `template` is that of the revision to which `spec` leads. `labels` and `annotations` go with the change: those of the
+/// revision and of the lifecycle.
 #[must_use]
 pub fn begin(
     pod: &Pod,
     spec: &Spec,
+    template: Template<'_>,
     labels: &Map<String, Value>,
     annotations: &Map<String, Value>,
     now: Timestamp,
 ) -> Vec<Write> {
-    let (before, spec) = unfinished(pod, spec);
+    let (before, spec) = unfinished(pod, spec, template);
     let spec = &spec;
     let disturbs = changes(pod, spec) || unproven(&before);
     let mut fresh = InPlaceUpdateState {
@@ -90,7 +93,7 @@ pub fn begin(
         );
     } else {
         no_grace(pod, &mut patch);
-        resize = change(pod, spec, &mut fresh, &mut patch, now);
+        resize = change(pod, spec, template, &mut fresh, &mut patch, now);
     }
     if resize.is_some() || resize::unrecorded(pod) {
         patch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = Value::Null;
@@ -142,8 +145,8 @@ fn stated(pod: &Pod, mut patch: Value, state: &InPlaceUpdateState) -> Write {
 
 /// What an update that did not end leaves to the next one: the records of containers that are yet to be replaced,
 /// what is yet to be proven, and, under the new spec, the batches that were still to come; under both, the size from
-/// before resizes that were not recorded.
-fn unfinished(pod: &Pod, spec: &Spec) -> (InPlaceUpdateState, Spec) {
+/// before resizes that were not recorded. All values are those of `template`.
+fn unfinished(pod: &Pod, spec: &Spec, template: Template<'_>) -> (InPlaceUpdateState, Spec) {
     let mut spec = spec.clone();
     let mut left = InPlaceUpdateState::default();
     let before = state::state(pod).ok().flatten();
@@ -152,9 +155,10 @@ fn unfinished(pod: &Pod, spec: &Spec) -> (InPlaceUpdateState, Spec) {
         overlay(&mut spec.container_images, rest.container_images);
         overlay(&mut spec.container_ref_metadata, rest.container_ref_metadata);
         resize::add_all(&mut spec.container_resources, rest.container_resources);
-        spec.update_env_from_metadata |= !spec.container_ref_metadata.is_empty();
     }
-    resize::add_all(&mut spec.container_resources, resize::other_sizes(pod));
+    resize::add_all(&mut spec.container_resources, resize::other_sizes(pod, template));
+    let mut spec = template.values(spec);
+    spec.update_env_from_metadata |= !spec.container_ref_metadata.is_empty();
     let Some(before) = before else {
         return (left, spec);
     };
@@ -176,12 +180,19 @@ fn overlay<T>(new: &mut BTreeMap<String, T>, rest: BTreeMap<String, T>) {
     }
 }
 
-/// Goes on with an update whose grace period is over, or whose next batch is due.
+/// Goes on with an update whose grace period is over, or whose next batch is due, to the revision of `template`.
 #[must_use]
-pub fn go_on(pod: &Pod, spec: &Spec, mut state: InPlaceUpdateState, now: Timestamp) -> Vec<Write> {
+pub fn go_on(
+    pod: &Pod,
+    spec: Spec,
+    template: Template<'_>,
+    mut state: InPlaceUpdateState,
+    now: Timestamp,
+) -> Vec<Write> {
+    let spec = template.values(spec);
     let mut patch = json!({});
     no_grace(pod, &mut patch);
-    let resize = change(pod, spec, &mut state, &mut patch, now);
+    let resize = change(pod, &spec, template, &mut state, &mut patch, now);
     if resize::unrecorded(pod) {
         // Of another update; what is resized now is of the revision that the Pod has.
         patch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] =
@@ -216,12 +227,13 @@ pub fn rest(state: &InPlaceUpdateState) -> Spec {
 fn change(
     pod: &Pod,
     spec: &Spec,
+    template: Template<'_>,
     state: &mut InPlaceUpdateState,
     patch: &mut Value,
     now: Timestamp,
 ) -> Option<Write> {
     if let Some(encoded) = &spec.meta_data_patch {
-        merge(patch, metadata_of(encoded));
+        merge(patch, metadata_of(encoded, template));
     }
     let batch = batch::first(pod, spec);
     let (mut images, mut resources) = (Vec::new(), Vec::new());
@@ -259,19 +271,11 @@ fn change(
     (resize["spec"]["containers"] != json!([])).then(|| Write::new(Target::Resize, pod, resize))
 }
 
-/// What a patch of metadata may change: labels, annotations and finalizers. Whoever may annotate a Pod could have
-/// written it, so nothing else is taken from it.
-fn metadata_of(encoded: &str) -> Value {
+/// What a patch of metadata changes.
+fn metadata_of(encoded: &str, template: Template<'_>) -> Value {
     let decoded = STANDARD.decode(encoded).unwrap_or_default();
-    let mut decoded: Value = serde_json::from_slice(&decoded).unwrap_or_default();
-    let Some(Value::Object(mut metadata)) = decoded.get_mut("metadata").map(Value::take) else {
-        return Value::Null;
-    };
-    metadata.retain(|field, value| match field.as_str() {
-        "labels" | "annotations" => value.is_object(),
-        _ => field.ends_with("finalizers") && value.is_array(),
-    });
-    json!({ "metadata": metadata })
+    let decoded: Value = serde_json::from_slice(&decoded).unwrap_or_default();
+    template.metadata_of(&decoded)
 }
 
 /// What is not in the batch waits until the batch is ready.

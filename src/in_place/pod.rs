@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::api::cloneset::texts;
 use crate::api::container_hash::{Metadata, Origin, env_from_metadata, plain_hash_before_131};
 use crate::api::keys;
+use crate::api::owner::Owner;
 
 /// What a workload knows of one of its Pods.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,8 +33,8 @@ pub struct Pod {
     pub created: Option<Timestamp>,
     /// Whether it is being deleted.
     pub deleting: bool,
-    /// UID of the controller that it belongs to.
-    pub controller: Option<String>,
+    /// The controller that it belongs to.
+    pub controller: Option<Owner>,
     /// Node that it is assigned to.
     pub node: Option<String>,
     /// Its phase.
@@ -135,10 +136,7 @@ impl Pod {
             finalizers: list(&meta["finalizers"], text),
             created: time(&meta["creationTimestamp"]),
             deleting: meta["deletionTimestamp"].is_string(),
-            controller: list(&meta["ownerReferences"], Clone::clone)
-                .into_iter()
-                .find(|owner: &Value| owner["controller"] == true)
-                .map(|owner| text(&owner["uid"])),
+            controller: Owner::controller_in(&meta["ownerReferences"]),
             node: Some(text(&spec["nodeName"])).filter(|n| !n.is_empty()),
             phase: text(&status["phase"]),
             gates: list(&spec["readinessGates"], |gate| text(&gate["conditionType"])),

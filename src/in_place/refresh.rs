@@ -4,6 +4,7 @@ use jiff::{Timestamp, ToSpan};
 
 use super::complete::{Waiting, containers};
 use super::pod::Pod;
+use super::template::Template;
 use super::write::Write;
 use super::{patch, state};
 
@@ -18,9 +19,9 @@ pub enum Refresh {
     Act(Vec<Write>),
 }
 
-/// What is next for `pod`; `is_at` says whether it has a revision.
+/// What is next for `pod`; `is_at` says whether it has a revision, whose template is `template`.
 #[must_use]
-pub fn refresh(pod: &Pod, is_at: impl Fn(&str) -> bool, now: Timestamp) -> Refresh {
+pub fn refresh(pod: &Pod, is_at: impl Fn(&str) -> bool, template: Template<'_>, now: Timestamp) -> Refresh {
     let unreadable = |why| Refresh::Wait(Waiting::Unreadable(why));
     let (grace, state) = match (state::grace(pod), state::state(pod)) {
         (Err(why), _) | (_, Err(why)) => return unreadable(why),
@@ -40,7 +41,7 @@ pub fn refresh(pod: &Pod, is_at: impl Fn(&str) -> bool, now: Timestamp) -> Refre
         if now < until {
             return Refresh::Wait(Waiting::Grace(Some(until)));
         }
-        return Refresh::Act(patch::go_on(pod, &grace, state, now));
+        return Refresh::Act(patch::go_on(pod, grace, template, state, now));
     }
     let Some(state) = state else {
         return Refresh::Done;
@@ -62,5 +63,5 @@ pub fn refresh(pod: &Pod, is_at: impl Fn(&str) -> bool, now: Timestamp) -> Refre
         return Refresh::Wait(Waiting::Ready(name.clone()));
     }
     let rest = patch::rest(&state);
-    Refresh::Act(patch::go_on(pod, &rest, state, now))
+    Refresh::Act(patch::go_on(pod, rest, template, state, now))
 }

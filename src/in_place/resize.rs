@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 use super::complete::same;
 use super::pod::{Container, Pod};
 use super::spec::Spec;
+use super::template::Template;
 use super::write::{Target, Write, json_text};
 use super::{patch, quantity, state};
 use crate::api::keys;
@@ -115,23 +116,32 @@ fn some(quantities: Quantities) -> Option<Quantities> {
     Some(quantities).filter(|all| !all.is_empty())
 }
 
-/// Gives a Pod the size again that it had before the resizes of an update that did not begin. It keeps its revision; where
+/// Gives a Pod the size again that it had before the resizes of an update that did not begin. It keeps its revision, whose
+/// template is `template`; where
 /// a container is restarted for its size, the Pod is out of its Services meanwhile.
 ///
 /// `labels` and `annotations` go with the change, if there is any.
 #[must_use]
 pub fn take_back(
     pod: &Pod,
+    template: Template<'_>,
     labels: &Map<String, Value>,
     annotations: &Map<String, Value>,
     now: Timestamp,
 ) -> Vec<Write> {
-    if other_sizes(pod).is_empty() {
+    if other_sizes(pod, template).is_empty() {
         let done = json!({ "metadata": { "annotations": { keys::IN_PLACE_UPDATE_RESIZING: null } } });
         // A resize that its sender does not live to record may just be served.
         return vec![Write::new(Target::Pod, pod, done).guarded(pod)];
     }
-    patch::begin(&unordered(pod), &unchanged(pod), labels, annotations, now)
+    patch::begin(
+        &unordered(pod),
+        &unchanged(pod),
+        template,
+        labels,
+        annotations,
+        now,
+    )
 }
 
 /// The Pod without launch priorities, unless batches of an update are to come: old sizes go back together.
@@ -147,8 +157,8 @@ fn unordered(pod: &Pod) -> Cow<'_, Pod> {
 
 /// Whether that restarts a container.
 #[must_use]
-pub fn disturbs(pod: &Pod) -> bool {
-    !other_sizes(pod).is_empty() && patch::disturbs(pod, &unchanged(pod))
+pub fn disturbs(pod: &Pod, template: Template<'_>) -> bool {
+    !other_sizes(pod, template).is_empty() && patch::disturbs(pod, &unchanged(pod), template)
 }
 
 /// An update to the revision that the Pod has.
@@ -159,34 +169,34 @@ fn unchanged(pod: &Pod) -> Spec {
     }
 }
 
-/// What leads back to the size from before the announced resizes.
+/// What leads back from the announced resizes: the sizes of `template`.
 #[must_use]
-pub(super) fn other_sizes(pod: &Pod) -> Sizes {
-    let mut sizes = Sizes::new();
-    for (name, old) in before(pod) {
-        let Some(container) = pod.containers.iter().find(|c| c.name == name) else {
-            continue;
+pub(super) fn other_sizes(pod: &Pod, template: Template<'_>) -> Sizes {
+    let changed = Spec {
+        container_resources: others(pod, before(pod)),
+        ..Spec::default()
+    };
+    // Whoever may annotate a Pod could have written what is announced.
+    others(pod, template.values(changed).container_resources)
+}
+
+/// Of these sizes, those that the Pod's containers do not have.
+fn others(pod: &Pod, mut sizes: Sizes) -> Sizes {
+    sizes.retain(|name, size| {
+        let Some(Container { resources: has, .. }) = pod.containers.iter().find(|c| c.name == *name) else {
+            return false;
         };
-        let other = ResourceRequirements {
-            limits: other(&container.resources.limits, old.limits),
-            requests: other(&container.resources.requests, old.requests),
-            ..ResourceRequirements::default()
-        };
-        if other != ResourceRequirements::default() {
-            sizes.insert(name, other);
-        }
-    }
+        size.limits = other(&has.limits, size.limits.take());
+        size.requests = other(&has.requests, size.requests.take());
+        *size != ResourceRequirements::default()
+    });
     sizes
 }
 
-/// CPU and memory that are other than they were. Whoever may annotate a Pod could have written `old`.
+/// What is not so.
 fn other(has: &BTreeMap<String, String>, old: Option<Quantities>) -> Option<Quantities> {
     let mut old = old.unwrap_or_default();
-    old.retain(|name, Quantity(size)| {
-        matches!(name.as_str(), "cpu" | "memory")
-            && quantity::parse(size).is_some()
-            && has.get(name).is_some_and(|is| !quantity::equal(is, size))
-    });
+    old.retain(|name, Quantity(size)| has.get(name).is_some_and(|is| !quantity::equal(is, size)));
     some(old)
 }
 

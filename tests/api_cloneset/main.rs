@@ -11,6 +11,7 @@ mod dies;
 mod document;
 mod errors;
 mod field;
+mod foreign;
 mod fragments;
 mod gates;
 mod history;

@@ -153,7 +153,7 @@ fn the_change_waits_for_its_grace_period() {
         progress(&Pod::of(&pod)),
         Progress::Waiting(Waiting::Grace(None))
     ));
-    let gone = refresh(&Pod::of(&pod), |_| false, at(1));
+    let gone = refresh(&Pod::of(&pod), |_| false, Template::unknown(), at(1));
     let Refresh::Act(writes) = gone else {
         panic!("{gone:?}")
     };
@@ -185,43 +185,111 @@ fn what_we_do_not_know_survives() {
     assert_eq!(pod["metadata"]["annotations"]["ours"], "not");
 }
 
-/// Whoever may annotate a Pod can write what is to be done after its grace period.
-#[test]
-fn of_a_waiting_patch_only_metadata_is_taken() {
+/// What a Pod is told to be updated to after its grace period, by whoever may write its annotations.
+fn graced(grace: &Value) -> Value {
+    let mut pod = pod(&["app", "side"]);
+    pod["revision"] = revision(&pod, &images(&[("app", "app:2")]));
+    let metadata =
+        json!({ "labels": { "tier": "a" }, "annotations": {}, "finalizers": ["example.com/ours"] });
+    pod["revision"]["spec"]["template"]["metadata"] = metadata;
+    pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_STATE] = json!(r#"{"revision":"r2"}"#);
+    pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_GRACE] = json!(grace.to_string());
+    pod
+}
+
+fn in_base64(patch: &Value) -> String {
     use base64::Engine;
+    base64::engine::general_purpose::STANDARD.encode(patch.to_string())
+}
+
+#[test]
+fn metadata_after_the_grace_period_are_those_of_the_revision() {
     let hostile = [
         json!("x"),
         json!({ "metadata": "x" }),
         json!({ "metadata": { "annotations": 1, "labels": ["x"], "finalizers": "x", "name": "other" } }),
-        json!({ "spec": { "serviceAccountName": "other" }, "metadata": { "labels": { "tier": "a" } } }),
+        json!({ "metadata": { "finalizers": ["x"], "$deleteFromPrimitiveList/finalizers": ["example.com/ours", 1] } }),
+        json!({ "spec": { "serviceAccountName": "other" }, "metadata": { "labels": { "tier": "b", "x": "y" } } }),
     ];
     for patch in hostile {
-        let encoded = base64::engine::general_purpose::STANDARD.encode(patch.to_string());
-        let grace = json!({ "revision": "r2", "metaDataPatch": encoded });
-        let mut pod = pod(&["app"]);
-        pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_STATE] = json!(r#"{"revision":"r2"}"#);
-        pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_GRACE] = json!(grace.to_string());
+        let mut pod = graced(&json!({ "revision": "r2", "metaDataPatch": in_base64(&patch) }));
+        let labelled = patch["spec"].is_object();
+        pod["metadata"]["labels"]["x"] = json!("y");
         let Refresh::Act(writes) = next(&pod, 1) else {
             panic!("nothing is done about {patch}");
         };
-        for write in &writes {
-            let metadata = write.patch["metadata"].as_object().unwrap();
-            assert!(
-                write
-                    .patch
-                    .get("spec")
-                    .is_none_or(|spec| spec.get("serviceAccountName").is_none())
-            );
-            assert!(
-                !metadata.contains_key("name") && !metadata.contains_key("finalizers"),
-                "{metadata:?}"
-            );
-        }
-        let labelled = writes
-            .iter()
-            .any(|write| write.patch["metadata"]["labels"]["tier"] == "a");
-        assert_eq!(labelled, patch["spec"].is_object());
+        let before = pod.clone();
+        apply_all(&mut pod, &writes);
+        assert_eq!(pod["spec"], before["spec"]);
+        assert_eq!(pod["metadata"]["finalizers"], Value::Null);
+        let labels = json!({ "app": "x", "tier": "a" });
+        let expected = if labelled {
+            &labels
+        } else {
+            &before["metadata"]["labels"]
+        };
+        assert_eq!(pod["metadata"]["labels"], *expected, "{patch}");
+        assert_eq!(pod["metadata"]["name"], before["metadata"]["name"]);
     }
+    let patch = json!({ "metadata": { "finalizers": ["example.com/ours"],
+        "$deleteFromPrimitiveList/finalizers": ["example.com/old"] } });
+    let mut pod = graced(&json!({ "revision": "r2", "metaDataPatch": in_base64(&patch) }));
+    pod["metadata"]["finalizers"] = json!(["example.com/old"]);
+    let Refresh::Act(writes) = next(&pod, 1) else {
+        panic!("the grace period is over");
+    };
+    apply_all(&mut pod, &writes);
+    assert_eq!(pod["metadata"]["finalizers"], json!(["example.com/ours"]));
+}
+
+/// Labels and annotations may be written with the status of a Pod, and that right is not one to choose what runs.
+#[test]
+fn images_after_the_grace_period_and_of_later_batches_are_those_of_the_revision() {
+    let images = json!({ "app": "evil:1", "side": "evil:2", "other": "evil:3" });
+    let sizes = json!({ "app": { "limits": { "cpu": "999", "example.com/gpu": "8" } } });
+    let read = json!({ "app": { "annotations": { "x": "evil" }, "labels": { "tier": "evil" } } });
+    let grace = json!({ "revision": "r2", "containerImages": images, "containerResources": sizes,
+        "containerRefMetadata": read });
+    let mut waiting = graced(&grace);
+    let mut batch = graced(&json!({}));
+    batch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_GRACE] = json!("");
+    let state = json!({ "revision": "r2", "nextContainerImages": images, "nextContainerResources": sizes,
+        "nextContainerRefMetadata": read });
+    batch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_STATE] = json!(state.to_string());
+    for pod in [&mut waiting, &mut batch] {
+        let Refresh::Act(writes) = next(pod, 1) else {
+            panic!("it is due");
+        };
+        apply_all(pod, &writes);
+        assert_eq!([image(pod, 0), image(pod, 1)], ["app:2", "side:1"]);
+        assert_eq!(pod["spec"]["containers"][0]["resources"], json!({}));
+        assert_eq!(pod["metadata"]["labels"]["tier"], "a");
+        assert_eq!(pod["metadata"]["annotations"]["x"], Value::Null);
+        let text = json!(writes.iter().map(|write| &write.patch).collect::<Vec<_>>()).to_string();
+        assert!(!text.contains("evil") && !text.contains("999"), "{text}");
+    }
+    // So they are where another update takes over what is left of it.
+    let mut pod = batch;
+    pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_STATE] = json!(state.to_string());
+    let writes = start(&mut pod, &super::images(&[("side", "side:2")]));
+    assert_eq!([image(&pod, 0), image(&pod, 1)], ["app:2", "side:2"]);
+    assert!(
+        !json!(writes.iter().map(|write| &write.patch).collect::<Vec<_>>())
+            .to_string()
+            .contains("evil")
+    );
+}
+
+#[test]
+fn an_update_to_a_revision_that_is_not_known_changes_no_image() {
+    let mut pod = graced(&json!({ "revision": "r2", "containerImages": { "app": "app:2" } }));
+    let at_it = |revision: &str| revision == "r2";
+    let Refresh::Act(writes) = refresh(&Pod::of(&pod), at_it, Template::unknown(), at(1)) else {
+        panic!("the grace period is over");
+    };
+    apply_all(&mut pod, &writes);
+    assert_eq!(image(&pod, 0), "app:1");
+    assert_eq!(grace(&Pod::of(&pod)), Ok(None));
 }
 
 #[test]

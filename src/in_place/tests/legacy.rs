@@ -64,6 +64,7 @@ fn the_new_keys_count_where_both_are_there() {
 fn a_grace_period_that_an_old_release_began_ends_and_the_old_keys_go() {
     let waits = json!({ "revision": "r2", "containerImages": { "main": "main:2" }, "graceSeconds": 10 });
     let mut pod = annotated(&begun(), Some(&waits));
+    pod["revision"] = revision(&pod, &images(&[("main", "main:2")]));
     assert_eq!(next(&pod, 9), Refresh::Wait(Waiting::Grace(Some(at(10)))));
     let Refresh::Act(writes) = next(&pod, 10) else {
         panic!("the grace period is over")
@@ -77,7 +78,7 @@ fn a_grace_period_that_an_old_release_began_ends_and_the_old_keys_go() {
 fn a_grace_period_of_an_old_release_is_forgotten_when_the_update_is_taken_back() {
     let waits = json!({ "revision": "r2", "containerImages": { "main": "main:2" }, "graceSeconds": 10 });
     let mut pod = annotated(&begun(), Some(&waits));
-    let Refresh::Act(writes) = refresh(&Pod::of(&pod), |_| false, at(1)) else {
+    let Refresh::Act(writes) = refresh(&Pod::of(&pod), |_| false, Template::unknown(), at(1)) else {
         panic!("it is not to be updated any more")
     };
     apply_all(&mut pod, &writes);

@@ -102,8 +102,42 @@ pub(super) fn images(containers: &[(&str, &str)]) -> Spec {
     }
 }
 
+/// The revision that an update of this Pod to `spec` leads to. A Pod of these tests carries it.
+pub(super) fn revision(pod: &Value, spec: &Spec) -> Value {
+    let mut revision = pod["revision"].clone();
+    if revision.is_null() {
+        revision = json!({ "spec": { "template": { "metadata": { "labels": {}, "annotations": {} },
+            "spec": { "containers": pod["spec"]["containers"] } } } });
+    }
+    let template = &mut revision["spec"]["template"];
+    for container in template["spec"]["containers"].as_array_mut().unwrap() {
+        let name = container["name"].as_str().unwrap().to_owned();
+        if let Some(image) = spec.container_images.get(&name) {
+            container["image"] = json!(image);
+        }
+        if let Some(size) = spec.container_resources.get(&name) {
+            json_patch::merge(&mut container["resources"], &json!(size));
+        }
+    }
+    if let Some(patch) = &spec.meta_data_patch {
+        let patch = base64::Engine::decode(&base64::engine::general_purpose::STANDARD, patch).unwrap();
+        json_patch::merge(template, &serde_json::from_slice(&patch).unwrap());
+    }
+    for read in spec.container_ref_metadata.values() {
+        json_patch::merge(&mut template["metadata"]["labels"], &json!(read.labels));
+        json_patch::merge(&mut template["metadata"]["annotations"], &json!(read.annotations));
+    }
+    revision
+}
+
+/// The writes that begin an update of `pod`, as it is known, to `spec`.
+pub(super) fn begin(pod: &Pod, revision: &Value, spec: &Spec) -> Vec<Write> {
+    patch::begin(pod, spec, Template::of(revision), &Map::new(), &Map::new(), at(0))
+}
+
 pub(super) fn start(pod: &mut Value, spec: &Spec) -> Vec<Write> {
-    let writes = patch::begin(&Pod::of(pod), spec, &Map::new(), &Map::new(), at(0));
+    pod["revision"] = revision(pod, spec);
+    let writes = begin(&Pod::of(pod), &pod["revision"], spec);
     apply_all(pod, &writes);
     writes
 }
@@ -117,5 +151,6 @@ pub(super) fn holds(pod: &Value, type_: &str) -> bool {
 }
 
 pub(super) fn next(pod: &Value, second: i64) -> Refresh {
-    refresh(&Pod::of(pod), |revision| revision == "r2", at(second))
+    let template = Template::of(&pod["revision"]);
+    refresh(&Pod::of(pod), |revision| revision == "r2", template, at(second))
 }

@@ -52,7 +52,7 @@ impl Kubelet {
         let seen = Pod::of(&self.pod);
         self.stored(true);
         self.sync();
-        let writes = patch::begin(&seen, &spec, &Map::new(), &Map::new(), at(0));
+        let writes = begin(&seen, &revision(&self.pod, &spec), &spec);
         if !self.send(&writes, false) {
             // It looks again.
             self.change(&spec, false);
@@ -81,7 +81,7 @@ impl Kubelet {
 
     /// The API server takes one write after the other, and counts those that change the spec.
     fn change(&mut self, spec: &Spec, between: bool) {
-        let writes = patch::begin(&Pod::of(&self.pod), spec, &Map::new(), &Map::new(), at(0));
+        let writes = begin(&Pod::of(&self.pod), &revision(&self.pod, spec), spec);
         assert!(self.send(&writes, between), "nobody was quicker");
     }
 

@@ -17,7 +17,7 @@ use claims::{create_claim, delete_claim, patch_claim};
 use super::known::CONFIRM;
 use super::memory::Memory;
 use super::observe::{job_at, pod_at, set_at};
-use super::plan::{Act, ClaimPatch, Outcome, Why};
+use super::plan::{Act, ClaimPatch, Job, Outcome, Why};
 use super::report::Tally;
 use super::{Work, history};
 use crate::api::cloneset::CloneSet;
@@ -139,7 +139,8 @@ fn failed(work: &Work<'_>, act: &Act, error: &Error, memory: &mut Memory, tally:
 pub async fn alive(work: &Work<'_>) -> Result<bool, Error> {
     let set = write::get(&work.api::<CloneSet>(), &work.name.name).await?;
     Ok(set.is_some_and(|set| {
-        set.metadata.deletion_timestamp.is_none() && set.metadata.uid.as_deref() == Some(work.uid.as_str())
+        set.metadata.deletion_timestamp.is_none()
+            && set.metadata.uid.as_deref() == Some(work.owner.uid.as_str())
     }))
 }
 
@@ -161,7 +162,7 @@ async fn one(work: &Work<'_>, act: Act) -> (Act, Result<(), Error>) {
         Act::PatchClaim(claim) => patch_claim(work, claim).await,
         Act::DeleteClaim { name, uid } => delete_claim(work, name, uid).await,
         Act::CreateJob(job) => create_job(work, job).await,
-        Act::DeleteJob(name) => delete_job(work, name).await,
+        Act::DeleteJob(job) => delete_job(work, job).await,
         Act::LabelRevision { name, label } => history::label(work, name, label).await,
         Act::PatchSet(patch) => patch_set(work, patch).await,
     };
@@ -207,7 +208,7 @@ async fn create_pod(work: &Work<'_>, name: &str, pod: &Value, claims: &[Value]) 
         }
         // Whose the name is must be known before it is given up.
         Err(error) if error.already_exists() || error.in_doubt() => match look_up_pod(work, name).await? {
-            Some(pod) if pod.controller.as_ref() == Some(&work.uid) => Ok(()),
+            Some(pod) if pod.controller.as_ref() == Some(&work.owner) => Ok(()),
             _ => Err(error),
         },
         Err(error) => Err(error),
@@ -285,7 +286,7 @@ async fn back_into_service(work: &Work<'_>, name: &str) -> Result<(), Error> {
     let now = work.ctx.cluster.clock.now();
     let gate = pod.condition(keys::IN_PLACE_UPDATE_READY);
     let out = gate.is_some_and(|gate| !gate.holds) && !in_place::resize::under_way(&pod);
-    let idle = out && in_place::refresh(&pod, |_| true, now) == Refresh::Done;
+    let idle = out && in_place::refresh(&pod, |_| true, in_place::Template::unknown(), now) == Refresh::Done;
     let Some(ready) = in_place::ready::ready(&pod, now).filter(|_| idle) else {
         return Ok(());
     };
@@ -318,18 +319,17 @@ async fn create_job(work: &Work<'_>, job: &ImagePullJob) -> Result<(), Error> {
 pub async fn look_up_job(work: &Work<'_>, name: &str) -> Result<bool, Error> {
     let found = write::get(&work.api::<ImagePullJob>(), name).await?;
     let at = found.as_ref().map(job_at);
-    let good = at.as_ref().is_none_or(|at| at.group == work.uid && !at.deleting);
+    let good = at
+        .as_ref()
+        .is_none_or(|at| at.group == work.group && !at.deleting);
     work.index().jobs.read(&work.key(name), at, Instant::now());
     Ok(good)
 }
 
-async fn delete_job(work: &Work<'_>, name: &str) -> Result<(), Error> {
-    let key = work.key(name);
-    write::delete(&work.api::<ImagePullJob>(), name, None).await?;
-    let mut index = work.index();
-    if let Some(uid) = index.jobs.uid(&key).map(str::to_owned) {
-        index.jobs.doom(&key, &uid, Instant::now());
-    }
+async fn delete_job(work: &Work<'_>, job: &Job) -> Result<(), Error> {
+    let Job { name, uid } = job;
+    write::delete(&work.api::<ImagePullJob>(), name, Some(uid)).await?;
+    work.index().jobs.doom(&work.key(name), uid, Instant::now());
     Ok(())
 }
 

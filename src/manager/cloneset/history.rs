@@ -16,6 +16,7 @@ use super::{Work, act};
 use crate::admission::cloneset::{mistakes, templates};
 use crate::api::cloneset::CloneSet;
 use crate::api::keys;
+use crate::api::owner::Owner as Controller;
 use crate::cluster::pod_template::{self, Answer};
 use crate::cluster::{Error, Key, write};
 use crate::in_place::Pod;
@@ -96,14 +97,19 @@ pub async fn settle(work: &Work<'_>, known: &[Arc<RevisionView>], memory: &mut M
         }
     }
     let (template, again) = unsettled.unzip();
-    let update = all.last().map(|one| one.name.clone()).unwrap_or_default();
-    let current = revision::current(status.map_or("", |s| &s.current_revision), &update, &all).to_owned();
+    let newest = all.last().cloned().unwrap_or_default();
+    let (update, current) = (newest.name, status.map_or("", |s| &s.current_revision));
+    let current = revision::current(current, &update, &all).to_owned();
+    let mut template = template.unwrap_or_default();
+    if let Some(why) = newest.unfit.filter(|_| template == plan::Template::Taken) {
+        template = plan::Template::Refused(no_template(&update, &why));
+    }
     History {
         all,
         update,
         current,
         collisions,
-        template: template.unwrap_or_default(),
+        template,
         again,
         failed,
     }
@@ -265,7 +271,7 @@ async fn create(
             Ok(stored) => Some(read(stored)?),
             Err(error) if error.already_exists() => {
                 let taken = write::get(&api(work), &wanted.name).await?;
-                taken.filter(|object| usable(object, &wanted, owner.uid))
+                taken.filter(|object| usable(object, &wanted, &work.owner))
             }
             Err(error) => return Err(error.into()),
         };
@@ -287,8 +293,8 @@ async fn create(
 }
 
 /// Whether a revision of the wanted name is the wanted one, and ours or nobody's.
-fn usable(object: &ControllerRevision, wanted: &Wanted, uid: &str) -> bool {
-    let free = RevisionView::of(object).is_some_and(|v| v.controller.is_none_or(|of| of == uid));
+fn usable(object: &ControllerRevision, wanted: &Wanted, owner: &Controller) -> bool {
+    let free = RevisionView::of(object).is_some_and(|v| v.controller.is_none_or(|of| of == *owner));
     free && wanted.is(&Revision::from(object))
 }
 
@@ -305,7 +311,21 @@ impl History {
             .all
             .iter()
             .filter(|one| used.iter().any(|label| revision::same(label, &one.name)));
-        needed.map(|one| Arc::new(as_planned(one))).collect()
+        let fit = needed.filter(|one| one.unfit.is_none());
+        fit.map(|one| Arc::new(as_planned(one))).collect()
+    }
+
+    /// Warnings of revisions that no Pods can be made of. They count as if they were not there.
+    pub fn warnings(&self) -> impl Iterator<Item = plan::Event> {
+        let unfit = self
+            .all
+            .iter()
+            .filter_map(|one| Some((&one.name, one.unfit.as_ref()?)));
+        unfit.map(|(name, why)| plan::Event {
+            warning: true,
+            reason: "InvalidRevision",
+            message: no_template(name, why),
+        })
     }
 
     /// Values of revision labels that are in use.
@@ -324,6 +344,10 @@ impl History {
         }
         used
     }
+}
+
+fn no_template(revision: &str, why: &str) -> String {
+    format!("ControllerRevision {revision} does not hold a Pod template, and is not used: {why}")
 }
 
 fn as_planned(one: &Revision) -> plan::Revision {
@@ -345,18 +369,19 @@ pub async fn trim(work: &Work<'_>, history: &History, pods: &[Arc<Pod>]) -> Resu
         .unwrap_or(revision::DEFAULT_HISTORY_LIMIT);
     for name in revision::trim(&history.all, &history.used(pods), limit) {
         let key = work.key(&name);
-        let uid = work.index().revisions.get(&key).map(|view| view.uid.clone());
-        write::delete(&api(work), &name, uid.as_deref()).await?;
-        if let Some(uid) = uid {
-            work.index().revisions.doom(&key, &uid, Instant::now());
-        }
+        let Some(uid) = work.index().revisions.uid(&key).map(str::to_owned) else {
+            continue;
+        };
+        write::delete(&api(work), &name, Some(&uid)).await?;
+        work.index().revisions.doom(&key, &uid, Instant::now());
     }
     Ok(())
 }
 
 /// Sets a label of a revision to `true`.
 pub async fn label(work: &Work<'_>, name: &str, label: &str) -> Result<(), Error> {
-    let patch = json!({ "metadata": { "labels": { (label): "true" } } });
+    let uid = work.index().revisions.uid(&work.key(name)).map(str::to_owned);
+    let patch = json!({ "metadata": { "uid": uid, "labels": { (label): "true" } } });
     let stored = write::patch_merge(&api(work), name, &patch).await?;
     keep(work, &stored);
     Ok(())

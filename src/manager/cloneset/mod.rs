@@ -27,6 +27,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::{Context, Gate, Gates};
 use crate::api::cloneset::CloneSet;
+use crate::api::owner::Owner;
 use crate::cluster::queue::Again;
 use crate::cluster::{Error, Key};
 use crate::ops::metrics::metrics;
@@ -55,7 +56,10 @@ struct Work<'a> {
     writes: &'a Semaphore,
     name: &'a Key,
     set: &'a Arc<CloneSet>,
-    uid: String,
+    /// The CloneSet as the owner of what belongs to it.
+    owner: Owner,
+    /// What the index calls it.
+    group: String,
 }
 
 /// Runs until shutdown.
@@ -166,7 +170,8 @@ async fn look_after(shared: Arc<Shared>, key: Key) -> Result<Again, Error> {
         writes: &shared.writes,
         name: &key,
         set: &set,
-        uid,
+        owner: Owner::clone_set(&set.metadata),
+        group: observe::group_of(&set),
     };
     let again = match memory.too_early(Instant::now()) {
         Some(pause) => Ok(Some(pause)),
@@ -195,13 +200,14 @@ async fn pass(work: &Work<'_>, memory: &mut Memory, word: &mut &'static str) -> 
     let generation = work.set.metadata.generation.unwrap_or_default();
     memory.forget(generation, &work.set.spec.volume_claim_templates, now);
     let begin = Instant::now();
-    let seen = work.index().belongings(work.set, &work.uid);
+    let seen = work.index().belongings(work.set);
     memory.left.settle(&seen.pods);
     let gathered = begin.elapsed();
     let history = history::settle(work, &seen.revisions, memory).await;
     let begin = Instant::now();
     let observed = observed(work, seen, &history, memory);
-    let planned = plan(&observed, now);
+    let mut planned = plan(&observed, now);
+    planned.events.extend(history.warnings());
     let (planned_at, cost) = (Instant::now(), gathered + begin.elapsed());
     let wake = planned.wake.map(|at| until(at, now));
     let done = act::carry_out(work, planned.acts, slice(cost), memory).await;
@@ -221,7 +227,7 @@ async fn pass(work: &Work<'_>, memory: &mut Memory, word: &mut &'static str) -> 
         memory.not_trimmed(Instant::now());
     }
     let at_once = done.acted.then_some(Duration::ZERO);
-    let unseen = work.index().next_look_up(&work.uid, Instant::now());
+    let unseen = work.index().next_look_up(&work.group, Instant::now());
     let all = [wake, status, at_once, unseen, history.again];
     Ok(all.into_iter().flatten().min())
 }
@@ -238,10 +244,10 @@ async fn look_up(work: &Work<'_>) -> Result<(), Error> {
     let (pods, claims, jobs, revisions) = {
         let index = work.index();
         (
-            index.pods.unconfirmed(&work.uid, now).0,
-            index.claims.unconfirmed(&work.uid, now).0,
-            index.jobs.unconfirmed(&work.uid, now).0,
-            index.revisions.unconfirmed(&work.uid, now).0,
+            index.pods.unconfirmed(&work.group, now).0,
+            index.claims.unconfirmed(&work.group, now).0,
+            index.jobs.unconfirmed(&work.group, now).0,
+            index.revisions.unconfirmed(&work.group, now).0,
         )
     };
     for key in pods {

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 use super::known::{At, Known};
-use super::plan::Claim;
+use super::plan::{Claim, Job};
 use crate::api::cloneset::CloneSet;
 use crate::api::image_pull_job::ImagePullJob;
 use crate::api::keys;
+use crate::api::owner::Owner;
 use crate::cluster::{Change, Key};
 use crate::in_place::Pod;
 use crate::manager::Stores;
@@ -21,15 +22,15 @@ use crate::manager::view::{ClaimView, PodView, RevisionView, matches};
 pub struct Index {
     /// CloneSets, by namespace.
     pub sets: Known<CloneSet>,
-    /// Pods, by the UID of their controller, or by their namespace where nobody controls them.
+    /// Pods, by their controller ([`Owner::group`]), or by their namespace where nobody controls them.
     pub pods: Known<Pod>,
     /// Revisions, as Pods.
     pub revisions: Known<RevisionView>,
-    /// Claims, by the UID of their owner.
+    /// Claims, by their owner.
     pub claims: Known<Claim>,
-    /// That there are jobs, by the UID of their controller.
+    /// That there are jobs, by their controller.
     pub jobs: Known<()>,
-    /// Which CloneSet has a UID.
+    /// Which CloneSet a group is of.
     names: HashMap<String, Key>,
     /// Pods of nobody that a CloneSet selects, by its UID. There may be thousands that none does.
     strays: HashMap<String, BTreeSet<Key>>,
@@ -45,13 +46,25 @@ pub struct Belongings {
     pub given: BTreeMap<String, Vec<Claim>>,
     /// Its revisions, and those of nobody that it selects; in no order.
     pub revisions: Vec<Arc<RevisionView>>,
-    /// Names of its jobs, without those that go.
-    pub jobs: Vec<String>,
+    /// Its jobs, without those that go.
+    pub jobs: Vec<Job>,
 }
 
-/// The group of what nobody controls. A UID has no slash.
+/// The group of what nobody controls.
 fn nobodys(namespace: Option<&str>) -> String {
-    format!("{}/", namespace.unwrap_or_default())
+    namespace.unwrap_or_default().to_owned()
+}
+
+/// The group of what has this controller.
+fn controlled(key: &Key, controller: Option<&Owner>) -> String {
+    let namespace = key.namespace.as_deref();
+    controller.map_or_else(|| nobodys(namespace), |owner| owner.group(namespace))
+}
+
+/// The group of what a CloneSet controls.
+pub fn group_of(set: &CloneSet) -> String {
+    let metadata = &set.metadata;
+    Owner::clone_set(metadata).group(metadata.namespace.as_deref())
 }
 
 /// A Pod as it is kept.
@@ -59,21 +72,19 @@ pub fn pod_at(key: &Key, pod: Arc<Pod>) -> At<Pod> {
     At {
         uid: pod.uid.clone(),
         version: pod.resource_version.clone(),
-        group: pod
-            .controller
-            .clone()
-            .unwrap_or_else(|| nobodys(key.namespace.as_deref())),
+        group: controlled(key, pod.controller.as_ref()),
         deleting: pod.deleting,
         object: pod,
     }
 }
 
 /// A claim as it is kept.
-pub fn claim_at(view: &ClaimView) -> At<Claim> {
+pub fn claim_at(key: &Key, view: &ClaimView) -> At<Claim> {
+    let owner = view.owner.as_ref();
     At {
         uid: view.claim.uid.clone(),
         version: view.resource_version.clone(),
-        group: view.owner.clone().unwrap_or_default(),
+        group: owner.map_or_else(String::new, |owner| owner.group(key.namespace.as_deref())),
         deleting: view.claim.deleting,
         object: Arc::new(view.claim.clone()),
     }
@@ -84,10 +95,7 @@ pub fn revision_at(key: &Key, view: Arc<RevisionView>) -> At<RevisionView> {
     At {
         uid: view.uid.clone(),
         version: view.resource_version.clone(),
-        group: view
-            .controller
-            .clone()
-            .unwrap_or_else(|| nobodys(key.namespace.as_deref())),
+        group: controlled(key, view.controller.as_ref()),
         deleting: view.deleting,
         object: view,
     }
@@ -108,12 +116,11 @@ pub fn set_at(set: Arc<CloneSet>) -> At<CloneSet> {
 /// A job as it is kept.
 pub fn job_at(job: &ImagePullJob) -> At<()> {
     let metadata = &job.metadata;
-    let owners = metadata.owner_references.iter().flatten();
-    let controller = owners.into_iter().find(|owner| owner.controller == Some(true));
+    let controller = Owner::controller(metadata);
     At {
         uid: metadata.uid.clone().unwrap_or_default(),
         version: metadata.resource_version.clone().unwrap_or_default(),
-        group: controller.map(|owner| owner.uid.clone()).unwrap_or_default(),
+        group: controller.map_or_else(String::new, |owner| owner.group(metadata.namespace.as_deref())),
         deleting: metadata.deletion_timestamp.is_some(),
         object: Arc::new(()),
     }
@@ -129,12 +136,13 @@ fn take<T>(known: &mut Known<T>, key: &Key, old: Option<At<T>>, new: Option<At<T
 }
 
 impl Index {
-    /// What belongs to the CloneSet with this UID and selector, in this namespace.
-    pub fn belongings(&self, set: &CloneSet, uid: &str) -> Belongings {
-        let nobodys = nobodys(set.metadata.namespace.as_deref());
+    /// What belongs to this CloneSet.
+    pub fn belongings(&self, set: &CloneSet) -> Belongings {
+        let owner = Owner::clone_set(&set.metadata);
+        let (group, nobodys) = (group_of(set), nobodys(set.metadata.namespace.as_deref()));
         let selector = &set.spec.selector;
-        let own = self.pods.of(uid);
-        let strays = self.strays.get(uid).into_iter().flatten();
+        let own = self.pods.of(&group);
+        let strays = self.strays.get(&owner.uid).into_iter().flatten();
         let strays = strays.filter_map(|key| self.pods.find(&nobodys, key));
         let strays = strays.filter(|(_, pod, _)| matches(selector, &pod.labels));
         let pod = |(_, pod, going): (&Key, &Arc<Pod>, bool)| {
@@ -150,50 +158,51 @@ impl Index {
             ..Claim::clone(claim)
         };
         // A Pod that was let go keeps its claims, and its name, for as long as it is there.
-        let (set_name, namespace) = (
-            &set.metadata.name,
-            set.metadata.namespace.as_deref().unwrap_or_default(),
-        );
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
         let taken = |claim: &Claim| {
-            let name = format!("{}-{}", set_name.as_deref().unwrap_or_default(), claim.instance);
+            let name = format!("{}-{}", owner.name, claim.instance);
             let pod = self.pods.get(&Key::namespaced(namespace, &name));
-            pod.is_some_and(|pod| pod.controller.as_deref() != Some(uid))
+            pod.is_some_and(|pod| pod.controller.as_ref() != Some(&owner))
         };
         let stray = self.revisions.of(&nobodys);
         let stray = stray.filter(|(_, view, _)| matches(selector, &view.revision.labels));
-        let revisions = self.revisions.of(uid).chain(stray);
+        let revisions = self.revisions.of(&group).chain(stray);
         Belongings {
             pods: own.chain(strays).map(pod).collect(),
-            claims: self.claims.of(uid).map(claim).filter(|c| !taken(c)).collect(),
-            given: self.given(set, uid),
+            claims: self.claims.of(&group).map(claim).filter(|c| !taken(c)).collect(),
+            given: self.given(set, &group),
             revisions: revisions
                 .filter(|(.., going)| !going)
                 .map(|(_, view, _)| Arc::clone(view))
                 .collect(),
             jobs: self
                 .jobs
-                .of(uid)
+                .of(&group)
                 .filter(|(.., going)| !going)
-                .map(|(key, ..)| key.name.clone())
+                .map(|(key, ..)| Job {
+                    name: key.name.clone(),
+                    uid: self.jobs.uid(key).unwrap_or_default().to_owned(),
+                })
                 .collect(),
         }
     }
 
     /// The claims that Pods of the CloneSet own, but for those that were never its own.
-    fn given(&self, set: &CloneSet, uid: &str) -> BTreeMap<String, Vec<Claim>> {
+    fn given(&self, set: &CloneSet, group: &str) -> BTreeMap<String, Vec<Claim>> {
         // Each Pod is looked at, so not where there is nothing to find.
         if set.spec.volume_claim_templates.is_empty() {
             return BTreeMap::new();
         }
         let once_ours = |pod: &Pod| {
             let id = pod.labels.get(keys::CLONESET_INSTANCE_ID);
-            let claims = self.claims.of(&pod.uid);
+            let owner = Owner::pod(&pod.name, &pod.uid).group(set.metadata.namespace.as_deref());
+            let claims = self.claims.of(&owner);
             let of_pod = claims.filter(|(_, claim, going)| !going && Some(&claim.instance) == id);
             of_pod
                 .map(|(_, claim, _)| Claim::clone(claim))
                 .collect::<Vec<_>>()
         };
-        let given = self.pods.of(uid).map(|(_, pod, _)| (pod, once_ours(pod)));
+        let given = self.pods.of(group).map(|(_, pod, _)| (pod, once_ours(pod)));
         given
             .filter(|(_, claims)| !claims.is_empty())
             .map(|(pod, claims)| (pod.uid.clone(), claims))
@@ -201,20 +210,21 @@ impl Index {
     }
 
     /// How long it is until a write of ours has to be looked up, if one is not confirmed.
-    pub fn next_look_up(&self, uid: &str, now: Instant) -> Option<Duration> {
+    pub fn next_look_up(&self, group: &str, now: Instant) -> Option<Duration> {
         let all = [
-            self.pods.unconfirmed(uid, now).1,
-            self.claims.unconfirmed(uid, now).1,
-            self.revisions.unconfirmed(uid, now).1,
-            self.jobs.unconfirmed(uid, now).1,
+            self.pods.unconfirmed(group, now).1,
+            self.claims.unconfirmed(group, now).1,
+            self.revisions.unconfirmed(group, now).1,
+            self.jobs.unconfirmed(group, now).1,
         ];
         all.into_iter().flatten().min()
     }
 
     /// CloneSets that a Pod concerns, in its state before or after. A Pod of nobody is, or was, one of their strays.
     fn concerned(&mut self, key: &Key, pod: &Pod, is: bool, wake: &mut BTreeSet<Key>) {
-        if let Some(uid) = &pod.controller {
-            wake.extend(self.names.get(uid).cloned());
+        if pod.controller.is_some() {
+            let group = controlled(key, pod.controller.as_ref());
+            wake.extend(self.names.get(&group).cloned());
             return;
         }
         let sets = self.sets.of(key.namespace.as_deref().unwrap_or_default());
@@ -246,13 +256,13 @@ impl Index {
             a.uid == b.uid && a.object.spec.selector == b.object.spec.selector
         };
         if let Some(old) = &old {
-            self.names.remove(&old.uid);
+            self.names.remove(&group_of(&old.object));
             if new.as_ref().is_none_or(|new| new.uid != old.uid) {
                 self.strays.remove(&old.uid);
             }
         }
         if let Some(new) = &new {
-            self.names.insert(new.uid.clone(), change.key.clone());
+            self.names.insert(group_of(&new.object), change.key.clone());
             if !old.as_ref().is_some_and(|old| same(old, new)) {
                 self.find_strays(&new.object, &new.uid);
             }
@@ -269,6 +279,10 @@ impl Index {
                 self.concerned(&change.key, pod, is, wake);
             }
         }
+        // A Pod of others is known where one of ours was to have its name.
+        if let (Some(old), None) = (&change.old, &change.new) {
+            self.pods.gone(&change.key, &old.uid);
+        }
         let at = |pod: Option<Arc<Pod>>| pod.map(|pod| pod_at(&change.key, pod));
         take(&mut self.pods, &change.key, at(old), at(new));
     }
@@ -281,7 +295,7 @@ impl Index {
     }
 
     fn claim(&mut self, change: &Change<ClaimView>, wake: &mut BTreeSet<Key>) {
-        let at = |view: &Option<Arc<ClaimView>>| view.as_deref().map(claim_at);
+        let at = |view: &Option<Arc<ClaimView>>| view.as_deref().map(|view| claim_at(&change.key, view));
         let (old, new) = (at(&change.old), at(&change.new));
         self.wake_owners(&old, &new, wake);
         take(&mut self.claims, &change.key, old, new);

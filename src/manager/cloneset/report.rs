@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::Work;
 use super::act::keep_set;
 use super::memory::Memory;
-use super::plan::{Act, ClaimPatch, Event, Why};
+use super::plan::{Act, ClaimPatch, Event, Job, Why};
 use crate::api::cloneset::{CloneSet, CloneSetStatus};
 use crate::api::keys;
 use crate::cluster::{Error, EventType, write};
@@ -103,7 +103,7 @@ fn name(act: &Act) -> String {
         | Act::PatchClaim(ClaimPatch { name, .. })
         | Act::DeleteClaim { name, .. }
         | Act::LabelRevision { name, .. }
-        | Act::DeleteJob(name) => name.clone(),
+        | Act::DeleteJob(Job { name, .. }) => name.clone(),
         Act::CreateJob(job) => job.metadata.name.clone().unwrap_or_default(),
         Act::PatchSet(_) => "the CloneSet".to_owned(),
     }
@@ -210,7 +210,7 @@ fn about(work: &Work<'_>) -> ObjectReference {
         kind: Some("CloneSet".to_owned()),
         namespace: work.name.namespace.clone(),
         name: Some(work.name.name.clone()),
-        uid: Some(work.uid.clone()),
+        uid: Some(work.owner.uid.clone()),
         ..ObjectReference::default()
     }
 }
@@ -235,7 +235,7 @@ pub async fn status(
         return Ok(Some(wait));
     }
     memory.told.written(now);
-    let patch = body(&work.uid, &status);
+    let patch = body(&work.owner.uid, &status);
     match write::patch_status_merge::<CloneSet>(&work.api(), &work.name.name, &patch).await {
         Ok(stored) => keep_set(work, stored),
         // It is gone, or another has its name: the watch will say so.

@@ -6,7 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::api::{GROUP, V1BETA1, go_json, keys};
@@ -61,6 +63,8 @@ pub struct Revision {
     pub labels: BTreeMap<String, String>,
     /// Annotation [`keys::VOLUME_CLAIM_TEMPLATE_HASH`].
     pub claim_hash: Option<String>,
+    /// Why its data is no Pod template, if so: the API server stores any object.
+    pub unfit: Option<String>,
 }
 
 /// How the wanted revision comes to be the newest.
@@ -102,7 +106,27 @@ impl From<&ControllerRevision> for Revision {
                 .unwrap_or_default(),
             labels: metadata.labels.clone().unwrap_or_default(),
             claim_hash: annotations.and_then(|all| all.get(keys::VOLUME_CLAIM_TEMPLATE_HASH).cloned()),
+            unfit: unfit(from.data.as_ref().map(|data| &data.0)),
         }
+    }
+}
+
+/// Why Pods cannot be made of a revision's data, if so.
+fn unfit(data: Option<&Value>) -> Option<String> {
+    let Some(template) = data.and_then(|data| data.pointer("/spec/template")) else {
+        return Some("spec.template is missing".to_owned());
+    };
+    match PodTemplateSpec::deserialize(template) {
+        Err(why) => Some(why.to_string()),
+        Ok(template)
+            if template
+                .spec
+                .as_ref()
+                .is_none_or(|spec| spec.containers.is_empty()) =>
+        {
+            Some("spec.template has no containers".to_owned())
+        }
+        Ok(_) => None,
     }
 }
 
@@ -249,11 +273,8 @@ pub fn plan(wanted: &Wanted, known: &[Revision]) -> Step {
 /// The name of the current revision: that of the status, if there is such a revision, or else the update
 /// revision.
 pub fn current<'a>(status: &'a str, update: &'a str, known: &[Revision]) -> &'a str {
-    if known.iter().any(|revision| revision.name == status) {
-        status
-    } else {
-        update
-    }
+    let fits = |revision: &Revision| revision.name == status && revision.unfit.is_none();
+    if known.iter().any(fits) { status } else { update }
 }
 
 /// Names of the revisions to delete, the oldest first, so that `limit` of those that nobody uses stay.

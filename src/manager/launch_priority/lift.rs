@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use serde_json::json;
 
 use crate::api::keys;
+use crate::api::owner::{Owner, OwnerKind};
 use crate::cluster::{Error, EventType, Key, write};
 use crate::manager::Context;
 use crate::manager::view::{PodView, RawPod, barrier_key, barrier_of};
@@ -24,7 +25,8 @@ pub async fn lift(ctx: &Context, key: &Key, pod: &PodView, priority: i64) -> Res
     let data: BTreeMap<String, String> = lifted.map(|key| (key, keys::TRUE.to_owned())).collect();
     if let Some(there) = write::get(&api, &name).await? {
         let owners = there.metadata.owner_references.unwrap_or_default();
-        if owners.iter().any(|owner| owner.uid == pod.uid) {
+        let own = Owner::pod(&key.name, &pod.uid);
+        if owners.iter().any(|owner| Owner::of(owner) == own) {
             let known = there.data.unwrap_or_default();
             if data.iter().all(|(key, word)| known.get(key) == Some(word)) {
                 return Ok(true);
@@ -32,7 +34,8 @@ pub async fn lift(ctx: &Context, key: &Key, pod: &PodView, priority: i64) -> Res
             let patch = json!({ "metadata": { "uid": there.metadata.uid }, "data": data });
             return write::patch_merge(&api, &name, &patch).await.map(|_| true);
         }
-        let before = |owner: &OwnerReference| owner.kind == "Pod" && owner.name == key.name;
+        let pods = |owner: &OwnerReference| Owner::of(owner).kind == OwnerKind::Pod;
+        let before = |owner: &OwnerReference| pods(owner) && owner.name == key.name;
         if owners.is_empty() || !owners.iter().all(before) {
             not_ours(ctx, key, pod, &name);
             return Ok(false);

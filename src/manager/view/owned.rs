@@ -2,9 +2,10 @@
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-use crate::api::{GROUP, keys};
+use crate::api::keys;
+use crate::api::owner::{Owner, OwnerKind};
 use crate::manager::cloneset::plan::Claim;
 use crate::manager::cloneset::revision::Revision;
 
@@ -15,8 +16,8 @@ pub struct RevisionView {
     pub uid: String,
     /// Its version.
     pub resource_version: String,
-    /// UID of the CloneSet that controls it, if any does.
-    pub controller: Option<String>,
+    /// The CloneSet that controls it, if any does.
+    pub controller: Option<Owner>,
     /// Whether it is being deleted.
     pub deleting: bool,
     /// What it holds.
@@ -28,8 +29,8 @@ pub struct RevisionView {
 pub struct ClaimView {
     /// Its version.
     pub resource_version: String,
-    /// UID of the owner that counts, whoever else has it: the CloneSet, or else a Pod that takes it along.
-    pub owner: Option<String>,
+    /// The owner that counts, whoever else has it: the CloneSet, or else a Pod that takes it along.
+    pub owner: Option<Owner>,
     /// What it is.
     pub claim: Claim,
 }
@@ -38,39 +39,31 @@ impl RevisionView {
     /// Reduces a revision; `None` for those that others control.
     #[must_use]
     pub fn of(object: &ControllerRevision) -> Option<Self> {
-        let controller = controller_kind(&object.metadata);
-        if controller.is_some_and(|(kind, _)| kind != "CloneSet") {
+        let controller = Owner::controller(&object.metadata);
+        if controller
+            .as_ref()
+            .is_some_and(|owner| owner.kind != OwnerKind::CloneSet)
+        {
             return None;
         }
         let metadata = &object.metadata;
         Some(Self {
             uid: metadata.uid.clone().unwrap_or_default(),
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
-            controller: controller.map(|(_, uid)| uid.to_owned()),
+            controller,
             deleting: metadata.deletion_timestamp.is_some(),
             revision: Revision::from(object),
         })
     }
 }
 
-/// Kind and UID of the controller; the kind is empty for those of other groups.
-fn controller_kind(metadata: &ObjectMeta) -> Option<(&str, &str)> {
-    let owners = metadata.owner_references.iter().flatten();
-    let owner = owners.into_iter().find(|o| o.controller == Some(true))?;
-    Some((if of_our_group(owner) { &owner.kind } else { "" }, &owner.uid))
-}
-
-fn of_our_group(owner: &OwnerReference) -> bool {
-    let group = owner.api_version.split_once('/');
-    group.is_some_and(|(group, _)| group == GROUP)
-}
-
 /// How much an owner of a claim counts; nothing if it is somebody else. Of two CloneSets, the one that controls it does.
 fn rank(owner: &OwnerReference) -> Option<u8> {
-    if of_our_group(owner) && owner.kind == "CloneSet" {
-        return Some(if owner.controller == Some(true) { 2 } else { 1 });
+    match Owner::of(owner).kind {
+        OwnerKind::CloneSet => Some(if owner.controller == Some(true) { 2 } else { 1 }),
+        OwnerKind::Pod => Some(0),
+        OwnerKind::Other => None,
     }
-    (owner.api_version == "v1" && owner.kind == "Pod").then_some(0)
 }
 
 impl ClaimView {
@@ -87,7 +80,7 @@ impl ClaimView {
         let owner = ranked.max_by_key(|(rank, _)| *rank);
         Self {
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
-            owner: owner.map(|(_, owner)| owner.uid.clone()),
+            owner: owner.map(|(_, owner)| Owner::of(owner)),
             claim: Claim {
                 name: metadata.name.clone().unwrap_or_default(),
                 uid: metadata.uid.clone().unwrap_or_default(),
@@ -123,7 +116,7 @@ mod tests {
     fn whose(owners: &[Value]) -> (Option<String>, bool) {
         let claim = json!({ "metadata": { "name": "c", "ownerReferences": owners }, "spec": {} });
         let view = ClaimView::of(&serde_json::from_value(claim).unwrap());
-        (view.owner, view.claim.controlled)
+        (view.owner.map(|owner| owner.uid), view.claim.controlled)
     }
 
     #[test]

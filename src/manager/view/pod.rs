@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use super::RawPod;
 use crate::api::cloneset::texts;
-use crate::api::{GROUP, keys};
+use crate::api::keys;
+use crate::api::owner::{Owner, OwnerKind};
 use crate::in_place;
 
 /// What the manager knows of a Pod.
@@ -90,11 +91,8 @@ impl From<&RawPod> for PodView {
 
 /// Whether a CloneSet controls the Pod, or nobody.
 fn concerns_workloads(meta: &Value) -> bool {
-    let controller = items(&meta["ownerReferences"]).find(|owner| owner["controller"] == true);
-    controller.is_none_or(|owner| {
-        let group = owner["apiVersion"].as_str().and_then(|v| v.split_once('/'));
-        owner["kind"] == "CloneSet" && group.is_some_and(|(group, _)| group == GROUP)
-    })
+    let controller = Owner::controller_in(&meta["ownerReferences"]);
+    controller.is_none_or(|owner| owner.kind == OwnerKind::CloneSet)
 }
 
 /// Name of the ConfigMap with the keys of a Pod's barriers.

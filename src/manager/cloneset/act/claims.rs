@@ -26,7 +26,7 @@ pub(super) async fn create_claim(work: &Work<'_>, claim: &Value) -> Result<(), E
             let name = claim["metadata"]["name"].as_str().unwrap_or_default();
             let found = look_up_claim(work, name).await?;
             let ours =
-                found.is_some_and(|found| found.owner.as_ref() == Some(&work.uid) && !found.claim.deleting);
+                found.is_some_and(|found| found.owner.as_ref() == Some(&work.owner) && !found.claim.deleting);
             if ours { Ok(()) } else { Err(error) }
         }
         Err(error) => Err(error),
@@ -34,17 +34,18 @@ pub(super) async fn create_claim(work: &Work<'_>, claim: &Value) -> Result<(), E
 }
 
 fn keep_claim(work: &Work<'_>, stored: &PersistentVolumeClaim) {
-    let at = claim_at(&ClaimView::of(stored));
-    work.index().claims.wrote(&Key::of(stored), at, Instant::now());
+    let key = Key::of(stored);
+    let at = claim_at(&key, &ClaimView::of(stored));
+    work.index().claims.wrote(&key, at, Instant::now());
 }
 
 /// Reads a claim from the API server itself, and takes note of it.
 pub async fn look_up_claim(work: &Work<'_>, name: &str) -> Result<Option<ClaimView>, Error> {
     let found = write::get(&work.api::<PersistentVolumeClaim>(), name).await?;
     let view = found.as_ref().map(ClaimView::of);
-    work.index()
-        .claims
-        .read(&work.key(name), view.as_ref().map(claim_at), Instant::now());
+    let key = work.key(name);
+    let at = view.as_ref().map(|view| claim_at(&key, view));
+    work.index().claims.read(&key, at, Instant::now());
     Ok(view)
 }
 
@@ -67,8 +68,7 @@ pub(super) async fn patch_claim(work: &Work<'_>, claim: &ClaimPatch) -> Result<(
 
 /// Deletes a claim.
 pub(super) async fn delete_claim(work: &Work<'_>, name: &str, uid: &str) -> Result<(), Error> {
-    let precondition = Some(uid).filter(|uid| !uid.is_empty());
-    write::delete(&work.api::<PersistentVolumeClaim>(), name, precondition).await?;
+    write::delete(&work.api::<PersistentVolumeClaim>(), name, Some(uid)).await?;
     work.index().claims.doom(&work.key(name), uid, Instant::now());
     Ok(())
 }

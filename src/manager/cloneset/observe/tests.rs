@@ -24,7 +24,7 @@ fn set_of(app: &str) -> Arc<CloneSet> {
 
 /// Names of the Pods that belong to the CloneSet, after it was told so much.
 fn pods_of(index: &Index, app: &str) -> Vec<String> {
-    let pods = index.belongings(&set_of(app), &format!("set-{app}")).pods;
+    let pods = index.belongings(&set_of(app)).pods;
     pods.iter().map(|pod| pod.name.clone()).collect()
 }
 
@@ -66,7 +66,8 @@ fn pods_of_nobody_are_looked_at_by_those_who_select_them() {
     assert_eq!(pods_of(&index, "db"), ["late"]);
     // A write of ours adopted it, which no watch has told yet.
     let mut adopted = Pod::clone(early.workload.as_ref().unwrap());
-    (adopted.controller, adopted.resource_version) = (Some("set-web".to_owned()), "5".to_owned());
+    adopted.controller = Some(Owner::clone_set(&set_of("web").metadata));
+    adopted.resource_version = "5".to_owned();
     let key = Key::namespaced("n", "early");
     let at = pod_at(&key, Arc::new(adopted));
     index.pods.wrote(&key, at, Instant::now());
@@ -85,7 +86,8 @@ fn claims_that_were_a_pod_s_own_from_the_beginning_are_not_ours_to_take_back() {
     let pod = Pod::of(&json!({ "metadata": {
         "name": "s-abcde", "namespace": "n", "uid": "pod", "resourceVersion": "1",
         "labels": { (keys::CLONESET_INSTANCE_ID): "abcde" },
-        "ownerReferences": [{ "uid": "set", "controller": true }],
+        "ownerReferences": [{ "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet", "name": "s",
+            "uid": "set", "controller": true }],
     } }));
     let key = Key::namespaced("n", "s-abcde");
     index.pods.watched(&key, pod_at(&key, Arc::new(pod)));
@@ -94,34 +96,40 @@ fn claims_that_were_a_pod_s_own_from_the_beginning_are_not_ours_to_take_back() {
         let (name, instance) = (name.to_owned(), instance.to_owned());
         let view = ClaimView {
             resource_version: "1".to_owned(),
-            owner: Some("pod".to_owned()),
+            owner: Some(Owner::pod("s-abcde", "pod")),
             claim: Claim {
                 name: name.clone(),
                 instance,
                 ..Claim::default()
             },
         };
-        index
-            .claims
-            .watched(&Key::namespaced("n", &name), claim_at(&view));
+        let key = Key::namespaced("n", &name);
+        index.claims.watched(&key, claim_at(&key, &view));
     }
-    let set = json!({ "metadata": { "name": "s", "namespace": "n" }, "spec": {
+    let set = json!({ "metadata": { "name": "s", "namespace": "n", "uid": "set" }, "spec": {
         "selector": {}, "template": {}, "volumeClaimTemplates": [{ "metadata": { "name": "data" } }],
     } });
     let set: CloneSet = serde_json::from_value(set).unwrap();
-    let given = index.belongings(&set, "set").given;
+    let given = index.belongings(&set).given;
     let names = given["pod"].iter().map(|claim| claim.name.as_str());
     assert_eq!((given.len(), names.collect()), (1, vec!["data-s-abcde"]));
 }
 
 /// The objects of CloneSet `set`: its Pod, its claim and its revision of that number, at version `version`.
 fn theirs(set: usize, at: usize, version: &str) -> [Said; 3] {
-    let (name, owner) = (format!("{set}-{at}"), format!("set-{set}"));
+    let (name, owner) = (
+        format!("{set}-{at}"),
+        Owner::clone_set(&set_of(&set.to_string()).metadata),
+    );
     let key = Key::namespaced("n", &name);
     let pod = Pod::of(&json!({ "metadata": {
         "name": name, "namespace": "n", "uid": name, "resourceVersion": version,
-        "labels": { "app": set.to_string() }, "ownerReferences": [{ "uid": owner, "controller": true }],
+        "labels": { "app": set.to_string() },
     } }));
+    let pod = Pod {
+        controller: Some(owner.clone()),
+        ..pod
+    };
     let pod = PodView {
         workload: Some(Arc::new(pod)),
         ..PodView::default()
@@ -187,12 +195,12 @@ fn looks(sets: usize, each: usize) -> usize {
     };
     for said in theirs(1, 0, "2").into_iter().chain([Said::Set(edit)]) {
         assert_eq!(index.apply(&said), BTreeSet::from([one.clone()]));
-        let seen = index.belongings(&set, "set-1");
+        let seen = index.belongings(&set);
         assert_eq!(
             (seen.pods.len(), seen.claims.len(), seen.revisions.len()),
             (each, each, each)
         );
-        assert_eq!(index.next_look_up("set-1", Instant::now()), None);
+        assert_eq!(index.next_look_up(&group_of(&set), Instant::now()), None);
     }
     counters(&index).iter().sum()
 }
@@ -204,4 +212,78 @@ fn a_change_costs_what_its_cloneset_has_however_many_others_there_are() {
     assert_eq!(looks(2, 20), 2 * alone);
     // Once to see them, and once to see whether writes of ours are confirmed.
     assert_eq!(alone, 4 * 2 * 3 * 10, "four changes, ten objects of three kinds");
+}
+
+/// A reference to the CloneSet `web` in namespace `n`, as the API server resolves it.
+fn reference() -> serde_json::Value {
+    json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet", "name": "web", "uid": "set-web", "controller": true })
+}
+
+/// The names that a CloneSet `web` in `n` takes for its own, of Pods, claims, revisions and jobs, where there is one of each
+/// with this owner in this namespace.
+fn taken_in(namespace: &str, owner: &serde_json::Value) -> [usize; 4] {
+    let mut index = Index::default();
+    let metadata = json!({ "name": "forged", "namespace": namespace, "uid": "forged", "resourceVersion": "1",
+        "labels": { "app": "web", (keys::CLONESET_INSTANCE_ID): "abcde" }, "ownerReferences": [owner] });
+    let object = json!({ "metadata": metadata, "revision": 0, "spec": {}, "data": {} });
+    let key = Key::namespaced(namespace, "forged");
+    let pod = PodView::from(&crate::manager::view::RawPod::from(object.clone()));
+    let said = Change {
+        key: key.clone(),
+        old: None,
+        new: Some(Arc::new(pod)),
+    };
+    index.apply(&Said::Pod(said));
+    let claim = ClaimView::of(&serde_json::from_value(object.clone()).unwrap());
+    let said = Change {
+        key: key.clone(),
+        old: None,
+        new: Some(Arc::new(claim)),
+    };
+    index.apply(&Said::Claim(said));
+    if let Some(revision) = RevisionView::of(&serde_json::from_value(object).unwrap()) {
+        let said = Change {
+            key: key.clone(),
+            old: None,
+            new: Some(Arc::new(revision)),
+        };
+        index.apply(&Said::Revision(said));
+    }
+    let mut job = ImagePullJob::new("forged", Default::default());
+    job.metadata = serde_json::from_value(metadata).unwrap();
+    index.apply(&Said::Job(Change {
+        key,
+        old: None,
+        new: Some(Arc::new(job)),
+    }));
+    let set = set_of("web");
+    let (key, new) = (Key::namespaced("n", "web"), Some(Arc::clone(&set)));
+    index.apply(&Said::Set(Change { key, old: None, new }));
+    let of = index.belongings(&set);
+    [of.pods.len(), of.claims.len(), of.revisions.len(), of.jobs.len()]
+}
+
+#[test]
+fn what_names_the_uid_is_not_the_cloneset_s_in_another_namespace_or_by_another_name_or_version() {
+    assert_eq!(taken_in("n", &reference()), [1, 1, 1, 1]);
+    let mut older = reference();
+    older["apiVersion"] = json!("apps.kruise.io/v1alpha1");
+    assert_eq!(taken_in("n", &older), [1, 1, 1, 1]);
+    for namespace in ["evil", ""] {
+        assert_eq!(taken_in(namespace, &reference()), [0; 4], "{namespace}");
+    }
+    let forged = [
+        ("apiVersion", "apps.kruise.io/v9"),
+        ("apiVersion", "example.com/v1beta1"),
+        ("apiVersion", ""),
+        ("kind", "Deployment"),
+        ("kind", "Pod"),
+        ("name", "db"),
+        ("uid", "set-db"),
+    ];
+    for (field, value) in forged {
+        let mut owner = reference();
+        owner[field] = json!(value);
+        assert_eq!(taken_in("n", &owner), [0; 4], "{field} {value}");
+    }
 }

@@ -1,23 +1,26 @@
 //! Barriers: what holds the containers of a new Pod back until those of a higher launch priority are ready. They are
 //! lifted by [`launch_priority`](crate::manager::launch_priority).
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
+use super::create::items;
 use crate::api::keys;
 use crate::manager::view::{barrier_key, barrier_of};
 
 /// Gives each container of `spec` a barrier, if the template wants its containers to start one after the other.
-pub(super) fn raise(template: &Value, pod: &str, spec: &mut Value) {
+pub(super) fn raise(template: &Value, pod: &str, spec: &mut Map<String, Value>) {
     let Some(priorities) = priorities(template) else {
         return;
     };
-    let containers = spec["containers"].as_array_mut();
-    for (container, priority) in containers.into_iter().flatten().zip(priorities) {
-        let mut env = container["env"].as_array().cloned().unwrap_or_default();
+    let containers = spec.get_mut("containers").and_then(Value::as_array_mut);
+    let containers = containers.into_iter().flatten().map(Value::as_object_mut);
+    for (container, priority) in containers.zip(priorities) {
+        let Some(container) = container else { continue };
+        let mut env = items(container, "env").to_vec();
         env.retain(|v| v["name"] != keys::ENV_CONTAINER_BARRIER);
         let key = json!({ "configMapKeyRef": { "name": barrier_of(pod), "key": barrier_key(priority) } });
         env.push(json!({ "name": keys::ENV_CONTAINER_BARRIER, "valueFrom": key }));
-        container["env"] = Value::Array(env);
+        container.insert("env".to_owned(), Value::Array(env));
     }
 }
 
@@ -93,7 +96,7 @@ mod tests {
         let mut template = template(false, &[Some("1"), None]);
         template["spec"]["containers"][1]["env"] = json!([
             { "name": keys::ENV_CONTAINER_BARRIER, "value": "copied" }, { "name": "A", "value": "b" } ]);
-        let mut spec = template["spec"].clone();
+        let mut spec = template["spec"].as_object().unwrap().clone();
         raise(&template, "web-x", &mut spec);
         let barrier = |key: &str| {
             json!({ "name": keys::ENV_CONTAINER_BARRIER,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::types::{Act, Claim, Revision};
 use super::view::View;
@@ -39,7 +39,7 @@ pub(super) fn create(view: &View<'_>, claims: &BTreeSet<&str>, count: usize, old
         let revision = view.revision(name)?;
         Some(Act::CreatePod {
             name: pod_name(view, &id),
-            pod: pod(view, revision, &id),
+            pod: pod(view, revision, &id)?,
             claims: volumes::missing(view, claims, &id),
         })
     };
@@ -185,10 +185,10 @@ pub(super) fn owner(view: &View<'_>) -> Value {
     })
 }
 
-/// A Pod made from the revision's template.
-fn pod(view: &View<'_>, revision: &Revision, id: &str) -> Value {
+/// A Pod made from the revision's template; `None` where that has no spec.
+fn pod(view: &View<'_>, revision: &Revision, id: &str) -> Option<Value> {
     let template = &revision.data["spec"]["template"];
-    let mut spec = template["spec"].clone();
+    let mut spec = template["spec"].as_object()?.clone();
     gate(&mut spec);
     barriers::raise(template, &pod_name(view, id), &mut spec);
     volumes::mount(view, &mut spec, id);
@@ -213,16 +213,23 @@ fn pod(view: &View<'_>, revision: &Revision, id: &str) -> Value {
     if finalizers.is_array() {
         metadata["finalizers"] = finalizers.clone();
     }
-    json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec })
+    Some(json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec }))
 }
 
 /// Appends our gates where the template has them not.
-fn gate(spec: &mut Value) {
-    let mut gates = spec["readinessGates"].as_array().cloned().unwrap_or_default();
+fn gate(spec: &mut Map<String, Value>) {
+    let mut gates = items(spec, "readinessGates").to_vec();
     for gate in GATES {
         if gates.iter().all(|g| g["conditionType"] != gate) {
             gates.push(json!({ "conditionType": gate }));
         }
     }
-    spec["readinessGates"] = Value::Array(gates);
+    spec.insert("readinessGates".to_owned(), Value::Array(gates));
+}
+
+/// The items of a list in a Pod's spec.
+pub(super) fn items<'a>(spec: &'a Map<String, Value>, list: &str) -> &'a [Value] {
+    spec.get(list)
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
 }

@@ -64,8 +64,8 @@ use serde_json::json;
 
 use refresh::Pending;
 pub use types::{
-    Act, Claim, ClaimPatch, Concern, Event, Failure, LeftOver, Observed, Outcome, Plan, Revision, Subject,
-    Switches, Template, Why,
+    Act, Claim, ClaimPatch, Concern, Event, Failure, Job, LeftOver, Observed, Outcome, Plan, Revision,
+    Subject, Switches, Template, Why,
 };
 use view::{Draft, View};
 

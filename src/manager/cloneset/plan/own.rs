@@ -16,18 +16,18 @@ use crate::manager::view::matches;
 /// sure first that the CloneSet lives, by a live read.
 pub(super) fn claim(view: &mut View<'_>, draft: &mut Draft) -> bool {
     let observed = view.observed;
-    let uid = observed.set.metadata.uid.clone().unwrap_or_default();
+    let set = view.owner();
     let (mut early, trusted) = (false, trusted(view));
     for pod in observed.pods.iter().map(AsRef::as_ref) {
         let matching = matches(&view.spec.selector, &pod.labels);
         match &pod.controller {
-            Some(controller) if *controller == uid => {
+            Some(controller) if *controller == set => {
                 if matching || !trusted {
                     if pod.active() {
                         view.count(pod);
                     }
                 } else {
-                    draft.patch(view, pod, Why::Release, vec![release(pod, &uid)]);
+                    draft.patch(view, pod, Why::Release, vec![release(pod, &set.uid)]);
                 }
             }
             None if matching && pod.active() && trusted => {

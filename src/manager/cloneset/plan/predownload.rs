@@ -36,7 +36,7 @@ pub(super) fn pre_download(view: &View<'_>, updated_ready: i32, draft: &mut Draf
         return;
     }
     if observed.current == observed.update {
-        for job in observed.jobs.iter().filter(|job| !refused(view, job)) {
+        for job in observed.jobs.iter().filter(|job| !refused(view, &job.name)) {
             draft.act(view, Act::DeleteJob(job.clone()));
         }
         return;
@@ -62,7 +62,8 @@ pub(super) fn pre_download(view: &View<'_>, updated_ready: i32, draft: &mut Draf
     let jobs = jobs(view, strategy, current, update);
     let there = |job: &ImagePullJob| {
         let name = job.metadata.name.as_ref();
-        name.is_some_and(|name| observed.jobs.contains(name) || refused(view, name))
+        let known = |name: &String| observed.jobs.iter().any(|job| job.name == *name);
+        name.is_some_and(|name| known(name) || refused(view, name))
     };
     let missing: Vec<ImagePullJob> = jobs.into_iter().filter(|job| !there(job)).collect();
     if missing.is_empty() {

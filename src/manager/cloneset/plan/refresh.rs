@@ -21,7 +21,8 @@ pub(super) struct Pending {
 /// What `pod` needs now, if anything; says what it waits for.
 pub(super) fn refresh(view: &View<'_>, pod: &Seen<'_>, draft: &mut Draft) -> Option<Pending> {
     let mut settled = idle(pod);
-    let next = || crate::in_place::refresh(pod, |revision| pods::at(pod, revision), view.now);
+    let at = |revision: &str| pods::at(pod, revision);
+    let next = || crate::in_place::refresh(pod, at, view.template_of(pod), view.now);
     match if settled { Refresh::Done } else { next() } {
         Refresh::Act(writes) => {
             let why = Why::GoOn;

@@ -33,7 +33,7 @@ pub(super) fn take_back(
         if goes || busy || room == 0 || update::graced(pod) || update::delayed(view, pod, draft) {
             continue;
         }
-        if pod.available && resize::disturbs(pod) {
+        if pod.available && resize::disturbs(pod, view.template_of(pod)) {
             if lost >= limit {
                 draft.wait(format!("to get its size back: {}", waits::budget(view)), pod);
                 continue;
@@ -47,7 +47,13 @@ pub(super) fn take_back(
             _ => json!({}),
         };
         let map = |part: &str| marks[part].as_object().cloned().unwrap_or_default();
-        let writes = resize::take_back(pod, &map("labels"), &map("annotations"), view.now);
+        let writes = resize::take_back(
+            pod,
+            view.template_of(pod),
+            &map("labels"),
+            &map("annotations"),
+            view.now,
+        );
         let (why, first) = (Why::GoOn, true);
         pending.insert(pod.uid.clone(), Pending { writes, why, first });
     }

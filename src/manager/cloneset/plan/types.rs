@@ -32,8 +32,8 @@ pub struct Observed {
     pub template: Template,
     /// How often the name of a new revision was taken already.
     pub collisions: Option<i32>,
-    /// Names of the ImagePullJobs that it controls, without those that are being deleted.
-    pub jobs: Vec<String>,
+    /// The ImagePullJobs that it controls, without those that are being deleted.
+    pub jobs: Vec<Job>,
     /// Labels of the nodes that its Pods are on; needed with topology spread constraints only.
     pub nodes: BTreeMap<String, BTreeMap<String, String>>,
     /// What failed lately, and is not to be tried again before a time.
@@ -76,6 +76,15 @@ pub struct Claim {
     pub controlled: bool,
     /// While it is bound to no volume: the storage class that is to provide one; empty when it names none.
     pub unbound: Option<String>,
+}
+
+/// An ImagePullJob of the CloneSet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Job {
+    /// Its name.
+    pub name: String,
+    /// Identity of the object.
+    pub uid: String,
 }
 
 /// Another owner for a claim.
@@ -280,7 +289,7 @@ pub enum Act {
     /// Make an ImagePullJob. One that exists is no failure.
     CreateJob(Box<ImagePullJob>),
     /// Delete an ImagePullJob.
-    DeleteJob(String),
+    DeleteJob(Job),
     /// Set a label of a ControllerRevision to `true`.
     LabelRevision {
         /// Its name.
@@ -356,7 +365,7 @@ impl Act {
                 Subject::Claim(name.clone())
             }
             Self::CreateJob(job) => Subject::Job(job.metadata.name.clone().unwrap_or_default()),
-            Self::DeleteJob(name) => Subject::Job(name.clone()),
+            Self::DeleteJob(job) => Subject::Job(job.name.clone()),
             Self::LabelRevision { name, .. } => Subject::Revision(name.clone()),
             Self::PatchSet(_) => Subject::Set,
         }

@@ -276,8 +276,8 @@ fn in_place(view: &View<'_>, pod: &Pod, target: &str, specs: &mut Specs) -> Resu
     if !only && !pod.gated(keys::IN_PLACE_UPDATE_READY) {
         return Err(MustRecreate::NoGate);
     }
-    let old = view.observed.revisions.iter().find(|r| pods::at(pod, &r.name));
-    let (old, new) = old.zip(view.revision(target)).ok_or(MustRecreate::NoRevision)?;
+    let revisions = view.revision_of(pod).zip(view.revision(target));
+    let (old, new) = revisions.ok_or(MustRecreate::NoRevision)?;
     let switches = &view.observed.switches;
     let grace = view
         .spec
@@ -318,7 +318,8 @@ pub(super) fn as_engine(revision: &super::types::Revision) -> Revision<'_> {
 
 /// Begins the update. What changes nothing that runs leaves the Pod in use.
 fn begin(view: &View<'_>, pod: &Pod, target: &str, spec: &Spec) -> Vec<Write> {
-    let state = if patch::at_once(pod, spec) {
+    let template = view.template(target);
+    let state = if patch::at_once(pod, spec, template) {
         lifecycle::after_update(view, pod)
     } else {
         State::Updating
@@ -328,7 +329,14 @@ fn begin(view: &View<'_>, pod: &Pod, target: &str, spec: &Spec) -> Vec<Write> {
     let mut labels = map(&marks["labels"]);
     let revision = create::revision_labels(view, target);
     labels.extend(revision.map(|(key, value)| (key.to_owned(), json!(value))));
-    patch::begin(pod, spec, &labels, &map(&marks["annotations"]), view.now)
+    patch::begin(
+        pod,
+        spec,
+        template,
+        &labels,
+        &map(&marks["annotations"]),
+        view.now,
+    )
 }
 
 /// A Pod whose last update the hook has not acknowledged: the hook is put onto it, and must let go again. Its

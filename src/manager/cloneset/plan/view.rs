@@ -9,12 +9,13 @@ use super::limits::Limits;
 use super::numbers::{Counted, Numbers, numbers};
 use super::pods;
 use super::refresh;
-use super::types::{Act, Claim, Event, Observed, Plan, Revision, Subject, Template, Why};
+use super::types::{self, Act, Claim, Event, Observed, Plan, Revision, Subject, Why};
 use super::waits;
 use crate::api::cloneset::CloneSetSpec;
 use crate::api::keys;
 use crate::api::lifecycle::{Lifecycle, LifecycleHook, LifecycleStateType as State};
-use crate::in_place::{Pod, Write};
+use crate::api::owner::Owner;
+use crate::in_place::{Pod, Template, Write};
 
 /// A Pod that counts, and what holds of it now.
 ///
@@ -86,6 +87,30 @@ impl<'a> View<'a> {
             .map(AsRef::as_ref)
     }
 
+    /// The revision that a Pod has.
+    pub fn revision_of(&self, pod: &Pod) -> Option<&'a Revision> {
+        let revisions = self.observed.revisions.iter();
+        let mut same = revisions.filter(|revision| pods::at(pod, &revision.name));
+        same.next().map(AsRef::as_ref)
+    }
+
+    /// The Pod template of a revision, for what is written into Pods.
+    pub fn template(&self, revision: &str) -> Template<'a> {
+        let revision = self.revision(revision);
+        revision.map_or_else(Template::unknown, |revision| Template::of(&revision.data))
+    }
+
+    /// The same of the revision that a Pod has.
+    pub fn template_of(&self, pod: &Pod) -> Template<'a> {
+        let revision = self.revision_of(pod);
+        revision.map_or_else(Template::unknown, |revision| Template::of(&revision.data))
+    }
+
+    /// The CloneSet as the controller of its Pods.
+    pub fn owner(&self) -> Owner {
+        Owner::clone_set(&self.observed.set.metadata)
+    }
+
     pub fn lifecycle(&self) -> Option<&'a Lifecycle> {
         self.spec.lifecycle.as_ref()
     }
@@ -100,7 +125,7 @@ impl<'a> View<'a> {
 
     /// Whether nothing is known to update Pods to: what the CloneSet asks for cannot be used.
     pub fn held(&self) -> bool {
-        self.observed.template != Template::Taken
+        self.observed.template != types::Template::Taken
     }
 
     /// Takes in a Pod that counts.

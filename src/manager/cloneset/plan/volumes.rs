@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::create::{self, owner};
 use super::types::{Act, Claim, ClaimPatch, Subject};
@@ -146,7 +146,7 @@ fn claim(view: &View<'_>, template: &Value, name: String, id: &str) -> Value {
 }
 
 /// Puts a volume for each claim before the template's own, and takes away what has the same name.
-pub(super) fn mount(view: &View<'_>, spec: &mut Value, id: &str) {
+pub(super) fn mount(view: &View<'_>, spec: &mut Map<String, Value>, id: &str) {
     let templates = &view.spec.volume_claim_templates;
     if templates.is_empty() {
         return;
@@ -156,8 +156,8 @@ pub(super) fn mount(view: &View<'_>, spec: &mut Value, id: &str) {
         json!({ "name": template["metadata"]["name"], "persistentVolumeClaim": { "claimName": claim } })
     };
     let mut volumes: Vec<Value> = templates.iter().map(volume).collect();
-    let own = spec["volumes"].as_array().cloned().unwrap_or_default();
-    let replaced = |v: &Value| templates.iter().any(|t| t["metadata"]["name"] == v["name"]);
-    volumes.extend(own.into_iter().filter(|v| !replaced(v)));
-    spec["volumes"] = Value::Array(volumes);
+    let replaced = |v: &&Value| templates.iter().any(|t| t["metadata"]["name"] == v["name"]);
+    let own = create::items(spec, "volumes").iter();
+    volumes.extend(own.filter(|v| !replaced(v)).cloned());
+    spec.insert("volumes".to_owned(), Value::Array(volumes));
 }

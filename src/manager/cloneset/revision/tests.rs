@@ -258,3 +258,46 @@ proptest! {
         }
     }
 }
+
+/// The API server stores any object as a revision's data.
+#[test]
+fn a_revision_that_holds_no_pod_template_is_known_as_such_and_is_not_the_current_one() {
+    let stored = |data: Value| {
+        let object = json!({ "metadata": { "name": "web-1" }, "revision": 1, "data": data });
+        Revision::from(&serde_json::from_value::<ControllerRevision>(object).unwrap())
+    };
+    let fit = json!({ "metadata": {}, "spec": { "containers": [{ "name": "a", "image": "a:1" }] } });
+    let whole = stored(json!({ "spec": { "template": fit } }));
+    assert_eq!(
+        (whole.unfit.as_ref(), current("web-1", "web-2", &[whole.clone()])),
+        (None, "web-1")
+    );
+    for (data, why) in [
+        (json!({}), "spec.template is missing"),
+        (json!({ "spec": "x" }), "spec.template is missing"),
+        (json!({ "spec": { "template": "x" } }), "invalid type"),
+        (json!({ "spec": { "template": {} } }), "no containers"),
+        (json!({ "spec": { "template": { "spec": "x" } } }), "invalid type"),
+        (
+            json!({ "spec": { "template": { "spec": { "containers": [] } } } }),
+            "no containers",
+        ),
+        (
+            json!({ "spec": { "template": { "spec": { "containers": ["x"] } } } }),
+            "invalid type",
+        ),
+        (
+            json!({ "spec": { "template": { "spec": { "containers": [{ "name": "a", "env": {} }] } } } }),
+            "invalid type",
+        ),
+        (
+            json!({ "spec": { "template": { "metadata": { "labels": { "a": 1 } }, "spec": { "containers": [{ "name": "a" }] } } } }),
+            "invalid type",
+        ),
+    ] {
+        let odd = stored(data.clone());
+        let told = odd.unfit.clone().unwrap_or_default();
+        assert!(told.contains(why), "{data}: {told}");
+        assert_eq!(current("web-1", "web-2", &[odd]), "web-2", "{data}");
+    }
+}

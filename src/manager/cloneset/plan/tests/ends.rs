@@ -123,7 +123,7 @@ fn policy(world: &World) -> &Value {
 }
 
 fn ours(pod: &Pod) -> bool {
-    pod.active() && pod.controller.as_deref() == Some("set") && pod.labels["app"] == "x"
+    pod.active() && super::world::ours(pod) && pod.labels["app"] == "x"
 }
 
 /// Whether somebody asked for its deletion, or the update did.

@@ -7,7 +7,7 @@ use super::world::{World, owned, patch};
 use crate::api::keys;
 use crate::in_place::tests::apply;
 use crate::in_place::{Target, Write};
-use crate::manager::cloneset::plan::{Act, ClaimPatch, Failure, LeftOver, Outcome};
+use crate::manager::cloneset::plan::{Act, ClaimPatch, Failure, Job, LeftOver, Outcome};
 
 /// How an act fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +126,10 @@ impl World {
             Act::CreatePod { name, pod, claims } => {
                 return self.make_claims(claims) && self.create(name, pod.clone());
             }
-            Act::DeletePod { name, claims, .. } => {
+            Act::DeletePod {
+                uid, name, claims, ..
+            } => {
+                assert_eq!(self.pods[name]["metadata"]["uid"], json!(uid));
                 self.give(claims);
                 let id = self.pods[name]["metadata"]["labels"][keys::CLONESET_INSTANCE_ID].as_str();
                 self.spent.extend(id.map(str::to_owned));
@@ -140,7 +143,10 @@ impl World {
                 patch(pod, writes);
             }
             Act::PatchClaim(claim) => self.give(std::slice::from_ref(claim)),
-            Act::DeleteClaim { name, .. } => self.delete_claim(name),
+            Act::DeleteClaim { name, uid } => {
+                assert_eq!(name, uid, "a claim of another namespace");
+                self.delete_claim(name);
+            }
             Act::CreateJob(job) => {
                 let name = job.metadata.name.clone().unwrap();
                 if self.going.contains(&name) {
@@ -148,7 +154,7 @@ impl World {
                 }
                 self.jobs.push(name);
             }
-            Act::DeleteJob(name) => {
+            Act::DeleteJob(Job { name, .. }) => {
                 self.jobs.retain(|job| job != name);
                 self.going.extend(self.slow.then(|| name.clone()));
             }
@@ -166,6 +172,7 @@ impl World {
         self.left = LeftOver::default();
         self.failures.clear();
         self.unseen.clear();
+        self.met.clear();
     }
 
     /// The watch shows everything, and what was to go is gone.

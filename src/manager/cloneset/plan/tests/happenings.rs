@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::faults::Fault;
 use super::histories::{container, pass, rolling};
-use super::world::{BACKUP, World};
+use super::world::{BACKUP, World, owner};
 use crate::api::keys;
 
 /// What may happen between two passes. Numbers choose among what there is.
@@ -35,6 +35,8 @@ pub(super) enum Happening {
     Shared(u8),
     /// Somebody else's Pod takes a name that one of ours was to have.
     Foreign(u8),
+    /// Somebody makes objects that claim to be the CloneSet's, and are not.
+    Forged(u8),
     /// A Pod is taken out of the CloneSet to be looked at, or given back.
     Apart(u8),
     /// A label that priority and scatter go by.
@@ -73,7 +75,7 @@ pub(super) enum Happening {
 /// How often something happens, and what it is; a number chooses among what there is.
 type Kind = (u8, fn(u8) -> Happening);
 
-const KINDS: [Kind; 42] = {
+const KINDS: [Kind; 43] = {
     use Happening::*;
     [
         (12, |n| Reconcile(n % 3 + 1)),
@@ -92,6 +94,7 @@ const KINDS: [Kind; 42] = {
         (1, |_| Stray),
         (1, Shared),
         (1, Foreign),
+        (1, Forged),
         (1, Apart),
         (1, Rank),
         (1, Priority),
@@ -228,6 +231,7 @@ fn others(world: &mut World, happening: &Happening) {
                 world.create(name, stranger(json!([{ "uid": "another", "controller": true }])));
             }
         }
+        Happening::Forged(n) => forge(world, *n),
         Happening::Apart(n) => label(world, *n, "app", |app| if app == "x" { "apart" } else { "x" }),
         Happening::Refusing(refusing) => world.refuse(*refusing),
         Happening::Rank(n) => label(world, *n, "rank", |rank| if rank == "1" { "2" } else { "1" }),
@@ -252,6 +256,28 @@ pub(super) fn share_claim(world: &mut World, n: u8) {
     let at = if n & 2 != 0 { owners.len() } else { 0 };
     owners.insert(at, json!({ "uid": BACKUP, "controller": takes_over }));
     claim["shared"] = json!(true);
+}
+
+/// Somebody makes a Pod with a forged owner: in another namespace as it is, or beside ours with what the API server does not
+/// resolve. There it has a name, a UID or labels of ours.
+fn forge(world: &mut World, n: u8) {
+    let forged = [
+        owner(),
+        json!({ "apiVersion": "apps.kruise.io/v9", "kind": "CloneSet", "name": "s", "uid": "set", "controller": true }),
+        json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet", "name": "t", "uid": "set", "controller": true }),
+        json!({ "apiVersion": "v1", "kind": "Pod", "name": "s", "uid": "set", "controller": true }),
+    ];
+    let at = usize::from(n) % forged.len();
+    let mut pod = pick(world, n / 8).map_or_else(|| stranger(json!([])), |name| world.pods[&name].clone());
+    pod["metadata"]["ownerReferences"] = json!([forged[at]]);
+    if odd(n / 4) || at == 0 {
+        world.make_abroad(pod);
+        return;
+    }
+    let name = format!("forged-{}", world.fresh());
+    let mut pod = stranger(pod["metadata"]["ownerReferences"].clone());
+    pod["metadata"]["annotations"][keys::POD_DELETION_COST] = json!("2147483647");
+    world.create(&name, pod);
 }
 
 /// A Pod that is not made by us.

@@ -36,7 +36,7 @@ struct Pass<'a> {
 }
 
 pub(super) fn check(world: &World, observed: &Observed, planned: &Plan, unseen: &BTreeSet<String>) {
-    let ours = |pod: &Pod| pod.controller.as_deref() == Some("set") && pod.labels["app"] == "x";
+    let ours = |pod: &Pod| super::world::ours(pod) && pod.labels["app"] == "x";
     let pass = Pass {
         observed,
         limits: Limits::of(&observed.set.spec, &observed.switches),

@@ -13,6 +13,7 @@ mod ids;
 mod limits;
 mod node;
 mod numbers;
+mod odd;
 mod owners;
 mod partition;
 mod predownload;

@@ -3,7 +3,7 @@
 use jiff::{Timestamp, ToSpan};
 use serde_json::{Value, json};
 
-use super::world::World;
+use super::world::{World, owner};
 use crate::api::keys;
 use crate::in_place::Pod;
 use crate::manager::cloneset::plan::numbers::Numbers;
@@ -64,7 +64,7 @@ fn pod(at: usize, given: &Value, now: Timestamp) -> Value {
     json!({
         "metadata": {
             "name": format!("s-{at}"), "uid": format!("u{at}"), "labels": labels,
-            "ownerReferences": [{ "uid": "set", "controller": true }],
+            "ownerReferences": [owner()],
         },
         "spec": { "readinessGates": [{ "conditionType": keys::IN_PLACE_UPDATE_READY }], "containers": [] },
         "status": {

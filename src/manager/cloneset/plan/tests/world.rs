@@ -9,11 +9,16 @@ use serde_json::{Value, json};
 use super::faults::Fault;
 use crate::api::cloneset::CloneSet;
 use crate::api::keys;
+use crate::api::owner::Owner;
+use crate::cluster::{Change, Key};
 use crate::in_place::tests::apply;
 use crate::in_place::{Pod, Target, Write};
+use crate::manager::cloneset::observe::{Index, Said};
 use crate::manager::cloneset::plan::{
-    Claim, Failure, LeftOver, Observed, Plan, Revision, Subject, Switches, Template, plan,
+    Claim, Failure, Job, LeftOver, Observed, Plan, Revision, Subject, Switches, Template, plan,
 };
+
+use crate::manager::view::{ClaimView, PodView, RawPod};
 
 /// The hook that users put on Pods.
 pub const HOOK: &str = "example.io/hold";
@@ -53,6 +58,10 @@ pub struct World {
     pub counts: bool,
     /// Ids of Pods that the CloneSet deleted; their claims are to go with them.
     pub spent: BTreeSet<String>,
+    /// Pods of another namespace.
+    pub abroad: Vec<Value>,
+    /// Names that a Pod of somebody else was found to have when one of ours was to be made.
+    pub met: BTreeSet<String>,
     /// The revision whose rollout is under way, and since which pass.
     pub under_way: Option<(String, Timestamp)>,
     made: u64,
@@ -85,6 +94,8 @@ impl World {
             daemons: false,
             counts: false,
             spent: BTreeSet::new(),
+            abroad: Vec::new(),
+            met: BTreeSet::new(),
             under_way: None,
             made: 0,
         };
@@ -149,32 +160,22 @@ impl World {
             .map(|s| s.current_revision.clone())
             .unwrap_or_default();
         let known = self.revisions.iter().any(|r| r.name == current);
-        let ours = |claim: &(&String, &Value)| owned(claim.1, "set");
-        let ours_or_nobodys = |pod: &Pod| pod.controller.as_ref().is_none_or(|uid| uid == "set");
-        // What is another's by now keeps its claims.
-        let taken = |claim: &Claim| {
-            let pod = self.pods.get(&format!("s-{}", claim.instance));
-            pod.is_some_and(|pod| pod["metadata"]["ownerReferences"][0]["uid"] != "set")
-        };
-        let seen = self.pods.iter().filter(|(name, _)| !self.unseen.contains(*name));
-        let pods = seen.map(|(_, pod)| Pod::of(pod)).filter(ours_or_nobodys);
+        let belongings = self.index(&set).belongings(&set);
+        let jobs = self.jobs.iter().map(|name| Job {
+            name: name.clone(),
+            uid: name.clone(),
+        });
         Observed {
             set: Arc::new(set),
-            pods: pods.map(Arc::new).collect(),
-            claims: self
-                .claims
-                .iter()
-                .filter(ours)
-                .map(claim)
-                .filter(|c| !taken(c))
-                .collect(),
-            given: self.given(),
+            pods: belongings.pods,
+            claims: belongings.claims,
+            given: belongings.given,
             revisions: self.revisions.iter().cloned().map(Arc::new).collect(),
             current: if known { current } else { update.clone() },
             update,
             template: self.template.clone(),
             collisions: None,
-            jobs: self.jobs.clone(),
+            jobs: jobs.collect(),
             nodes: BTreeMap::new(),
             failures: self.failures.clone(),
             left: self.left.clone(),
@@ -183,16 +184,47 @@ impl World {
         }
     }
 
-    /// The claims that Pods of ours own, by the Pod's UID.
-    fn given(&self) -> BTreeMap<String, Vec<Claim>> {
-        let mut given: BTreeMap<String, Vec<Claim>> = BTreeMap::new();
-        let ours = self.pods.values().filter(|pod| owned(pod, "set"));
-        for uid in ours.filter_map(|pod| pod["metadata"]["uid"].as_str()) {
-            let its = self.claims.iter().filter(|(_, claim)| owned(claim, uid));
-            let stay: Vec<Claim> = its.map(claim).filter(|claim| !claim.deleting).collect();
-            given.extend((!stay.is_empty()).then(|| (uid.to_owned(), stay)));
+    /// What the watches have told.
+    fn index(&self, set: &CloneSet) -> Index {
+        let mut index = Index::default();
+        let seen = self.pods.iter().filter(|(name, _)| !self.unseen.contains(*name));
+        let here = seen.map(|(name, pod)| (Key::namespaced("n", name), pod));
+        let there = self.abroad.iter().map(|pod| {
+            let name = pod["metadata"]["name"].as_str().unwrap();
+            (Key::namespaced("evil", name), pod)
+        });
+        for (key, pod) in here.chain(there) {
+            let mut view = PodView::from(&RawPod::from(pod.clone()));
+            if view.workload.is_none() && self.met.contains(&key.name) {
+                view.workload = Some(Arc::new(Pod::of(pod)));
+            }
+            let new = Some(Arc::new(view));
+            index.apply(&Said::Pod(Change { key, old: None, new }));
         }
-        given
+        for (name, stored) in &self.claims {
+            let typed = serde_json::from_value(json!({ "metadata": stored["metadata"] })).unwrap();
+            let view = ClaimView {
+                claim: claim((name, stored)),
+                ..ClaimView::of(&typed)
+            };
+            let (key, new) = (Key::namespaced("n", name), Some(Arc::new(view)));
+            index.apply(&Said::Claim(Change { key, old: None, new }));
+        }
+        let (key, new) = (Key::namespaced("n", "s"), Some(Arc::new(set.clone())));
+        index.apply(&Said::Set(Change { key, old: None, new }));
+        index
+    }
+
+    /// Somebody makes a Pod in another namespace, which nothing here may touch.
+    pub fn make_abroad(&mut self, mut pod: Value) {
+        let (fresh, metadata) = (self.fresh(), &mut pod["metadata"]);
+        metadata["uid"] = json!(format!("abroad-{fresh}"));
+        metadata["namespace"] = json!("evil");
+        metadata["annotations"][keys::POD_DELETION_COST] = json!("2147483647");
+        if metadata["name"].as_str().is_none_or(str::is_empty) {
+            metadata["name"] = json!("s-abroad");
+        }
+        self.abroad.push(pod);
     }
 
     /// One pass: plans and acts. Returns what was observed and planned.
@@ -214,7 +246,10 @@ impl World {
     /// Makes a Pod of ours, unless somebody else's has that name.
     pub fn create(&mut self, name: &str, mut pod: Value) -> bool {
         if let Some(there) = self.pods.get(name) {
-            let ours = there["metadata"]["ownerReferences"][0]["uid"] == "set";
+            let ours = ours(&Pod::of(there));
+            if !ours {
+                self.met.insert(name.to_owned());
+            }
             assert!(!ours || self.unseen.remove(name), "a Pod is made twice");
             return ours;
         }
@@ -305,6 +340,16 @@ impl World {
         }
         self.collect();
     }
+}
+
+/// The reference to the CloneSet, as on what it makes.
+pub fn owner() -> Value {
+    json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet", "name": "s", "uid": "set", "controller": true })
+}
+
+/// Whether the CloneSet controls a Pod.
+pub fn ours(pod: &Pod) -> bool {
+    pod.controller == Owner::controller_in(&json!([owner()]))
 }
 
 /// Whether an object has the owner of this UID, among others.

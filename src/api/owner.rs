@@ -1,0 +1,169 @@
+//! Who owns an object, as the API server resolves an owner reference.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use serde_json::Value;
+
+use super::{GROUP, V1ALPHA1, V1BETA1};
+
+/// The kinds of owners that matter here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OwnerKind {
+    /// A CloneSet, in a version that is served.
+    CloneSet,
+    /// A Pod.
+    Pod,
+    /// Anything else.
+    Other,
+}
+
+/// An owner, in the namespace of the object that it owns.
+///
+/// Whoever makes an object writes its references. One of a version that nobody serves, or with another name than the object
+/// of that UID has, refers to nothing; the garbage collector cannot map the former, so such an object stays.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Owner {
+    /// What it is.
+    pub kind: OwnerKind,
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+}
+
+impl Owner {
+    /// The owner that a reference names.
+    #[must_use]
+    pub fn of(reference: &OwnerReference) -> Self {
+        Self {
+            kind: OwnerKind::of(&reference.api_version, &reference.kind),
+            name: reference.name.clone(),
+            uid: reference.uid.clone(),
+        }
+    }
+
+    /// The CloneSet with these metadata, as the owner of others.
+    #[must_use]
+    pub fn clone_set(metadata: &ObjectMeta) -> Self {
+        Self {
+            kind: OwnerKind::CloneSet,
+            name: metadata.name.clone().unwrap_or_default(),
+            uid: metadata.uid.clone().unwrap_or_default(),
+        }
+    }
+
+    /// The Pod with this name and UID, as the owner of others.
+    #[must_use]
+    pub fn pod(name: &str, uid: &str) -> Self {
+        Self {
+            kind: OwnerKind::Pod,
+            name: name.to_owned(),
+            uid: uid.to_owned(),
+        }
+    }
+
+    /// The controller of the object with these metadata.
+    #[must_use]
+    pub fn controller(metadata: &ObjectMeta) -> Option<Self> {
+        let owners = metadata.owner_references.iter().flatten();
+        let mut controllers = owners.filter(|owner| owner.controller == Some(true));
+        controllers.next().map(Self::of)
+    }
+
+    /// The same, of `metadata.ownerReferences` as JSON.
+    #[must_use]
+    pub fn controller_in(references: &Value) -> Option<Self> {
+        let owners = references.as_array().into_iter().flatten();
+        let mut controllers = owners.filter(|owner| owner["controller"] == true);
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        controllers.next().map(|owner| Self {
+            kind: OwnerKind::of(&text(&owner["apiVersion"]), &text(&owner["kind"])),
+            name: text(&owner["name"]),
+            uid: text(&owner["uid"]),
+        })
+    }
+
+    /// Identifies the owner among those of all namespaces. No name and no UID has a slash.
+    #[must_use]
+    pub fn group(&self, namespace: Option<&str>) -> String {
+        let namespace = namespace.unwrap_or_default();
+        let (kind, name, uid) = (self.kind.word(), &self.name, &self.uid);
+        format!("{namespace}/{kind}/{name}/{uid}")
+    }
+}
+
+impl OwnerKind {
+    fn of(api_version: &str, kind: &str) -> Self {
+        let ours = |version: &str| [V1BETA1, V1ALPHA1].contains(&version);
+        match (api_version.split_once('/'), kind) {
+            (Some((GROUP, version)), "CloneSet") if ours(version) => Self::CloneSet,
+            (None, "Pod") if api_version == "v1" => Self::Pod,
+            _ => Self::Other,
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::CloneSet => "CloneSet",
+            Self::Pod => "Pod",
+            Self::Other => "other",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::json;
+
+    use super::*;
+
+    fn kind(api_version: &str, kind: &str) -> OwnerKind {
+        let reference =
+            json!({ "apiVersion": api_version, "kind": kind, "name": "n", "uid": "u", "controller": true });
+        let owner = Owner::controller_in(&json!([reference])).unwrap();
+        let typed: OwnerReference = serde_json::from_value(reference).unwrap();
+        assert_eq!(owner, Owner::of(&typed));
+        owner.kind
+    }
+
+    #[test]
+    fn an_owner_is_what_the_api_server_serves_in_that_version() {
+        for version in ["apps.kruise.io/v1beta1", "apps.kruise.io/v1alpha1"] {
+            assert_eq!(kind(version, "CloneSet"), OwnerKind::CloneSet);
+            assert_eq!(kind(version, "Pod"), OwnerKind::Other);
+        }
+        for version in [
+            "apps.kruise.io/v9",
+            "apps.kruise.io/",
+            "apps.kruise.io",
+            "example.com/v1beta1",
+            "apps.kruise.io/v1beta1/x",
+            "v1beta1",
+            "",
+        ] {
+            assert_eq!(kind(version, "CloneSet"), OwnerKind::Other, "{version}");
+        }
+        assert_eq!(kind("v1", "Pod"), OwnerKind::Pod);
+        assert_eq!(kind("v2", "Pod"), OwnerKind::Other);
+        assert_eq!(Owner::controller_in(&json!([{ "kind": "Pod" }])), None);
+        assert_eq!(Owner::controller_in(&json!("x")), None);
+    }
+
+    #[test]
+    fn owners_of_two_namespaces_names_or_kinds_are_two() {
+        let owner = |kind, name: &str| Owner {
+            kind,
+            name: name.to_owned(),
+            uid: "u".to_owned(),
+        };
+        let web = owner(OwnerKind::CloneSet, "web");
+        let groups = [
+            web.group(Some("a")),
+            web.group(Some("b")),
+            owner(OwnerKind::CloneSet, "db").group(Some("a")),
+            owner(OwnerKind::Pod, "web").group(Some("a")),
+        ];
+        let distinct: std::collections::BTreeSet<&String> = groups.iter().collect();
+        assert_eq!(distinct.len(), groups.len());
+    }
+}
