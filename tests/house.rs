@@ -16,7 +16,7 @@ const ROOMS: [(&str, &[&str]); 8] = [
         "manager",
         &["api", "cri", "cluster", "ops", "admission", "in_place"],
     ),
-    ("admission", &["api", "cri", "cluster", "ops"]),
+    ("admission", &["api", "cri", "cluster", "ops", "in_place"]),
 ];
 
 /// What reaches out of a plan: the cluster, the runtime, the clock, the environment, chance.

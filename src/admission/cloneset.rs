@@ -17,6 +17,7 @@ use crate::api::keys;
 use crate::api::selector::matches;
 use crate::cluster;
 use crate::cluster::pod_template::{Answer, Templates};
+use crate::in_place::normal::normal;
 
 /// The templates of a CloneSet.
 pub fn templates(spec: &Value) -> Templates {
@@ -144,7 +145,7 @@ pub(super) fn fill_in(asked: &Request, answer: Option<Result<Answer, cluster::Er
 }
 
 /// Checks the object; `no_pods` are names newly in `podsToDelete` that no Pod of the CloneSet has, and
-/// `stored` is the template that is replaced, with defaults, where Pods must stay.
+/// `stored` is the template that is replaced, where Pods must stay.
 pub(super) fn check(asked: &Request, no_pods: &[String], stored: Option<&Value>) -> Decision {
     let spec = &asked.object["spec"];
     let mut problems = Problems::default();
@@ -158,7 +159,7 @@ pub(super) fn check(asked: &Request, no_pods: &[String], stored: Option<&Value>)
         }
     }
     if let Some(stored) = stored {
-        for field in needs_new_pod(&stored["spec"], &spec["template"]["spec"]) {
+        for field in needs_new_pod(&normal(stored)["spec"], &normal(&spec["template"])["spec"]) {
             problems.tell(format!(
                 "spec.template.spec{field}: Forbidden: a Pod cannot be changed in this, and InPlaceOnly makes no \
                  new ones; change images, cpu and memory, labels and annotations only, or set \
@@ -243,7 +244,7 @@ pub(super) fn keeps_pods(object: &Value) -> bool {
 /// How many changes are told: each repeats all the keys around it, and these may be as long as an object.
 const TOLD: usize = 8;
 
-/// Changes between two Pod specs with defaults that cannot be made in a Pod, the first few, as JSON pointers.
+/// Changes between two Pod specs in normal form that cannot be made in a Pod, the first few, as JSON pointers.
 fn needs_new_pod(before: &Value, after: &Value) -> Vec<String> {
     let mut found = Vec::new();
     compare(Some(before), Some(after), &mut Vec::new(), &mut found);

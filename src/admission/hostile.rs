@@ -16,6 +16,7 @@ use tower::ServiceExt;
 use super::look::Look;
 use super::{Options, review};
 use crate::api::keys;
+use crate::cluster::pod_template::Defaults;
 use crate::cluster::{self, Cluster};
 
 /// Where it is exceeded, the process of the tests aborts. The main thread has 8 MiB.
@@ -83,9 +84,10 @@ async fn router() -> Router {
         namespace: "ns".into(),
         host: None,
         port: 0,
+        defaults: Defaults::default(),
         off: Vec::new(),
     };
-    let (look, _) = Look::new(&cluster);
+    let (look, _) = Look::new(&cluster, options.defaults);
     review::router(look, &options)
 }
 

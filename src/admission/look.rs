@@ -12,7 +12,7 @@ use super::cloneset;
 use super::container_recreate_request::Seen;
 use super::review::Request;
 use crate::api::keys;
-use crate::cluster::pod_template::{self, Answer, Templates};
+use crate::cluster::pod_template::{self, Answer, Defaults, Templates};
 use crate::cluster::{self, Cluster, Key, Mirror, mirror, write};
 
 /// What we read for an answer must be there by then; the API server waits 10 s for us.
@@ -31,13 +31,14 @@ const NAMED: usize = 500;
 pub(super) struct Look {
     /// The connection.
     pub cluster: Cluster,
+    defaults: Defaults,
     virtual_nodes: Mirror<()>,
 }
 
 impl Look {
     /// Also gives the task that keeps it up to date. Only virtual nodes are watched, of which there are
     /// few or none, so that an answer need not ask for the Pod's node.
-    pub fn new(cluster: &Cluster) -> (Self, impl Future<Output = ()>) {
+    pub fn new(cluster: &Cluster, defaults: Defaults) -> (Self, impl Future<Output = ()>) {
         let nodes: Api<Node> = Api::all(cluster.client.clone());
         let only =
             watcher::Config::default().labels(&format!("{}={}", keys::TYPE, keys::TYPE_VIRTUAL_KUBELET));
@@ -45,6 +46,7 @@ impl Look {
         (
             Self {
                 cluster: cluster.clone(),
+                defaults,
                 virtual_nodes,
             },
             watching,
@@ -95,29 +97,24 @@ impl Look {
     /// What the API server says to the templates of a CloneSet, if they are new.
     pub async fn templates(&self, asked: &Request) -> Option<Result<Answer, cluster::Error>> {
         let templates = cloneset::new_templates(asked)?;
-        let before = asked.old.as_ref().map(|old| &old["spec"]["template"]);
-        Some(self.ask(asked, &templates, before).await)
+        Some(self.ask(asked, &templates).await)
     }
 
-    /// The Pod template that an update replaces, with defaults, where only what a Pod can change may change.
+    /// The Pod template that an update replaces, as it would be stored now, where only what a Pod can change may
+    /// change.
     pub async fn stored_template(&self, asked: &Request) -> Option<Value> {
         let old = &asked.old.as_ref()?["spec"];
         if !cloneset::keeps_pods(&asked.object) || old["template"] == asked.object["spec"]["template"] {
             return None;
         }
-        match self.ask(asked, &cloneset::templates(old), None).await {
+        match self.ask(asked, &cloneset::templates(old)).await {
             Ok(Answer::Good { templates, .. }) => Some(templates.template),
             _ => Some(old["template"].clone()),
         }
     }
 
-    async fn ask(
-        &self,
-        asked: &Request,
-        templates: &Templates,
-        before: Option<&Value>,
-    ) -> Result<Answer, cluster::Error> {
-        let answer = pod_template::ask(&self.cluster, &asked.namespace, templates, before);
+    async fn ask(&self, asked: &Request, templates: &Templates) -> Result<Answer, cluster::Error> {
+        let answer = pod_template::ask(&self.cluster, &asked.namespace, templates, self.defaults);
         match tokio::time::timeout(CHECK, answer).await {
             Ok(answer) => answer,
             Err(_) => Err(cluster::Error::Timeout {

@@ -27,6 +27,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::cluster::pod_template::Defaults;
 use crate::cluster::{self, Cluster};
 use crate::ops::Health;
 
@@ -43,6 +44,8 @@ pub struct Options {
     pub host: Option<String>,
     /// Port to listen on (`WEBHOOK_PORT`), 1 to 65535.
     pub port: u16,
+    /// Which defaults CloneSets' templates are stored with.
+    pub defaults: Defaults,
     /// Kinds that are switched off, in lower case, and the feature gate that does it.
     pub off: Vec<(&'static str, &'static str)>,
 }
@@ -109,7 +112,7 @@ pub async fn run(
     };
     let (bundle_tx, bundle_rx) = watch::channel(first);
     health.ready(CHECK, format!("serves on port {}", options.port));
-    let (look, looking) = look::Look::new(&cluster);
+    let (look, looking) = look::Look::new(&cluster, options.defaults);
     let work = async {
         let router = review::router(look, &options);
         tokio::join!(

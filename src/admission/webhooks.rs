@@ -310,6 +310,7 @@ mod tests {
             namespace: "ns".into(),
             host: host.map(str::to_owned),
             port: 9443,
+            defaults: crate::cluster::pod_template::Defaults::default(),
             off: Vec::new(),
         }
     }

@@ -1,13 +1,17 @@
-//! Pod templates and claim templates as the API server reads them: with its defaults, or refused in its words.
+//! Pod templates and claim templates as they are stored: with defaults, or refused in the API server's words.
 //!
-//! Neither its defaults nor its rules are copied here: a `PodTemplate` is made in a dry run, and what the API
-//! server makes of it is read back. Claim templates ride in it as ephemeral volumes, which have the same spec:
-//! so defaults of the cluster, such as its storage class, do not get in, as they would with a claim.
+//! Neither its rules nor its defaults are copied here: a `PodTemplate` is made in a dry run, and what the API
+//! server makes of it is read back, without what OpenKruise would not have stored. Claim templates ride in it as
+//! ephemeral volumes, which have the same spec: so defaults of the cluster, such as its storage class, do not get
+//! in, as they would with a claim.
 
 use kube::core::Status;
 use serde_json::{Value, json};
 
 use super::{Cluster, Error, write};
+use crate::ops::{Gate, Gates};
+
+mod stored;
 
 /// A Pod template and the claim templates that belong to it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -23,7 +27,7 @@ pub struct Templates {
 pub enum Answer {
     /// They are good.
     Good {
-        /// The templates with all defaults.
+        /// The templates as they are to be stored.
         templates: Templates,
         /// Fields that the API server does not know, and that are gone.
         unknown: Vec<String>,
@@ -33,11 +37,29 @@ pub enum Answer {
     Bad(String),
 }
 
-/// Asks the API server for its defaults and for its opinion.
-///
-/// A regular container that says nothing of `imagePullPolicy` keeps `Always` if the container of its name has
-/// it in the template `before`, as it would with `kubectl apply` in a Deployment: OpenKruise fills `Always` in
-/// where the API server decides by the tag, and the change would replace all Pods.
+/// Which defaults templates are stored with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Defaults {
+    /// Whether there are none (gate `TemplateNoDefaults`).
+    pub none: bool,
+    /// Whether ports of a Pod on the host's network are ports of the host (gate
+    /// `DefaultHostNetworkHostPortsInPodTemplates`).
+    pub host_ports: bool,
+}
+
+impl Defaults {
+    /// As the feature gates say.
+    #[must_use]
+    pub fn of(gates: &Gates) -> Self {
+        Self {
+            none: gates.on(Gate::TemplateNoDefaults),
+            host_ports: gates.on(Gate::DefaultHostNetworkHostPortsInPodTemplates),
+        }
+    }
+}
+
+/// Asks the API server for its opinion and its defaults, of which those are kept that OpenKruise fills in, so that
+/// either manager makes the same revision of what the other one stored.
 ///
 /// # Errors
 /// When there is no answer: the cluster cannot be reached, or we may not ask, or a quota is in the way.
@@ -45,16 +67,14 @@ pub async fn ask(
     cluster: &Cluster,
     namespace: &str,
     templates: &Templates,
-    before: Option<&Value>,
+    defaults: Defaults,
 ) -> Result<Answer, Error> {
     let mut asked = templates.clone();
-    if let Some(before) = before {
-        keep_pulling(&mut asked.template, before);
-    }
+    stored::prepare(&mut asked.template, defaults);
     let (body, kept) = body(&asked);
     let path = format!("/api/v1/namespaces/{namespace}/podtemplates?dryRun=All");
     match write::post(&cluster.client, "PodTemplate", &path, body.to_string()).await {
-        Ok(answer) => Ok(read_back(&asked, &kept, answer)),
+        Ok(answer) => Ok(read_back(&asked, &kept, answer, defaults)),
         Err(Error::Api(status)) if [400, 422].contains(&status.code) => {
             Ok(Answer::Bad(in_words(&status, &kept)))
         }
@@ -71,21 +91,6 @@ pub async fn ask(
             Err(Error::Api(status))
         }
         Err(why) => Err(why),
-    }
-}
-
-/// Gives `Always` to containers that had it before and say nothing now.
-fn keep_pulling(template: &mut Value, before: &Value) {
-    let containers = template
-        .pointer_mut("/spec/containers")
-        .and_then(Value::as_array_mut);
-    for container in containers.into_iter().flatten() {
-        let known = before["spec"]["containers"].as_array().into_iter().flatten();
-        let mut same = known.filter(|known| known["name"] == container["name"]);
-        let always = same.any(|known| known["imagePullPolicy"] == "Always");
-        if let Some(fields) = container.as_object_mut().filter(|_| always) {
-            fields.entry("imagePullPolicy").or_insert(json!("Always"));
-        }
     }
 }
 
@@ -132,7 +137,7 @@ fn volumes(template: &mut Value) -> Vec<Value> {
     }
 }
 
-fn read_back(asked: &Templates, kept: &[usize], mut answer: Value) -> Answer {
+fn read_back(asked: &Templates, kept: &[usize], mut answer: Value, defaults: Defaults) -> Answer {
     let mut template = answer["template"].take();
     let mut all = volumes(&mut template).into_iter();
     let mut own = volumes(&mut asked.template.clone());
@@ -146,8 +151,11 @@ fn read_back(asked: &Templates, kept: &[usize], mut answer: Value) -> Answer {
     }
     let mut claims = asked.claims.clone();
     for (claim, mut volume) in claims.iter_mut().zip(all) {
-        claim["spec"] = volume["ephemeral"]["volumeClaimTemplate"]["spec"].take();
+        let mut spec = volume["ephemeral"]["volumeClaimTemplate"]["spec"].take();
+        stored::claim(&claim["spec"], &mut spec, defaults);
+        claim["spec"] = spec;
     }
+    stored::template(&asked.template, &mut template, defaults);
     let mut unknown = Vec::new();
     gone(&asked.template, &template, "spec.template", &mut unknown);
     for (at, (before, after)) in asked.claims.iter().zip(&claims).enumerate() {

@@ -3,22 +3,22 @@
 use serde_json::Value;
 
 /// One difference.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Change<'a> {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
     /// Where: the keys from the root on.
     pub path: Vec<String>,
-    /// The new value, if there was another one; `None` where a value was added or removed.
-    pub replaced: Option<&'a Value>,
+    /// Whether there is a value before and after; else it was added or removed.
+    pub replaced: bool,
 }
 
 /// All differences. Lists are compared place by place.
-pub fn changes<'a>(old: &Value, new: &'a Value) -> Vec<Change<'a>> {
+pub fn changes(old: &Value, new: &Value) -> Vec<Change> {
     let mut found = Vec::new();
     walk(old, new, &mut Vec::new(), &mut found);
     found
 }
 
-fn walk<'a>(old: &Value, new: &'a Value, path: &mut Vec<String>, found: &mut Vec<Change<'a>>) {
+fn walk(old: &Value, new: &Value, path: &mut Vec<String>, found: &mut Vec<Change>) {
     match (old, new) {
         (Value::Object(one), Value::Object(other)) => {
             let added = other.keys().filter(|key| !one.contains_key(*key));
@@ -32,26 +32,26 @@ fn walk<'a>(old: &Value, new: &'a Value, path: &mut Vec<String>, found: &mut Vec
             }
         }
         (one, other) if one == other => {}
-        (_, other) => found.push(Change {
+        _ => found.push(Change {
             path: path.clone(),
-            replaced: Some(other),
+            replaced: true,
         }),
     }
 }
 
-fn below<'a>(
+fn below(
     key: String,
     old: Option<&Value>,
-    new: Option<&'a Value>,
+    new: Option<&Value>,
     path: &mut Vec<String>,
-    found: &mut Vec<Change<'a>>,
+    found: &mut Vec<Change>,
 ) {
     path.push(key);
     match (old, new) {
         (Some(old), Some(new)) => walk(old, new, path, found),
         _ => found.push(Change {
             path: path.clone(),
-            replaced: None,
+            replaced: false,
         }),
     }
     path.pop();

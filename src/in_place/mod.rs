@@ -1,13 +1,15 @@
 //! The engine of updates in place, shared by the workloads: what changes in a Pod that stays, and when it is done.
 //!
 //! In:  the raw data of two ControllerRevisions, a projected [`Pod`], the time.
-//! Out: what can be changed in place ([`spec`]), the patches that do it ([`patch`], [`write`]), how far it is
-//!      ([`complete`]), and what is to be done next about a Pod that is being updated ([`refresh`]).
+//! Out: whether templates are the same ([`normal`]), what can be changed in place ([`spec`]), the patches that do it
+//!      ([`patch`], [`write`]), how far it is ([`complete`]), and what is to be done next about a Pod that is being
+//!      updated ([`refresh`]).
 //! All of it is pure. The annotations are OpenKruise's, so either implementation ends what the other began.
 
 mod batch;
 pub mod complete;
 mod diff;
+pub mod normal;
 pub mod patch;
 pub mod pod;
 pub mod quantity;

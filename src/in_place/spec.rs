@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Map, Value, json};
 
 use super::diff::{Change, changes};
+use super::normal::normal;
 use super::pod::{Container, Resources};
 use super::quantity;
 use crate::api::cloneset::texts;
@@ -75,7 +76,8 @@ impl Part {
     }
 }
 
-/// What leads from `old` to `new` in place.
+/// What leads from `old` to `new` in place. They are compared in their [normal form](super::normal): a default that one
+/// of them spells out is no change.
 ///
 /// Beyond what OpenKruise does, a key that a container's environment is taken from is one also when it is
 /// removed, or the first of its map; a map that goes away takes only the template's keys off the Pod; and where
@@ -98,10 +100,10 @@ pub fn spec(old: &Revision<'_>, new: &Revision<'_>, options: &Options) -> Result
     };
     let (before, after) = (&old.data["spec"]["template"], &new.data["spec"]["template"]);
     let mut metadata = false;
-    for change in changes(before, after) {
+    for change in changes(&normal(before), &normal(after)) {
         match change.path.first().map(String::as_str) {
             Some("metadata") => metadata = true,
-            _ => take(&change, before, options, &mut spec)?,
+            _ => take(&change, before, after, options, &mut spec)?,
         }
     }
     request_as_limited(before, &mut spec);
@@ -118,29 +120,40 @@ pub fn spec(old: &Revision<'_>, new: &Revision<'_>, options: &Options) -> Result
 }
 
 /// Takes a change of an image or a resource.
-fn take(change: &Change<'_>, before: &Value, options: &Options, spec: &mut Spec) -> Result<(), MustRecreate> {
+fn take(
+    change: &Change,
+    before: &Value,
+    after: &Value,
+    options: &Options,
+    spec: &mut Spec,
+) -> Result<(), MustRecreate> {
     let refuse = || MustRecreate::Field(format!("template.{}", change.path.join(".")));
+    if !change.replaced {
+        return Err(refuse());
+    }
     let path: Vec<&str> = change.path.iter().map(String::as_str).collect();
-    let value = change.replaced.ok_or_else(refuse)?;
-    let container = |at: &str| {
-        let name = &before["spec"]["containers"][at.parse::<usize>().unwrap_or(usize::MAX)]["name"];
+    let at = |list: &str| list.parse::<usize>().unwrap_or(usize::MAX);
+    let container = |list: &str| {
+        let name = &before["spec"]["containers"][at(list)]["name"];
         name.as_str().map(str::to_owned).ok_or_else(refuse)
     };
     match path.as_slice() {
-        ["spec", "containers", at, "image"] => {
-            let image = value.as_str().ok_or_else(refuse)?;
-            spec.container_images.insert(container(at)?, image.to_owned());
+        ["spec", "containers", nth, "image"] => {
+            let image = after["spec"]["containers"][at(nth)]["image"].as_str();
+            spec.container_images
+                .insert(container(nth)?, image.ok_or_else(refuse)?.to_owned());
         }
         [
             "spec",
             "containers",
-            at,
+            nth,
             "resources",
             kind @ ("limits" | "requests"),
             name @ ("cpu" | "memory"),
         ] if options.vertical => {
+            let value = &after["spec"]["containers"][at(nth)]["resources"][*kind][*name];
             let quantity = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-            let resources = spec.container_resources.entry(container(at)?).or_default();
+            let resources = spec.container_resources.entry(container(nth)?).or_default();
             let part = match *kind {
                 "limits" => &mut resources.limits,
                 _ => &mut resources.requests,

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::admission;
 use crate::cluster::lease::{Election, Held, Lost};
+use crate::cluster::pod_template::Defaults;
 use crate::cluster::{self, Cluster, Fence};
 use crate::ops::http::{self, Serve};
 use crate::ops::supervise::{self, Supervisor};
@@ -71,6 +72,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
         namespace: options.namespace.clone(),
         host: options.webhook_host.clone().filter(|host| !host.is_empty()),
         port: options.webhook_port,
+        defaults: Defaults::of(&options.feature_gates),
         off: options.feature_gates.off(),
     };
     supervisor.spawn(

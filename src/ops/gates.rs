@@ -27,6 +27,10 @@ pub enum Gate {
     PreparingUpdateAsUpdate,
     /// Changed claim templates of a CloneSet ask for new Pods. Off.
     RecreatePodWhenChangeVCTInCloneSetGate,
+    /// Templates of CloneSets are stored without defaults. Off.
+    TemplateNoDefaults,
+    /// Templates with `hostNetwork` have their ports as ports of the host by default. Off.
+    DefaultHostNetworkHostPortsInPodTemplates,
     /// CPU and memory are resized in place. On; upstream has it off.
     InPlaceWorkloadVerticalScaling,
     /// New images of a CloneSet are pulled ahead. On; upstream has it off.
@@ -35,7 +39,7 @@ pub enum Gate {
 
 impl Gate {
     /// All gates that mean anything here.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::KruiseDaemon,
         Self::ImagePullJobGate,
         Self::DaemonWatchingPod,
@@ -44,6 +48,8 @@ impl Gate {
         Self::CloneSetPartitionRollback,
         Self::PreparingUpdateAsUpdate,
         Self::RecreatePodWhenChangeVCTInCloneSetGate,
+        Self::TemplateNoDefaults,
+        Self::DefaultHostNetworkHostPortsInPodTemplates,
         Self::InPlaceWorkloadVerticalScaling,
         Self::PreDownloadImageForInPlaceUpdate,
     ];
@@ -60,6 +66,8 @@ impl Gate {
             Self::CloneSetPartitionRollback => "CloneSetPartitionRollback",
             Self::PreparingUpdateAsUpdate => "PreparingUpdateAsUpdate",
             Self::RecreatePodWhenChangeVCTInCloneSetGate => "RecreatePodWhenChangeVCTInCloneSetGate",
+            Self::TemplateNoDefaults => "TemplateNoDefaults",
+            Self::DefaultHostNetworkHostPortsInPodTemplates => "DefaultHostNetworkHostPortsInPodTemplates",
             Self::InPlaceWorkloadVerticalScaling => "InPlaceWorkloadVerticalScaling",
             Self::PreDownloadImageForInPlaceUpdate => "PreDownloadImageForInPlaceUpdate",
         }
@@ -72,6 +80,8 @@ impl Gate {
             Self::CloneSetShortHash
                 | Self::PreparingUpdateAsUpdate
                 | Self::RecreatePodWhenChangeVCTInCloneSetGate
+                | Self::TemplateNoDefaults
+                | Self::DefaultHostNetworkHostPortsInPodTemplates
         )
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use kruise::admission;
 use kruise::cluster::Cluster;
+use kruise::cluster::pod_template::Defaults;
 use kruise::ops::Health;
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
@@ -59,6 +60,7 @@ impl Replica {
             namespace: "kruise-system".into(),
             host: Some("127.0.0.1".into()),
             port,
+            defaults: Defaults::default(),
             off,
         };
         let (leading, leading_rx) = watch::channel(false);

@@ -169,6 +169,7 @@ fn pods_that_must_stay_cannot_change_in_everything() {
     };
     for good in [
         json!({ "image": "i:2" }),
+        json!({ "imagePullPolicy": "Always", "env": [] }),
         json!({ "resources": { "limits": { "cpu": "2" } } }),
     ] {
         allowed(check(
@@ -179,7 +180,7 @@ fn pods_that_must_stay_cannot_change_in_everything() {
     }
     for (bad, field) in [
         (json!({ "name": "d" }), "/containers/0/name"),
-        (json!({ "env": [] }), "/containers/0/env"),
+        (json!({ "env": [{ "name": "E" }] }), "/containers/0/env"),
         (
             json!({ "resources": { "limits": { "memory": "1Gi" } } }),
             "/containers/0/resources/limits/memory",

@@ -3,6 +3,15 @@
 
 use super::*;
 
+const FILLED: Defaults = Defaults {
+    none: false,
+    host_ports: false,
+};
+const BARE: Defaults = Defaults {
+    none: true,
+    host_ports: false,
+};
+
 fn templates() -> Templates {
     Templates {
         template: json!({
@@ -34,12 +43,14 @@ fn claims_take_the_place_of_volumes_and_come_back_as_claims() {
     let mut answer = body.clone();
     let spec = &mut answer["template"]["spec"];
     spec["volumes"][0]["emptyDir"] = json!({ "medium": "" });
-    spec["volumes"][1]["ephemeral"]["volumeClaimTemplate"]["spec"]["volumeMode"] = json!("Filesystem");
+    let claim = &mut spec["volumes"][1]["ephemeral"]["volumeClaimTemplate"]["spec"];
+    claim["volumeMode"] = json!("Filesystem");
+    claim["resources"] = json!({ "requests": { "storage": "1Gi" } });
     let container = spec["containers"][0].as_object_mut().unwrap();
     container.remove("imagee");
     container.remove("stdin");
     container.insert("imagePullPolicy".into(), json!("Always"));
-    let Answer::Good { templates, unknown } = read_back(&asked, &kept, answer) else {
+    let Answer::Good { templates, unknown } = read_back(&asked, &kept, answer, FILLED) else {
         panic!("bad");
     };
     assert_eq!(unknown, ["spec.template.spec.containers[0].imagee"]);
@@ -55,7 +66,7 @@ fn claims_take_the_place_of_volumes_and_come_back_as_claims() {
         templates.claims[0],
         json!({
             "metadata": { "name": "data", "labels": { "l": "1" } },
-            "spec": { "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem" },
+            "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } },
         })
     );
 }
@@ -68,7 +79,7 @@ fn a_template_without_volumes_gets_none() {
     };
     let (body, kept) = body(&asked);
     assert_eq!(body["template"], asked.template);
-    let Answer::Good { templates, .. } = read_back(&asked, &kept, body) else {
+    let Answer::Good { templates, .. } = read_back(&asked, &kept, body, FILLED) else {
         panic!("bad");
     };
     assert_eq!(templates, asked);
@@ -98,19 +109,75 @@ fn fields_are_named_as_the_user_has_them() {
     }
 }
 
+/// What Go writes for nothing of its types.
+fn without_artefacts(value: &mut Value) {
+    match value {
+        Value::Object(all) => {
+            all.values_mut().for_each(without_artefacts);
+            let nothing = |name: &str| ["metadata", "resources"].contains(&name);
+            all.retain(|name, value| !value.is_null() && !(nothing(name) && *value == json!({})));
+        }
+        Value::Array(all) => all.iter_mut().for_each(without_artefacts),
+        _ => {}
+    }
+}
+
 #[test]
-fn always_stays_where_nothing_is_said() {
-    let container =
-        |policy: Value| json!({ "spec": { "containers": [{ "name": "c", "imagePullPolicy": policy }] } });
-    let silent = json!({ "spec": { "containers": [{ "name": "c" }, { "name": "new" }] } });
-    let mut after = silent.clone();
-    keep_pulling(&mut after, &container(json!("Always")));
-    assert_eq!(after["spec"]["containers"][0]["imagePullPolicy"], "Always");
-    assert_eq!(after["spec"]["containers"][1], json!({ "name": "new" }));
-    let mut after = silent.clone();
-    keep_pulling(&mut after, &container(json!("IfNotPresent")));
-    assert_eq!(after, silent);
-    let mut after = container(json!("Never"));
-    keep_pulling(&mut after, &container(json!("Always")));
-    assert_eq!(after, container(json!("Never")));
+fn templates_are_stored_as_the_go_implementation_stores_them() {
+    let recorded = include_str!("../../../tests/data/takeover/templates.jsonl");
+    assert_eq!(recorded.lines().count(), 42);
+    for line in recorded.lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        for (defaults, field) in [(FILLED, "stored"), (BARE, "storedWithoutDefaults")] {
+            let mut asked = Templates {
+                template: line["asked"]["template"].clone(),
+                claims: line["asked"]["claims"].as_array().unwrap().clone(),
+            };
+            stored::prepare(&mut asked.template, defaults);
+            let (_, kept) = body(&asked);
+            let answer = json!({ "template": line["answer"] });
+            let Answer::Good {
+                mut templates,
+                unknown,
+            } = read_back(&asked, &kept, answer, defaults)
+            else {
+                panic!("bad");
+            };
+            assert_eq!(unknown, Vec::<String>::new());
+            let mut expected = line[field].clone();
+            without_artefacts(&mut expected);
+            without_artefacts(&mut templates.template);
+            assert_eq!(templates.template, expected, "{field} of {}", line["name"]);
+            for (ours, theirs) in templates
+                .claims
+                .iter()
+                .zip(line["storedClaims"].as_array().unwrap())
+            {
+                assert_eq!(ours["spec"], theirs["spec"], "{}", line["name"]);
+            }
+        }
+    }
+}
+
+#[test]
+fn ports_of_the_host_are_filled_in_where_the_gate_says_so() {
+    let ports = json!([{ "containerPort": 80 }, { "containerPort": 81, "hostPort": 8081 }]);
+    let template =
+        |host: bool| json!({ "spec": { "hostNetwork": host, "containers": [{ "ports": ports }] } });
+    let host_ports = Defaults {
+        host_ports: true,
+        ..FILLED
+    };
+    let filled = |mut template: Value, defaults| {
+        stored::prepare(&mut template, defaults);
+        template["spec"]["containers"][0]["ports"][0]["hostPort"].clone()
+    };
+    assert_eq!(filled(template(true), host_ports), 80);
+    assert_eq!(filled(template(false), host_ports), Value::Null);
+    assert_eq!(filled(template(true), FILLED), Value::Null);
+    let bare = Defaults {
+        host_ports: true,
+        ..BARE
+    };
+    assert_eq!(filled(template(true), bare), Value::Null);
 }

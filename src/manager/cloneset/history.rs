@@ -17,7 +17,7 @@ use crate::admission::cloneset::{mistakes, templates};
 use crate::api::cloneset::CloneSet;
 use crate::api::keys;
 use crate::api::owner::Owner as Controller;
-use crate::cluster::pod_template::{self, Answer};
+use crate::cluster::pod_template::{self, Answer, Defaults};
 use crate::cluster::{Error, Key, write};
 use crate::in_place::Pod;
 use crate::manager::view::RevisionView;
@@ -195,13 +195,20 @@ async fn find_out(work: &Work<'_>, all: &[Revision], collisions: Option<i32>) ->
     let asked = templates(&spec);
     let owner = owner(work.set);
     let of = |template: &Value, claims: &[Value]| revision::wanted(&owner, template, claims, collisions);
-    // A template that a revision holds has its defaults; others may have been stored while the webhook was away.
-    if revision::stands_for(&asked.template, all).is_some() {
-        return Ok(of(&asked.template, &asked.claims));
+    // A template that a revision holds was checked when that was made; others may have been stored while the webhook
+    // was away.
+    if let Some(template) = revision::stands_for(&asked.template, all) {
+        return Ok(of(&template, &asked.claims));
     }
-    let before = all.last().and_then(Revision::template);
-    match pod_template::ask(&work.ctx.cluster, owner.namespace, &asked, before.as_ref()).await? {
-        Answer::Good { templates, .. } => Ok(of(&templates.template, &templates.claims)),
+    let defaults = Defaults::of(&work.ctx.options.feature_gates);
+    match pod_template::ask(&work.ctx.cluster, owner.namespace, &asked, defaults).await? {
+        Answer::Good { templates, .. } => {
+            let known = revision::stands_for(&templates.template, all);
+            Ok(of(
+                known.as_ref().unwrap_or(&templates.template),
+                &templates.claims,
+            ))
+        }
         Answer::Bad(why) => Err(Unfit::Mistake(why)),
     }
 }

@@ -1,7 +1,8 @@
 //! ControllerRevisions of a CloneSet: what they are called, what they hold, and which of them stay.
 //!
-//! Names, labels, annotations and data are OpenKruise's, byte for byte, so that either program takes the
-//! other's revisions for its own: a revision that is thought new replaces all Pods.
+//! Labels, annotations and data are OpenKruise's, byte for byte, so that either program takes the other's revisions
+//! for its own: a revision that is thought new replaces all Pods. So are names, but for a CloneSet that has no
+//! `status.collisionCount` yet, to which OpenKruise gives 0.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,6 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::api::{GROUP, V1BETA1, go_json, keys};
+use crate::in_place::normal::same as same_template;
 
 mod hashes;
 
@@ -237,11 +239,14 @@ pub fn sort(revisions: &mut [Revision]) {
     });
 }
 
-/// The revision, of those that exist, that a Pod template stands for as it was stored. If there is one, the
-/// template needs no defaults of the API server: it had them already.
-pub fn stands_for<'a>(template: &Value, known: &'a [Revision]) -> Option<&'a Revision> {
-    let data = data(template);
-    known.iter().rev().find(|revision| revision.data == data)
+/// The template of the newest of those revisions that hold the same as `template`, whatever defaults either has.
+pub fn stands_for(template: &Value, known: &[Revision]) -> Option<Value> {
+    let bytes = data(template);
+    let found = known.iter().rev().find_map(|revision| {
+        let known = revision.template()?;
+        (revision.data == bytes || same_template(template, &known)).then_some(known)
+    });
+    found
 }
 
 /// How the wanted revision comes to be the newest of those known, which are sorted.

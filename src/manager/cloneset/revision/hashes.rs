@@ -24,14 +24,21 @@ pub(super) fn of_revision(data: &str, collisions: Option<i32>) -> String {
 
 /// A Pod template as Go's types write it: with nulls and empty objects where nothing was said.
 ///
-/// The template must be as the API server serves it, so that other empty values are absent.
+/// The template must be as the API server or OpenKruise's webhook writes it, so that other empty values are absent.
 pub(super) fn as_go_writes(mut template: Value) -> Value {
     metadata(&mut template);
     let Some(spec) = template.get_mut("spec") else {
         return template;
     };
     for list in ["containers", "initContainers", "ephemeralContainers"] {
-        items(spec, list).for_each(|container| present(container, "resources", json!({})));
+        for container in items(spec, list) {
+            present(container, "resources", json!({}));
+            for probe in ["livenessProbe", "readinessProbe", "startupProbe"] {
+                if let Some(grpc) = container.get_mut(probe).and_then(|probe| probe.get_mut("grpc")) {
+                    present(grpc, "service", Value::Null);
+                }
+            }
+        }
     }
     for volume in items(spec, "volumes") {
         if let Some(claim) = volume.pointer_mut("/ephemeral/volumeClaimTemplate") {
