@@ -1,27 +1,25 @@
 //! Takes over what another installation stored in the older version.
 //!
 //! While an object is stored as v1alpha1 each read of it needs our conversion webhook. So the leader
-//! writes each once more, unchanged, which stores it as v1beta1, and then strikes v1alpha1 from the CRD's
-//! list of stored versions.
+//! writes each once more, which stores it as v1beta1, without the managed fields that were written in v1alpha1, and
+//! then strikes v1alpha1 from the CRD's list of stored versions.
 
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, CustomResourceDefinitionNames as Names,
-};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
-use kube::api::{ListParams, Patch, PatchParams};
-use kube::core::DynamicObject;
-use kube::discovery::ApiResource;
-use serde_json::json;
+use kube::api::{ApiResource, DynamicObject, ListParams, ObjectMeta};
+use serde_json::{Value, json};
 
 use super::crd::Crd;
-use crate::api::{self, V1BETA1};
+use crate::api::{self, GROUP, V1ALPHA1, V1BETA1};
 use crate::cluster::{Cluster, Error, write};
 
 const PAGE: u32 = 500;
 const AT_A_TIME: usize = 8;
+/// How often an object is read again because somebody else wrote it.
+const TRIES: u32 = 10;
 const RETRY: Duration = Duration::from_secs(10);
 
 /// Rewrites until nothing is stored in the older version.
@@ -75,18 +73,18 @@ async fn rewrite_all(cluster: &Cluster, ours: &CustomResourceDefinition) -> Resu
     let all: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &resource);
     let (mut count, mut params) = (0, ListParams::default().limit(PAGE));
     loop {
-        let page = within("list", names, all.list_metadata(&params)).await?;
+        let page = write::list_metadata(&all, &resource, &params).await?;
         count += page.items.len();
         let next = page.metadata.continue_.filter(|next| !next.is_empty());
         stream::iter(page.items)
             .map(Ok)
             .try_for_each_concurrent(AT_A_TIME, |object| {
-                let metadata = object.metadata;
-                let api: Api<DynamicObject> = match &metadata.namespace {
+                let api: Api<DynamicObject> = match &object.metadata.namespace {
                     Some(namespace) => Api::namespaced_with(cluster.client.clone(), namespace, &resource),
                     None => all.clone(),
                 };
-                async move { rewrite(&api, names, metadata.name.as_deref().unwrap_or_default()).await }
+                let resource = &resource;
+                async move { rewrite(&api, resource, object.metadata).await }
             })
             .await?;
         let Some(next) = next else { return Ok(count) };
@@ -94,28 +92,77 @@ async fn rewrite_all(cluster: &Cluster, ours: &CustomResourceDefinition) -> Resu
     }
 }
 
-/// A patch of nothing; the API server stores the object anew because its stored form changes.
-async fn rewrite(api: &Api<DynamicObject>, names: &Names, name: &str) -> Result<(), Error> {
-    let nothing = json!({});
-    let (params, patch) = (PatchParams::default(), Patch::Merge(&nothing));
-    match within("patch", names, api.patch_metadata(name, &params, &patch)).await {
-        // Gone, or written by somebody else in the meantime: either will do.
-        Err(why) if why.not_found() || why.conflict() => Ok(()),
-        outcome => outcome.map(drop),
+/// The API server stores the object anew because its stored form changes, and without the entries that made it
+/// convert the object at each write.
+async fn rewrite(
+    api: &Api<DynamicObject>,
+    resource: &ApiResource,
+    mut metadata: ObjectMeta,
+) -> Result<(), Error> {
+    for _ in 0..TRIES {
+        let name = metadata.name.as_deref().unwrap_or_default();
+        let outcome = write::patch_metadata(api, resource, name, &renewal(&metadata)).await;
+        match outcome {
+            Err(why) if why.conflict() => {}
+            Err(why) if why.not_found() => return Ok(()),
+            outcome => return outcome,
+        }
+        match write::get_metadata(api, resource, name).await? {
+            Some(newer) => metadata = newer.metadata,
+            None => return Ok(()),
+        }
     }
+    Err(Error::Transport(format!(
+        "{} {} changed {TRIES} times while it was renewed",
+        resource.kind,
+        metadata.name.unwrap_or_default()
+    )))
 }
 
-async fn within<T>(
-    verb: &'static str,
-    names: &Names,
-    call: impl Future<Output = Result<T, kube::Error>>,
-) -> Result<T, Error> {
-    match tokio::time::timeout(write::DEADLINE, call).await {
-        Ok(answer) => answer.map_err(Error::from),
-        Err(_) => Err(Error::Timeout {
-            verb,
-            kind: names.kind.clone(),
-            after: write::DEADLINE,
-        }),
+/// A patch of nothing, but for managed fields in the older version: at each write the API server converts the object
+/// into each version that one of them speaks, and drops all of them where it cannot.
+fn renewal(metadata: &ObjectMeta) -> Value {
+    let old = format!("{GROUP}/{V1ALPHA1}");
+    let all = metadata.managed_fields.as_deref().unwrap_or_default();
+    let kept: Vec<_> = all
+        .iter()
+        .filter(|entry| entry.api_version.as_deref() != Some(&old))
+        .collect();
+    if kept.len() == all.len() {
+        return json!({});
+    }
+    // An empty list would mean that nothing is said of them.
+    let kept = if kept.is_empty() { json!([{}]) } else { json!(kept) };
+    json!({ "metadata": { "managedFields": kept, "resourceVersion": metadata.resource_version } })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn metadata(versions: &[&str]) -> ObjectMeta {
+        let entries: Vec<_> = versions
+            .iter()
+            .map(|version| json!({ "manager": "m", "apiVersion": format!("{GROUP}/{version}"), "fieldsV1": { "f:spec": {} } }))
+            .collect();
+        serde_json::from_value(json!({ "resourceVersion": "7", "managedFields": entries })).unwrap()
+    }
+
+    #[test]
+    fn managed_fields_in_the_older_version_are_dropped() {
+        assert_eq!(renewal(&metadata(&[])), json!({}));
+        assert_eq!(renewal(&metadata(&["v1beta1"])), json!({}));
+        let patch = renewal(&metadata(&["v1alpha1", "v1beta1"]));
+        assert_eq!(patch["metadata"]["resourceVersion"], "7");
+        let kept = patch["metadata"]["managedFields"].as_array().unwrap();
+        assert_eq!(
+            (kept.len(), &kept[0]["apiVersion"]),
+            (1, &json!("apps.kruise.io/v1beta1"))
+        );
+        assert_eq!(
+            renewal(&metadata(&["v1alpha1"]))["metadata"]["managedFields"],
+            json!([{}])
+        );
     }
 }

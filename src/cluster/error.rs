@@ -2,12 +2,30 @@
 
 use std::time::Duration;
 
+use crate::api::names;
+
 /// An error of a call to the API server, or of the configuration to reach it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Neither kubeconfig nor service account can be used.
     #[error("cannot reach a cluster: {0}")]
     Config(String),
+    /// A name that no object can have; nothing was sent.
+    #[error("invalid name {given:?} of a {kind}: {}", names::SUBDOMAIN)]
+    Name {
+        /// The kind that the request would have been about.
+        kind: String,
+        /// The name.
+        given: String,
+    },
+    /// A name that no namespace can have; nothing was sent.
+    #[error("invalid namespace {given:?} of a {kind}: {}", names::LABEL)]
+    Namespace {
+        /// The kind that the request would have been about.
+        kind: String,
+        /// The name.
+        given: String,
+    },
     /// No answer in time.
     #[error("API server did not answer {verb} {kind} within {after:?}")]
     Timeout {
@@ -63,7 +81,7 @@ impl Error {
     #[must_use]
     pub fn retryable(&self) -> bool {
         match self {
-            Self::Config(_) => false,
+            Self::Config(_) | Self::Name { .. } | Self::Namespace { .. } => false,
             Self::Timeout { .. } | Self::Transport(_) => true,
             Self::Api(_) if self.too_large() => false,
             Self::Api(status) => status.code >= 500 || self.throttled() || self.conflict(),
@@ -88,7 +106,7 @@ impl Error {
     #[must_use]
     pub fn in_doubt(&self) -> bool {
         match self {
-            Self::Config(_) => false,
+            Self::Config(_) | Self::Name { .. } | Self::Namespace { .. } => false,
             Self::Timeout { .. } | Self::Transport(_) => true,
             Self::Api(status) => status.code >= 500,
         }
@@ -107,6 +125,7 @@ impl Error {
     pub fn category(&self) -> &'static str {
         match self {
             Self::Config(_) => "config",
+            Self::Name { .. } | Self::Namespace { .. } => "invalid_name",
             Self::Timeout { .. } => "timeout",
             Self::Transport(_) => "unreachable",
             Self::Api(status) => match status.code {

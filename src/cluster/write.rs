@@ -1,4 +1,7 @@
-//! Writes: each with a deadline, each counted by kind and result.
+//! Requests about objects: each with a deadline, each write counted by kind and result.
+//!
+//! Here, and nowhere else, names and namespaces become parts of a path. What is no DNS name is refused before anything
+//! is sent: `?`, `#` and `/` in it would make another request of ours.
 //!
 //! Every function returns the object as the API server stored it, which is what tracks our own writes.
 //! Nothing here retries: the caller decides again on fresh facts.
@@ -6,17 +9,24 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
-use kube::{Resource, ResourceExt};
+use kube::Resource;
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, ListParams, ObjectList, PartialObjectMeta, Patch,
+    PatchParams, PostParams,
+};
+use kube::core::Request;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::Error;
+use crate::api::names;
 use crate::ops::metrics::metrics;
 
 /// The longest that a single call to the API server may take.
 pub const DEADLINE: Duration = Duration::from_secs(10);
+/// The most of a wrong name that an error repeats, in characters.
+const LONGEST_SHOWN: usize = 100;
 
 /// What a kind must be able to do to be written.
 pub trait Object: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize {}
@@ -27,20 +37,37 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serializ
 /// # Errors
 /// See [`Error`]; [`Error::already_exists`] when the name is taken.
 pub async fn create<K: Object>(api: &Api<K>, object: &K) -> Result<K, Error> {
+    checked(api, None)?;
     timed::<K, _>("create", api.create(&PostParams::default(), object)).await
 }
 
-/// Creates an object of `kind` at `path` with `body` as its bytes are, and gives the answer as it comes: for
-/// what our types would lose, be it fields or the spelling of bytes that are compared.
+/// Creates an object with `body` as its bytes are, and gives the answer as it comes: for what our types would lose,
+/// be it fields or the spelling of bytes that are compared.
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn post(client: &kube::Client, kind: &str, path: &str, body: String) -> Result<Value, Error> {
-    let request = http::Request::post(path)
-        .header(http::header::CONTENT_TYPE, "application/json")
-        .body(body.into_bytes())
-        .map_err(|why| Error::Config(format!("{path:?} is no path: {why}")))?;
-    counted(kind, "create", client.request(request)).await
+pub async fn post<K: Object>(api: &Api<K>, body: String) -> Result<Value, Error> {
+    post_with(api, body, &PostParams::default()).await
+}
+
+/// The same, and nothing is stored: what the API server would make of it.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn dry_run<K: Object>(api: &Api<K>, body: String) -> Result<Value, Error> {
+    let params = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    post_with(api, body, &params).await
+}
+
+async fn post_with<K: Object>(api: &Api<K>, body: String, params: &PostParams) -> Result<Value, Error> {
+    checked(api, None)?;
+    let request = Request::new(api.resource_url()).create(params, body.into_bytes());
+    let client = api.clone().into_client();
+    let post = async { client.request(request.map_err(kube::Error::BuildRequest)?).await };
+    timed::<K, _>("create", post).await
 }
 
 /// Sends a JSON merge patch of the object itself. With `metadata.resourceVersion` in the patch a change by
@@ -49,6 +76,7 @@ pub async fn post(client: &kube::Client, kind: &str, path: &str, body: String) -
 /// # Errors
 /// See [`Error`].
 pub async fn patch_merge<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error> {
+    checked(api, Some(name))?;
     timed::<K, _>(
         "patch",
         api.patch(name, &PatchParams::default(), &Patch::Merge(patch)),
@@ -61,6 +89,7 @@ pub async fn patch_merge<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> 
 /// # Errors
 /// See [`Error`].
 pub async fn patch_status_merge<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error> {
+    checked(api, Some(name))?;
     timed::<K, _>(
         "patch_status",
         api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)),
@@ -73,6 +102,7 @@ pub async fn patch_status_merge<K: Object>(api: &Api<K>, name: &str, patch: &Val
 /// # Errors
 /// See [`Error`].
 pub async fn patch_status_strategic<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error> {
+    checked(api, Some(name))?;
     timed::<K, _>(
         "patch_status",
         api.patch_status(name, &PatchParams::default(), &Patch::Strategic(patch)),
@@ -85,6 +115,7 @@ pub async fn patch_status_strategic<K: Object>(api: &Api<K>, name: &str, patch: 
 /// # Errors
 /// See [`Error`].
 pub async fn patch_strategic<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error> {
+    checked(api, Some(name))?;
     timed::<K, _>(
         "patch",
         api.patch(name, &PatchParams::default(), &Patch::Strategic(patch)),
@@ -97,6 +128,7 @@ pub async fn patch_strategic<K: Object>(api: &Api<K>, name: &str, patch: &Value)
 /// # Errors
 /// See [`Error`].
 pub async fn patch_resize<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error> {
+    checked(api, Some(name))?;
     let (params, patch) = (PatchParams::default(), Patch::Strategic(patch));
     timed::<K, _>(
         "patch_resize",
@@ -110,9 +142,14 @@ pub async fn patch_resize<K: Object>(api: &Api<K>, name: &str, patch: &Value) ->
 /// # Errors
 /// See [`Error`]; [`Error::conflict`] when `object` is not the newest.
 pub async fn replace<K: Object>(api: &Api<K>, object: &K) -> Result<K, Error> {
+    checked(api, object.meta().name.as_deref())?;
     timed::<K, _>(
         "update",
-        api.replace(&object.name_any(), &PostParams::default(), object),
+        api.replace(
+            object.meta().name.as_deref().unwrap_or_default(),
+            &PostParams::default(),
+            object,
+        ),
     )
     .await
 }
@@ -135,6 +172,7 @@ pub async fn delete_seen<K: Object>(
     uid: Option<&str>,
     version: Option<&str>,
 ) -> Result<(), Error> {
+    checked(api, Some(name))?;
     let preconditions = kube::api::Preconditions {
         uid: uid.map(str::to_owned),
         resource_version: version.map(str::to_owned),
@@ -143,7 +181,7 @@ pub async fn delete_seen<K: Object>(
         preconditions: (uid.is_some() || version.is_some()).then_some(preconditions),
         ..DeleteParams::default()
     };
-    let request = kube::core::Request::new(api.resource_url()).delete(name, &params);
+    let request = Request::new(api.resource_url()).delete(name, &params);
     // `Api::delete` parses the answer twice; it is the whole object, and nobody looks at it.
     let client = api.clone().into_client();
     let delete = async {
@@ -163,7 +201,83 @@ pub async fn delete_seen<K: Object>(
 /// # Errors
 /// See [`Error`].
 pub async fn get<K: Object>(api: &Api<K>, name: &str) -> Result<Option<K>, Error> {
+    checked(api, Some(name))?;
     bounded(&K::kind(&()), "get", api.get_opt(name)).await
+}
+
+/// Reads names and other metadata of a page of objects.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn list_metadata(
+    api: &Api<DynamicObject>,
+    resource: &ApiResource,
+    params: &ListParams,
+) -> Result<ObjectList<PartialObjectMeta<DynamicObject>>, Error> {
+    checked_as(api, resource, None)?;
+    bounded(&resource.kind, "list", api.list_metadata(params)).await
+}
+
+/// Reads the metadata of the object of that name, `None` when there is none.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn get_metadata(
+    api: &Api<DynamicObject>,
+    resource: &ApiResource,
+    name: &str,
+) -> Result<Option<PartialObjectMeta<DynamicObject>>, Error> {
+    checked_as(api, resource, Some(name))?;
+    bounded(&resource.kind, "get", api.get_metadata_opt(name)).await
+}
+
+/// Sends a JSON merge patch of the object itself, of which nothing but metadata comes back.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn patch_metadata(
+    api: &Api<DynamicObject>,
+    resource: &ApiResource,
+    name: &str,
+    patch: &Value,
+) -> Result<(), Error> {
+    checked_as(api, resource, Some(name))?;
+    let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+    let patch = api.patch_metadata(name, &params, &patch);
+    counted(&resource.kind, "patch", patch).await.map(drop)
+}
+
+fn checked<K: Object>(api: &Api<K>, name: Option<&str>) -> Result<(), Error> {
+    checked_as(api, &(), name)
+}
+
+/// Refuses a name or a namespace that is none. kube writes both into the path as they are.
+fn checked_as<K: Resource>(api: &Api<K>, kind: &K::DynamicType, name: Option<&str>) -> Result<(), Error> {
+    let path = api.resource_url();
+    let namespace = path.split_once("/namespaces/").map(|(_, rest)| {
+        let end = format!("/{}", K::plural(kind));
+        rest.strip_suffix(end.as_str()).unwrap_or(rest)
+    });
+    // The path as kube makes it for this kind and namespace, so that nothing is in it but these.
+    if K::url_path(kind, namespace) != path || namespace.is_some_and(|namespace| !names::is_label(namespace))
+    {
+        return Err(Error::Namespace {
+            kind: K::kind(kind).into_owned(),
+            given: shown(namespace.unwrap_or(path)),
+        });
+    }
+    match name {
+        Some(name) if !names::is_subdomain(name) => Err(Error::Name {
+            kind: K::kind(kind).into_owned(),
+            given: shown(name),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// As much of a wrong name as fits into a message.
+fn shown(text: &str) -> String {
+    text.chars().take(LONGEST_SHOWN).collect()
 }
 
 async fn timed<K: Object, T>(
@@ -203,3 +317,6 @@ async fn bounded<T>(
         }),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,8 @@
 //! Structured logs on standard error, filtered by `RUST_LOG`.
 
 use clap::ValueEnum;
-use tracing_subscriber::filter::Targets;
+use tracing::{Level, Metadata};
+use tracing_subscriber::filter::{FilterExt, Targets, filter_fn};
 use tracing_subscriber::fmt::layer;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -34,7 +35,7 @@ pub fn init(format: Format) {
             .boxed(),
     };
     let _ = tracing_subscriber::registry()
-        .with(lines.with_filter(filter))
+        .with(lines.with_filter(filter.and(filter_fn(harmless))))
         .try_init();
     super::panics::log_panics();
     if let Some(why) = wrong {
@@ -46,9 +47,16 @@ pub fn init(format: Format) {
     }
 }
 
+/// All but what kube's client says below an error: of an answer that it cannot read it logs the whole text, and that
+/// may be a list of Secrets.
+fn harmless(line: &Metadata) -> bool {
+    let of_client = line.target().split("::").next() == Some("kube_client");
+    !of_client || *line.level() == Level::ERROR
+}
+
 /// Targets and levels without patterns: the filter that takes patterns too would bring a regex engine along.
 fn filter(wanted: Option<&str>) -> (Targets, Option<String>) {
-    let info = || Targets::new().with_default(tracing::Level::INFO);
+    let info = || Targets::new().with_default(Level::INFO);
     match wanted.map(str::parse::<Targets>) {
         None => (info(), None),
         Some(Ok(targets)) => (targets, None),
@@ -58,8 +66,48 @@ fn filter(wanted: Option<&str>) -> (Targets, Option<String>) {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
     use super::*;
-    use tracing::Level;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn answers_that_kube_cannot_read_are_not_logged_whatever_rust_log_says() {
+        for wanted in [
+            None,
+            Some("trace"),
+            Some("kube_client=trace,kube_client::client=trace,info"),
+        ] {
+            let lines = Lines::default();
+            let writer = lines.clone();
+            let lines_of = layer().with_writer(move || writer.clone());
+            let registry = tracing_subscriber::registry()
+                .with(lines_of.with_filter(filter(wanted).0.and(filter_fn(harmless))));
+            tracing::subscriber::with_default(registry, || {
+                tracing::warn!(target: "kube_client::client", "SecretList");
+                tracing::warn!(target: "kube_client", "SecretList");
+                tracing::error!(target: "kube_client::client::builder", "no connection");
+                tracing::warn!(target: "kruise::cluster", "slow");
+            });
+            let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+            assert!(!text.contains("SecretList"), "{text}");
+            assert!(text.contains("no connection") && text.contains("slow"), "{text}");
+        }
+    }
 
     #[test]
     fn rust_log_is_read_and_a_wrong_one_means_info() {

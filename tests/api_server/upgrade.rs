@@ -70,8 +70,9 @@ async fn a_job_with_stored_mistakes_can_be_updated() {
         Some("default"),
     );
     let spec = json!({
-        "image": "nginx", "parallelism": "10%", "selector": { "names": ["a", "a"] }, "podSelector": {},
-        "imagePullPolicy": "Never", "pullSecrets": [""],
+        "image": "nginx", "parallelism": "10%", "selector": { "names": ["a", "a", "?"] }, "podSelector": {},
+        "imagePullPolicy": "Never", "pullSecrets": ["", "?x"],
+        "sandboxConfig": { "labels": { "k".repeat(400): "v".repeat(5000) } },
         "pullPolicy": { "backoffLimit": -1, "timeoutSeconds": 0 },
         "completionPolicy": { "type": "Never", "ttlSecondsAfterFinished": 3 },
     });
@@ -132,7 +133,7 @@ async fn a_cloneset_with_stored_mistakes_can_be_updated() {
         "selector": { "matchLabels": { "app": "a" }, "matchExpressions": [{ "key": "app", "operator": "Like" }] },
         "template": { "metadata": { "labels": { "app": "a" } }, "spec": { "restartPolicy": "Never" } },
         "lifecycle": { "preDelete": { "finalizersHandler": ["plain"] } },
-        "scaleStrategy": { "maxUnavailable": "20", "podsToDelete": ["a", "a"] },
+        "scaleStrategy": { "maxUnavailable": "20", "podsToDelete": ["a", "a", "?"] },
         "updateStrategy": { "rollingUpdate": { "maxUnavailable": 0, "maxSurge": "0.5%", "scatterStrategy": twice } },
     });
     create(&sets, old(BETA, "CloneSet", spec)).await.unwrap();
@@ -145,6 +146,7 @@ async fn a_cloneset_with_stored_mistakes_can_be_updated() {
     for patch in [
         json!({ "metadata": { "finalizers": ["example.com/mark"] } }),
         json!({ "spec": { "replicas": 5 } }),
+        json!({ "spec": { "scaleStrategy": { "excludePreparingDelete": true } } }),
         json!({ "spec": { "updateStrategy": { "rollingUpdate": { "paused": true } } } }),
         json!({ "metadata": { "finalizers": [] } }),
     ] {
@@ -252,7 +254,8 @@ fn in_place_only() -> Value {
     })
 }
 
-/// What was stored as v1alpha1 is stored as v1beta1 once our manager leads, and the CRDs say so.
+/// What was stored as v1alpha1 is stored as v1beta1 once our manager leads, and the CRDs say so; and the API server need
+/// not convert it at each write for those who wrote it in v1alpha1.
 #[tokio::test]
 async fn objects_of_the_older_version_are_stored_anew() {
     let plane = ControlPlane::start().unwrap();
@@ -291,6 +294,14 @@ async fn objects_of_the_older_version_are_stored_anew() {
     }
     for (kind, before) in KINDS.iter().zip(before) {
         assert_ne!(revision(kind), before, "{kind} was not written again");
+        let versions = "--output=jsonpath={.metadata.managedFields[*].apiVersion}";
+        let versions = plane
+            .kubectl(&["get", kind, "old", "--show-managed-fields", versions])
+            .unwrap();
+        assert!(
+            !versions.contains("v1alpha1"),
+            "{kind} has managed fields of {versions}"
+        );
     }
     let images = typed(&connect(plane.kubeconfig()).await, BETA, "NodeImage", None);
     assert_eq!(get(&images, "old").await["spec"], asked);

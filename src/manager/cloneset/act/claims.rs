@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::Api;
 use serde_json::Value;
 
 use crate::cluster::{Error, Key, write};
@@ -13,9 +14,8 @@ use crate::manager::view::ClaimView;
 
 /// Makes a claim. One that is there will do, if it is the CloneSet's and stays.
 pub(super) async fn create_claim(work: &Work<'_>, claim: &Value) -> Result<(), Error> {
-    let path = format!("/api/v1/namespaces/{}/persistentvolumeclaims", work.namespace());
-    let client = &work.ctx.cluster.client;
-    match write::post(client, "PersistentVolumeClaim", &path, claim.to_string()).await {
+    let api: Api<PersistentVolumeClaim> = Api::namespaced(work.ctx.cluster.client.clone(), work.namespace());
+    match write::post(&api, claim.to_string()).await {
         Ok(stored) => {
             if let Ok(stored) = serde_json::from_value::<PersistentVolumeClaim>(stored) {
                 keep_claim(work, &stored);

@@ -1,0 +1,59 @@
+//! Names of objects and namespaces, as the API server allows them. What is no such name must not become part of a
+//! request: in a path `?`, `#` and `/` say something else.
+
+/// What a name of most kinds must be, in the API server's words.
+pub const SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', \
+     and must start and end with an alphanumeric character";
+/// What the name of a namespace must be, in the API server's words.
+pub const LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', \
+     and must start and end with an alphanumeric character";
+
+/// The same as [`is_subdomain`] for CRDs, whose patterns are regular expressions of Go.
+pub const SUBDOMAIN_PATTERN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
+/// The same for [`is_label`].
+pub const LABEL_PATTERN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
+/// Longest subdomain.
+pub const LONGEST_SUBDOMAIN: usize = 253;
+const LONGEST_LABEL: usize = 63;
+
+/// Whether `text` is an RFC 1123 label, as names of namespaces are.
+#[must_use]
+pub fn is_label(text: &str) -> bool {
+    text.len() <= LONGEST_LABEL && is_word(text)
+}
+
+/// Whether `text` is an RFC 1123 subdomain, as names of most objects are.
+#[must_use]
+pub fn is_subdomain(text: &str) -> bool {
+    text.len() <= LONGEST_SUBDOMAIN && text.split('.').all(is_word)
+}
+
+/// Small letters and digits, and `-` between them.
+fn is_word(text: &str) -> bool {
+    let plain = |c: &u8| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let text = text.as_bytes();
+    text.first().is_some_and(plain)
+        && text.last().is_some_and(plain)
+        && text.iter().all(|c| plain(c) || *c == b'-')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_that_the_api_server_allows_are_names() {
+        for name in ["a", "web-0", "a.b-c.d", "0", "10.0.0.1"] {
+            assert!(is_subdomain(name), "{name}");
+        }
+        let long = "a".repeat(254);
+        for text in [
+            "", ".", "..", "../x", "a/b", "a?b=", "a#b", "%2e", "a b", "A", "-a", "a-", "a..b", "a.", "é",
+            "a\n", "\0", &long,
+        ] {
+            assert!(!is_subdomain(text) && !is_label(text), "{text:?}");
+        }
+        assert!(is_label("kube-system") && !is_label("a.b") && !is_label(&"a".repeat(64)));
+        assert!(is_subdomain(&"a".repeat(253)) && is_label(&"a".repeat(63)));
+    }
+}

@@ -1,0 +1,134 @@
+//! Which requests are made of names and namespaces; the API server here records what it is asked for.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::{Arc, Mutex};
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, Pod, PodTemplate, Secret};
+use kube::client::Body;
+use serde_json::json;
+use tower::service_fn;
+
+use super::*;
+
+/// Texts that make another path of the one that they become part of.
+const HOSTILE: [&str; 14] = [
+    "?",
+    "x?y=",
+    "?x",
+    "../x",
+    "..",
+    ".",
+    "a/b",
+    "a#b",
+    "#",
+    "%2e",
+    "a b",
+    "",
+    "x/pods?dryRun=",
+    "A\n",
+];
+
+/// A client, and what the API server is asked for through it.
+fn recorded() -> (kube::Client, Arc<Mutex<Vec<String>>>) {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let record = Arc::clone(&asked);
+    let service = service_fn(move |request: http::Request<Body>| {
+        record
+            .lock()
+            .unwrap()
+            .push(format!("{} {}", request.method(), request.uri()));
+        let answer = json!({ "kind": "Status", "code": 404, "reason": "NotFound", "message": "", "status": "Failure" });
+        let answer = http::Response::builder()
+            .status(404)
+            .body(Body::from(answer.to_string().into_bytes()));
+        std::future::ready(answer)
+    });
+    (kube::Client::new(service, "default"), asked)
+}
+
+/// Every request that there is, about an object of that name.
+async fn all(api: &Api<Pod>, name: &str) -> Vec<Result<(), Error>> {
+    let (patch, pod) = (json!({}), || Pod {
+        metadata: kube::api::ObjectMeta {
+            name: Some(name.to_owned()),
+            ..Default::default()
+        },
+        ..Pod::default()
+    });
+    let dynamic = ApiResource::erase::<Pod>(&());
+    let namespace = api.namespace().unwrap_or_default();
+    let untyped = Api::namespaced_with(api.clone().into_client(), namespace, &dynamic);
+    vec![
+        get(api, name).await.map(drop),
+        delete(api, name, None).await,
+        delete_seen(api, name, Some("u"), Some("1")).await,
+        patch_merge(api, name, &patch).await.map(drop),
+        patch_status_merge(api, name, &patch).await.map(drop),
+        patch_status_strategic(api, name, &patch).await.map(drop),
+        patch_strategic(api, name, &patch).await.map(drop),
+        patch_resize(api, name, &patch).await.map(drop),
+        replace(api, &pod()).await.map(drop),
+        get_metadata(&untyped, &dynamic, name).await.map(drop),
+        patch_metadata(&untyped, &dynamic, name, &patch).await,
+    ]
+}
+
+/// The requests that need no name.
+async fn nameless(api: &Api<Pod>) -> Vec<Result<(), Error>> {
+    let dynamic = ApiResource::erase::<Pod>(&());
+    let namespace = api.namespace().unwrap_or_default();
+    let untyped = Api::namespaced_with(api.clone().into_client(), namespace, &dynamic);
+    vec![
+        create(api, &Pod::default()).await.map(drop),
+        post(api, String::new()).await.map(drop),
+        dry_run(api, String::new()).await.map(drop),
+        list_metadata(&untyped, &dynamic, &ListParams::default())
+            .await
+            .map(drop),
+    ]
+}
+
+#[tokio::test]
+async fn a_hostile_name_or_namespace_is_refused_and_nothing_is_asked() {
+    let (client, asked) = recorded();
+    for text in HOSTILE {
+        for result in all(&Api::namespaced(client.clone(), "ns"), text).await {
+            let error = result.unwrap_err();
+            assert!(matches!(error, Error::Name { .. }), "{text:?}: {error}");
+            assert!(!error.retryable() && !error.in_doubt());
+        }
+        let api = Api::namespaced(client.clone(), text);
+        for result in all(&api, "web").await.into_iter().chain(nameless(&api).await) {
+            let error = result.unwrap_err();
+            assert!(matches!(error, Error::Namespace { .. }), "{text:?}: {error}");
+        }
+    }
+    let long = "a".repeat(1 << 20);
+    let error = get(&Api::<Node>::all(client.clone()), &long).await.unwrap_err();
+    assert!(error.to_string().len() < 500, "{error}");
+    assert_eq!(*asked.lock().unwrap(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_good_name_is_asked_for_in_its_namespace() {
+    let (client, asked) = recorded();
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), "kube-system");
+    let _ = get(&secrets, "registry.example-1").await;
+    let _ = get(&Api::<Node>::all(client.clone()), "10.0.0.1").await;
+    let _ = post(&Api::<Lease>::namespaced(client.clone(), "a"), String::new()).await;
+    let _ = dry_run(
+        &Api::<PodTemplate>::namespaced(client.clone(), "a"),
+        String::new(),
+    )
+    .await;
+    assert_eq!(
+        *asked.lock().unwrap(),
+        [
+            "GET /api/v1/namespaces/kube-system/secrets/registry.example-1",
+            "GET /api/v1/nodes/10.0.0.1",
+            "POST /apis/coordination.k8s.io/v1/namespaces/a/leases?",
+            "POST /api/v1/namespaces/a/podtemplates?&dryRun=All",
+        ]
+    );
+}
