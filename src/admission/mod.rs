@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cluster::pod_template::Defaults;
 use crate::cluster::{self, Cluster};
-use crate::ops::Health;
+use crate::ops::{Health, http};
 
 /// Name of our check in the process's health.
 const CHECK: &str = "admission";
@@ -57,13 +57,8 @@ pub const DEFAULT_PORT: u16 = 9876;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The port cannot be had.
-    #[error("cannot listen on port {port} for webhooks: {source}")]
-    Listen {
-        /// The port.
-        port: u16,
-        /// Why.
-        source: std::io::Error,
-    },
+    #[error("webhooks: {0}")]
+    Listen(#[from] http::Error),
     /// The API server did not do what was asked.
     #[error("admission: {0}")]
     Cluster(#[from] cluster::Error),
@@ -81,7 +76,7 @@ impl Error {
     /// The word used as metric label.
     pub fn category(&self) -> &'static str {
         match self {
-            Self::Listen { .. } => "listen",
+            Self::Listen(_) => "listen",
             Self::Cluster(why) => why.category(),
             Self::Certificate(_) => "certificate",
         }

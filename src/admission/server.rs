@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Error;
 use super::bundle::Bundle;
+use crate::ops::http;
 
 /// A client that has not shaken hands by then is let go.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -31,14 +32,7 @@ const CONNECTIONS: usize = 512;
 
 /// Opens the port on all addresses.
 pub(super) async fn listen(port: u16) -> Result<TcpListener, Error> {
-    let any = std::net::SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, port));
-    match TcpListener::bind(any).await {
-        Ok(listener) => Ok(listener),
-        // No IPv6 on this machine.
-        Err(_) => TcpListener::bind((std::net::Ipv4Addr::UNSPECIFIED, port))
-            .await
-            .map_err(|source| Error::Listen { port, source }),
-    }
+    Ok(http::bind(&http::any(port)).await?)
 }
 
 /// Answers until dropped. Connections in use may finish their request when `shutdown` begins.

@@ -8,13 +8,15 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::Progress;
+use super::{Progress, Watches};
 
 /// The health of the process; clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
     /// What the duties are in the middle of.
     pub progress: Progress,
+    /// When the API server was last heard of about each watched kind.
+    pub watches: Watches,
     inner: Arc<Mutex<Inner>>,
 }
 
@@ -56,9 +58,12 @@ impl Health {
     /// The answer to `/readyz`: every check with its words.
     #[must_use]
     pub fn readiness(&self) -> Answer {
-        let inner = self.lock();
+        let mut checks = self.lock().readiness.clone();
+        if let Some(state) = self.watches.check() {
+            checks.insert("watches".to_owned(), state);
+        }
         let mut text = String::new();
-        for (check, state) in &inner.readiness {
+        for (check, state) in &checks {
             let (mark, words) = match state {
                 Ok(how) => ("ok ", how),
                 Err(why) => ("NOT READY ", why),
@@ -66,7 +71,7 @@ impl Health {
             // Writing into a String cannot fail.
             let _ = writeln!(text, "{mark}{check}: {words}");
         }
-        let ok = inner.readiness.values().all(Result::is_ok);
+        let ok = checks.values().all(Result::is_ok);
         Answer { ok, text }
     }
 
@@ -82,13 +87,19 @@ mod tests {
     #[test]
     fn readiness_says_every_check_in_words() {
         let health = Health::default();
-        health.ready("watch NodeImage", "synced");
+        health.ready("admission", "has a certificate");
+        let watch = health.watches.begin("NodeImage");
         health.unready("runtime", "no socket under /hostvarrun");
         let answer = health.readiness();
         assert!(!answer.ok);
         assert_eq!(
             answer.text,
-            "NOT READY runtime: no socket under /hostvarrun\nok watch NodeImage: synced\n"
+            "ok admission: has a certificate\nNOT READY runtime: no socket under /hostvarrun\n\
+             NOT READY watches: NodeImage is not listed yet\n"
         );
+        health.ready("runtime", "containerd answers");
+        assert!(!health.readiness().ok);
+        watch.listed();
+        assert!(health.readiness().ok);
     }
 }

@@ -1,6 +1,9 @@
 //! The HTTP listener for probes and metrics.
 
-use std::net::SocketAddr;
+use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
@@ -8,7 +11,12 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use axum::routing::get;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::Health;
@@ -45,29 +53,71 @@ pub enum Serve {
     Both,
 }
 
-/// Opens `address` (`HOST:PORT`, or `:PORT` for all interfaces).
+/// Opens `address`: `HOST:PORT` with an IP address or `localhost`, or `:PORT` for all addresses of both IP versions.
 ///
 /// # Errors
 /// When the address is malformed or taken.
 pub async fn listen(address: &str) -> Result<TcpListener, Error> {
-    let full = if address.starts_with(':') {
-        format!("0.0.0.0{address}")
-    } else {
-        address.replace("localhost", "127.0.0.1")
-    };
-    let parsed: SocketAddr = full.parse().map_err(|_| Error::Address {
+    let wrong = || Error::Address {
         given: address.to_owned(),
-    })?;
-    TcpListener::bind(parsed).await.map_err(|source| Error::Listen {
-        address: parsed,
-        source,
-    })
+    };
+    let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
+    let addresses = match host {
+        "" => any(port.parse().map_err(|_| wrong())?).to_vec(),
+        "localhost" => {
+            let port = port.parse().map_err(|_| wrong())?;
+            vec![
+                (Ipv4Addr::LOCALHOST, port).into(),
+                (Ipv6Addr::LOCALHOST, port).into(),
+            ]
+        }
+        _ => vec![address.parse().map_err(|_| wrong())?],
+    };
+    bind(&addresses).await
 }
 
-/// Serves until shutdown.
+/// All addresses of both IP versions; of the older one alone where the machine has no other.
+#[must_use]
+pub fn any(port: u16) -> [SocketAddr; 2] {
+    [
+        (Ipv6Addr::UNSPECIFIED, port).into(),
+        (Ipv4Addr::UNSPECIFIED, port).into(),
+    ]
+}
+
+/// Opens the first of `addresses` that this machine has.
 ///
 /// # Errors
-/// When the listener breaks.
+/// When it is taken, or the machine has none of them.
+pub async fn bind(addresses: &[SocketAddr]) -> Result<TcpListener, Error> {
+    let mut last = None;
+    for &address in addresses {
+        match TcpListener::bind(address).await {
+            Ok(listener) => return Ok(listener),
+            Err(source) => {
+                let taken = [ErrorKind::AddrInUse, ErrorKind::PermissionDenied].contains(&source.kind());
+                last = Some(Error::Listen { address, source });
+                if taken {
+                    break;
+                }
+            }
+        }
+    }
+    Err(last.unwrap_or(Error::Address { given: String::new() }))
+}
+
+/// Connections at a time. Where there are more the oldest ends, so that nobody shuts out kubelet's probes by holding
+/// all of them open.
+const CONNECTIONS: usize = 64;
+/// How long a client may take to send its request.
+const REQUEST: Duration = Duration::from_secs(10);
+/// How long a connection may last: one request, whose answer is at hand.
+const CONNECTION: Duration = Duration::from_secs(30);
+
+/// Serves until shutdown, one request a connection.
+///
+/// # Errors
+/// None; the type is that of the other long-lived tasks.
 pub async fn serve(
     listener: TcpListener,
     what: Serve,
@@ -89,9 +139,46 @@ pub async fn serve(
     if what != Serve::Health {
         router = router.route("/metrics", get(render));
     }
-    axum::serve(listener, router.with_state(health))
-        .with_graceful_shutdown(async move { shutdown.cancelled().await })
-        .await
+    let service = TowerToHyperService::new(router.with_state(health));
+    let mut connections = JoinSet::new();
+    let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = connections.join_next(), if !connections.is_empty() => {
+                oldest.retain(|connection| !connection.is_finished());
+                continue;
+            }
+            () = shutdown.cancelled() => return Ok(()),
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of file descriptors, for example; others must end first.
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        if oldest.len() >= CONNECTIONS
+            && let Some(connection) = oldest.pop_front()
+        {
+            connection.abort();
+        }
+        oldest.push_back(connections.spawn(answer_one(stream, service.clone())));
+    }
+}
+
+/// Answers one request; a client that goes away, or is too slow, gets no answer.
+async fn answer_one(stream: impl AsyncRead + AsyncWrite + Unpin, service: TowerToHyperService<Router>) {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(REQUEST)
+        .keep_alive(false);
+    let answered = http.serve_connection(TokioIo::new(stream), service);
+    if !matches!(tokio::time::timeout(CONNECTION, answered).await, Ok(Ok(()))) {
+        tracing::debug!("a client of the health and metrics port got no answer");
+    }
 }
 
 async fn render() -> impl IntoResponse {
@@ -118,10 +205,10 @@ fn answer(answer: Answer) -> (StatusCode, String) {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::*;
-    use std::time::Duration;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
+
+    use super::*;
 
     async fn get(at: SocketAddr) -> String {
         let mut stream = TcpStream::connect(at).await.unwrap();
@@ -131,6 +218,62 @@ mod tests {
         let read = tokio::time::timeout(Duration::from_secs(30), stream.read_to_string(&mut text));
         read.await.unwrap().unwrap();
         text
+    }
+
+    #[tokio::test]
+    async fn all_addresses_are_those_of_both_ip_versions() {
+        let listener = listen(":0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
+        if std::fs::exists("/proc/net/if_inet6").unwrap() {
+            assert!(listener.local_addr().unwrap().is_ipv6());
+            TcpStream::connect((Ipv6Addr::LOCALHOST, port)).await.unwrap();
+        }
+        listen("localhost:0").await.unwrap();
+        let taken = listen(&format!(":{port}")).await.unwrap_err().to_string();
+        assert!(taken.contains("cannot listen on"), "{taken}");
+        for wrong in ["", "8000", "host:", ":http", "example.com:80", ":99999", "[::1]"] {
+            let why = listen(wrong).await.unwrap_err().to_string();
+            assert!(why.contains("is not valid"), "{wrong}: {why}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_next_address_is_taken_where_the_machine_does_not_have_the_first() {
+        // An address for documentation, which no machine has.
+        let absent: SocketAddr = "[2001:db8::1]:0".parse().unwrap();
+        let listener = bind(&[absent, (Ipv4Addr::LOCALHOST, 0).into()]).await.unwrap();
+        assert!(listener.local_addr().unwrap().is_ipv4());
+        bind(&[absent]).await.unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn connections_that_ask_nothing_do_not_shut_out_probes() {
+        let listener = listen("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let health = Health::default();
+        let serving = tokio::spawn(serve(listener, Serve::Health, health, CancellationToken::new()));
+        let mut idle = Vec::new();
+        for _ in 0..2 * CONNECTIONS {
+            idle.push(TcpStream::connect(at).await.unwrap());
+        }
+        let answered = get(at).await;
+        assert!(answered.starts_with("HTTP/1.1 200 "), "{answered}");
+        // The oldest is at its end.
+        let mut byte = [0];
+        let ended = tokio::time::timeout(Duration::from_secs(30), idle[0].read(&mut byte));
+        assert!(matches!(ended.await.unwrap(), Ok(0) | Err(_)));
+        serving.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_does_not_end_is_given_up() {
+        let (near, mut far) = tokio::io::duplex(1024);
+        far.write_all(b"GET /healthz HTTP/1.1\r\nHost: ").await.unwrap();
+        let start = tokio::time::Instant::now();
+        let router = TowerToHyperService::new(Router::new());
+        answer_one(near, router).await;
+        assert_eq!(start.elapsed().as_secs(), REQUEST.as_secs());
     }
 
     #[tokio::test]

@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 use tracing::{Level, Metadata};
-use tracing_subscriber::filter::{FilterExt, Targets, filter_fn};
+use tracing_subscriber::filter::{FilterExt, LevelFilter, Targets, filter_fn};
 use tracing_subscriber::fmt::layer;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -57,11 +57,33 @@ fn harmless(line: &Metadata) -> bool {
 /// Targets and levels without patterns: the filter that takes patterns too would bring a regex engine along.
 fn filter(wanted: Option<&str>) -> (Targets, Option<String>) {
     let info = || Targets::new().with_default(Level::INFO);
-    match wanted.map(str::parse::<Targets>) {
+    match wanted.map(read) {
         None => (info(), None),
         Some(Ok(targets)) => (targets, None),
-        Some(Err(why)) => (info(), Some(why.to_string())),
+        Some(Err(why)) => (info(), Some(why)),
     }
+}
+
+/// Reads `LEVEL` and `TARGET=LEVEL`. The parser of [`Targets`] takes more: `bogus` and `bogus=` as targets, by which all
+/// others are off.
+fn read(wanted: &str) -> Result<Targets, String> {
+    let mut targets = Targets::new();
+    for part in wanted.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let (target, level) = part.split_once('=').unwrap_or(("", part));
+        let known: Option<LevelFilter> = level.parse().ok().filter(|_| !level.is_empty());
+        let Some(known) = known else {
+            return Err(format!(
+                "{level:?} in {part:?} is not one of off, error, warn, info, debug and trace"
+            ));
+        };
+        let name = |c: char| c.is_ascii_alphanumeric() || "_:-".contains(c);
+        targets = match target {
+            "" if part == level => targets.with_default(known),
+            target if !target.is_empty() && target.chars().all(name) => targets.with_target(target, known),
+            _ => return Err(format!("{target:?} in {part:?} is not a target")),
+        };
+    }
+    Ok(targets)
 }
 
 #[cfg(test)]
@@ -114,7 +136,22 @@ mod tests {
         let (quiet, wrong) = filter(Some("warn,kruise::cri=debug"));
         assert!(quiet.would_enable("kruise::cri::client", &Level::DEBUG) && wrong.is_none());
         assert!(!quiet.would_enable("kruise::node", &Level::INFO));
-        let (info, wrong) = filter(Some("kruise=shout"));
-        assert!(info.would_enable("kruise", &Level::INFO) && wrong.is_some());
+        for wrong in [
+            "kruise=shout",
+            "bogus=",
+            "bogus",
+            "=debug",
+            "a b=info",
+            "info,x=y=z",
+            "=",
+            "kruise:debug",
+        ] {
+            let (info, why) = filter(Some(wrong));
+            assert!(
+                info.would_enable("kruise", &Level::INFO) && why.is_some(),
+                "{wrong}: {why:?}"
+            );
+            assert!(!info.would_enable("kruise", &Level::DEBUG), "{wrong}");
+        }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! One registry for the process: what counts a call should not have to be handed a registry first.
 
-use std::sync::LazyLock;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use prometheus_client::encoding::text::encode;
@@ -13,21 +14,41 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::process::Process;
+
 /// Label names with their values.
 pub type Labels<const N: usize> = [(&'static str, String); N];
 /// A histogram of seconds for each set of labels.
 pub type Durations<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histogram>;
 
-/// Everything that we count. Names in the output carry the prefix `kruise_`.
+/// Which program this is: each shows what it can count, and not what stays at 0 in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// kruise-daemon.
+    Daemon,
+    /// kruise-manager.
+    Manager,
+}
+
+/// Everything that we count. Names in the output carry the prefix `kruise_`, but for those that are the same in all
+/// programs of Kubernetes.
 pub struct Metrics {
     registry: Registry,
+    /// Whether this process holds the Lease of that `name`: 1 or 0.
+    pub leader: Family<Labels<1>, Gauge>,
+    /// Objects that wait for a free worker, by the controller's `name`.
+    pub queue_depth: Family<Labels<1>, Gauge>,
+    /// Reconciles that failed and are repeated, by the controller's `name`.
+    pub queue_retries: Family<Labels<1>, Counter>,
     /// Writes to the API server by `kind`, `verb` and `result` (`ok` or an error category).
     pub api_writes: Family<Labels<3>, Counter>,
     /// Answers to admission and conversion reviews by `kind`, `step` (mutate, validate, convert) and `result`
     /// (allowed, refused, failed).
     pub reviews: Family<Labels<3>, Counter>,
-    /// Broken watches by `kind`.
+    /// Lists and watches that failed, by `kind`.
     pub watch_errors: Family<Labels<1>, Counter>,
+    /// When the API server last answered or sent something about a watched `kind`, in seconds since 1970.
+    pub watch_contact: Family<Labels<1>, Gauge<f64, AtomicU64>>,
     /// Panics that ended one request or one pass, by `task`.
     pub panics: Family<Labels<1>, Counter>,
     /// Events that were not written because the queue was full or the API server refused.
@@ -52,12 +73,18 @@ pub struct Metrics {
     pub cloneset_acts: Family<Labels<2>, Counter>,
 }
 
-static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
+static METRICS: OnceLock<Metrics> = OnceLock::new();
 
-/// The process's metrics.
+/// Chooses the metrics that are shown; to be called before anything is counted, for later it does nothing.
+pub fn start(program: Program) {
+    // Set already: a second program in one process, as tests have it.
+    let _ = METRICS.set(Metrics::new(Some(program)));
+}
+
+/// The process's metrics; those of all programs where [`start`] was not called.
 #[must_use]
 pub fn metrics() -> &'static Metrics {
-    &METRICS
+    METRICS.get_or_init(|| Metrics::new(None))
 }
 
 fn call_seconds() -> Histogram {
@@ -69,12 +96,16 @@ fn work_seconds() -> Histogram {
 }
 
 impl Metrics {
-    fn new() -> Self {
+    fn new(program: Option<Program>) -> Self {
         let mut metrics = Self {
-            registry: Registry::with_prefix("kruise"),
+            registry: Registry::default(),
+            leader: Family::default(),
+            queue_depth: Family::default(),
+            queue_retries: Family::default(),
             api_writes: Family::default(),
             reviews: Family::default(),
             watch_errors: Family::default(),
+            watch_contact: Family::default(),
             panics: Family::default(),
             events_dropped: Counter::default(),
             cri_calls: Family::new_with_constructor(call_seconds),
@@ -87,21 +118,54 @@ impl Metrics {
             cloneset_passes: Family::new_with_constructor(call_seconds),
             cloneset_acts: Family::default(),
         };
-        metrics.register();
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Process));
+        metrics.register_queues(&mut registry);
+        let ours = registry.sub_registry_with_prefix("kruise");
+        metrics.register_shared(ours);
+        if program != Some(Program::Manager) {
+            metrics.register_daemon(ours);
+        }
+        if program != Some(Program::Daemon) {
+            metrics.register_manager(ours);
+            registry.register(
+                "leader_election_master_status",
+                "Whether this process holds the Lease",
+                metrics.leader.clone(),
+            );
+        }
+        metrics.registry = registry;
         metrics
     }
 
-    fn register(&mut self) {
-        let r = &mut self.registry;
-        let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
+    fn register_queues(&self, r: &mut Registry) {
+        r.register(
+            "workqueue_depth",
+            "Objects that wait for a free worker of their controller",
+            self.queue_depth.clone(),
+        );
+        r.register(
+            "workqueue_retries",
+            "Reconciles that failed and are repeated",
+            self.queue_retries.clone(),
+        );
+    }
+
+    fn register_shared(&self, r: &mut Registry) {
+        let build = Info::new(vec![("version", super::VERSION), ("commit", super::COMMIT)]);
         r.register("build", "The version of this program", build);
         r.register("api_writes", "Writes to the API server", self.api_writes.clone());
         r.register(
-            "reviews",
-            "Answers to admission and conversion reviews",
-            self.reviews.clone(),
+            "watch_errors",
+            "Lists and watches that failed",
+            self.watch_errors.clone(),
         );
-        r.register("watch_errors", "Watches that broke", self.watch_errors.clone());
+        r.register_with_unit(
+            "watch_last_contact_timestamp",
+            "When the API server last answered or sent something about a watched kind",
+            Unit::Seconds,
+            self.watch_contact.clone(),
+        );
         r.register(
             "panics",
             "Panics that ended one request or one pass",
@@ -112,6 +176,9 @@ impl Metrics {
             "Events that were not written",
             self.events_dropped.clone(),
         );
+    }
+
+    fn register_daemon(&self, r: &mut Registry) {
         r.register_with_unit(
             "cri_call",
             "Calls to the container runtime",
@@ -144,12 +211,15 @@ impl Metrics {
         r.register("recreate_active", "Container recreate requests in work", active);
         let restarts = self.environment_restarts.clone();
         r.register("environment_restarts", "Restarts for the environment", restarts);
-        self.register_clone_sets();
     }
 
-    fn register_clone_sets(&mut self) {
+    fn register_manager(&self, r: &mut Registry) {
+        r.register(
+            "reviews",
+            "Answers to admission and conversion reviews",
+            self.reviews.clone(),
+        );
         let passes = self.cloneset_passes.clone();
-        let r = &mut self.registry;
         r.register_with_unit("cloneset_pass", "Passes over a CloneSet", Unit::Seconds, passes);
         r.register(
             "cloneset_acts",
@@ -178,16 +248,79 @@ impl Metrics {
 mod tests {
     use super::*;
 
+    /// The names of the metrics that a program shows.
+    fn names(program: Program) -> Vec<String> {
+        let metrics = Metrics::new(Some(program));
+        // Those with labels are shown once they count something.
+        let one = |name| [(name, "x".to_owned())];
+        drop(metrics.leader.get_or_create(&one("name")));
+        drop(metrics.queue_depth.get_or_create(&one("name")));
+        drop(metrics.watch_errors.get_or_create(&one("kind")));
+        drop(metrics.recreates.get_or_create(&one("result")));
+        drop(metrics.cloneset_passes.get_or_create(&one("result")));
+        metrics.cri_call("PullImage", "ok", Duration::ZERO);
+        let review = ["kind", "step", "result"].map(|name| (name, "x".to_owned()));
+        drop(metrics.reviews.get_or_create(&review));
+        let text = metrics.render();
+        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        types
+            .filter_map(|line| line.split(' ').next())
+            .map(str::to_owned)
+            .collect()
+    }
+
+    #[test]
+    fn each_program_shows_its_own_metrics_and_those_of_every_process() {
+        let (daemon, manager) = (names(Program::Daemon), names(Program::Manager));
+        let of = |names: &[String], name: &str| names.iter().any(|n| n == name);
+        for both in [
+            "kruise_build",
+            "kruise_watch_errors",
+            "workqueue_depth",
+            "process_cpu_seconds",
+            "process_resident_memory_bytes",
+            "process_start_time_seconds",
+            "process_open_fds",
+            "process_max_fds",
+        ] {
+            assert!(
+                of(&daemon, both) && of(&manager, both),
+                "{both}: {daemon:?} {manager:?}"
+            );
+        }
+        for (name, on_daemon) in [
+            ("kruise_cri_call_seconds", true),
+            ("kruise_image_pull_active", true),
+            ("kruise_recreate_seconds", true),
+            ("kruise_reviews", false),
+            ("kruise_cloneset_pass_seconds", false),
+            ("leader_election_master_status", false),
+        ] {
+            assert_eq!(
+                (of(&daemon, name), of(&manager, name)),
+                (on_daemon, !on_daemon),
+                "{name}"
+            );
+        }
+    }
+
     #[test]
     fn metrics_read_as_they_are_documented() {
         metrics().cri_call("PullImage", "ok", Duration::from_millis(20));
+        let labels = [("name", "cloneset".to_owned())];
+        metrics().leader.get_or_create(&labels).set(1);
+        metrics().queue_retries.get_or_create(&labels).inc();
         let text = metrics().render();
         for want in [
             "kruise_build_info{version=",
             "kruise_cri_call_seconds_count{method=\"PullImage\",result=\"ok\"}",
             "kruise_image_pull_queue 0",
+            "leader_election_master_status{name=\"cloneset\"} 1",
+            "workqueue_retries_total{name=\"cloneset\"} 1",
+            "process_cpu_seconds_total ",
         ] {
             assert!(text.contains(want), "{want} is not in:\n{text}");
         }
+        assert!(text.ends_with("# EOF\n"), "{text}");
     }
 }

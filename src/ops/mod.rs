@@ -9,11 +9,19 @@ pub mod http;
 pub mod logs;
 pub mod metrics;
 pub mod panics;
+mod process;
 pub mod progress;
 pub mod supervise;
 pub mod upstream_flags;
+pub mod watches;
+
+/// The version of these programs.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The commit that they were built from, or `unknown`.
+pub const COMMIT: &str = env!("KRUISE_COMMIT");
 
 pub use gates::{Gate, Gates};
 pub use health::Health;
 pub use progress::Progress;
 pub use supervise::Supervisor;
+pub use watches::Watches;

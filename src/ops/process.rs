@@ -1,0 +1,127 @@
+//! What the kernel knows of this process, under the names that every Prometheus client uses.
+
+use std::fmt;
+use std::fs;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Unit;
+
+/// Reads `/proc` on each scrape.
+#[derive(Debug)]
+pub(super) struct Process;
+
+/// Units of times in `/proc/PID/stat`, per second: the same on every architecture that Kubernetes runs on.
+const TICKS: f64 = 100.0;
+
+#[derive(Debug, PartialEq)]
+struct Sample {
+    cpu_seconds: f64,
+    /// Since the machine's boot.
+    start_seconds: f64,
+    resident_bytes: u64,
+}
+
+/// Reads `/proc/self/stat` and `/proc/self/status`; `None` when the kernel writes them differently.
+fn sample(stat: &str, status: &str) -> Option<Sample> {
+    // The second field is the name, which may hold spaces and brackets.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    // The first of these is the third of proc(5): utime is the 14th there, stime the 15th, starttime the 22nd.
+    let ticks = |nth: usize| fields.get(nth - 3)?.parse::<f64>().ok();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kilobytes: u64 = resident.trim().strip_suffix(" kB")?.trim().parse().ok()?;
+    Some(Sample {
+        cpu_seconds: (ticks(14)? + ticks(15)?) / TICKS,
+        start_seconds: ticks(22)? / TICKS,
+        resident_bytes: kilobytes.saturating_mul(1024),
+    })
+}
+
+/// When the machine started, in seconds since 1970.
+fn boot(stat: &str) -> Option<f64> {
+    stat.lines()
+        .find_map(|line| line.strip_prefix("btime "))?
+        .trim()
+        .parse()
+        .ok()
+}
+
+/// The soft limit of open files.
+fn max_fds(limits: &str) -> Option<u64> {
+    let line = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+impl Collector for Process {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        if let Some(sample) = sample(&read("/proc/self/stat"), &read("/proc/self/status")) {
+            let cpu = encoder.encode_descriptor(
+                "process_cpu",
+                "Processor time of this process",
+                Some(&Unit::Seconds),
+                MetricType::Counter,
+            )?;
+            ConstCounter::new(sample.cpu_seconds).encode(cpu)?;
+            let bytes = encoder.encode_descriptor(
+                "process_resident_memory",
+                "Resident memory of this process",
+                Some(&Unit::Bytes),
+                MetricType::Gauge,
+            )?;
+            ConstGauge::new(sample.resident_bytes).encode(bytes)?;
+            if let Some(boot) = boot(&read("/proc/stat")) {
+                let start = encoder.encode_descriptor(
+                    "process_start_time",
+                    "When this process started, since 1970",
+                    Some(&Unit::Seconds),
+                    MetricType::Gauge,
+                )?;
+                ConstGauge::new(boot + sample.start_seconds).encode(start)?;
+            }
+        }
+        let mut gauge = |name, help, value: Option<u64>| {
+            let Some(value) = value else { return Ok(()) };
+            let gauge = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            ConstGauge::new(value).encode(gauge)
+        };
+        let open = fs::read_dir("/proc/self/fd").ok().map(Iterator::count);
+        let open = open.and_then(|count| u64::try_from(count).ok());
+        gauge("process_open_fds", "Open files of this process", open)?;
+        let most = max_fds(&read("/proc/self/limits"));
+        gauge("process_max_fds", "Most files that this process may open", most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn proc_is_read_whatever_the_process_is_called() {
+        let stat =
+            "7 (a) b (c) S 1 7 7 0 -1 4194560 1 0 0 0 250 50 0 0 20 0 4 0 12345 2048 99 18446744073709551615";
+        let status = "Name:\ta\nVmRSS:\t    9216 kB\nThreads:\t4\n";
+        let read = sample(stat, status).unwrap();
+        let want = Sample {
+            cpu_seconds: 3.0,
+            start_seconds: 123.45,
+            resident_bytes: 9 << 20,
+        };
+        assert_eq!(read, want);
+        assert_eq!(boot("cpu 1 2\nbtime 1700000000\n"), Some(1_700_000_000.0));
+        let limits = "Limit   Soft Limit  Hard Limit  Units\nMax open files            1024                 524288               files\n";
+        assert_eq!(max_fds(limits), Some(1024));
+        for garbage in ["", ")", "1 (x) S", "1 (x"] {
+            assert_eq!(sample(garbage, status), None);
+            assert_eq!(sample(stat, garbage), None);
+        }
+    }
+}
