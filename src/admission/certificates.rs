@@ -6,14 +6,13 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::{Api, ObjectMeta};
-use kube::runtime::watcher;
+use kube::api::{Api, ListParams, ObjectMeta};
 use tokio::sync::watch;
 
 use super::bundle::{Bundle, Need};
 use super::{Error, Options};
 use crate::api::keys;
-use crate::cluster::{self, Cluster, mirror, write};
+use crate::cluster::{self, Cluster, write};
 use crate::ops::Progress;
 
 /// Name of the Secret.
@@ -98,9 +97,9 @@ pub(super) async fn keep(
     progress: &Progress,
 ) {
     let api: Api<Secret> = Api::namespaced(cluster.client.clone(), &options.namespace);
-    let only = watcher::Config::default().fields(&format!("metadata.name={SECRET}"));
+    let only = ListParams::default().fields(&format!("metadata.name={SECRET}"));
     // That it changed is enough to know; its keys are not kept.
-    let (secret, watching) = mirror(api, only, |secret: Secret| secret.metadata.resource_version);
+    let (secret, watching) = cluster.mirror(api, only, |secret: Secret| secret.metadata.resource_version);
     let mut changes = secret.subscribe();
     let work = async {
         let mut pause = LOOK_AGAIN;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::{StreamExt, future, stream};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
-use kube::runtime::watcher;
+use kube::api::ListParams;
 use serde_json::Value;
 
 use super::cloneset;
@@ -13,7 +13,7 @@ use super::container_recreate_request::Seen;
 use super::review::Request;
 use crate::api::keys;
 use crate::cluster::pod_template::{self, Answer, Defaults, Templates};
-use crate::cluster::{self, Cluster, Key, Mirror, mirror, write};
+use crate::cluster::{self, Cluster, Key, Mirror, write};
 
 /// What we read for an answer must be there by then; the API server waits 10 s for us.
 const READ: Duration = Duration::from_secs(5);
@@ -40,9 +40,8 @@ impl Look {
     /// few or none, so that an answer need not ask for the Pod's node.
     pub fn new(cluster: &Cluster, defaults: Defaults) -> (Self, impl Future<Output = ()>) {
         let nodes: Api<Node> = Api::all(cluster.client.clone());
-        let only =
-            watcher::Config::default().labels(&format!("{}={}", keys::TYPE, keys::TYPE_VIRTUAL_KUBELET));
-        let (virtual_nodes, watching) = mirror(nodes, only, |_: Node| Some(()));
+        let only = ListParams::default().labels(&format!("{}={}", keys::TYPE, keys::TYPE_VIRTUAL_KUBELET));
+        let (virtual_nodes, watching) = cluster.mirror(nodes, only, |_: Node| Some(()));
         (
             Self {
                 cluster: cluster.clone(),

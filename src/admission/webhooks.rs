@@ -12,7 +12,7 @@ use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
 use kube::Api;
-use kube::runtime::watcher;
+use kube::api::ListParams;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -21,7 +21,7 @@ use super::crd::Crd;
 use super::{Options, storage};
 use crate::api::{self, GROUP, V1BETA1, keys};
 use crate::cluster::write::{self, Object};
-use crate::cluster::{Cluster, Key, mirror};
+use crate::cluster::{Cluster, Key, optional_mirror};
 use crate::ops::Progress;
 
 /// After a patch that failed.
@@ -260,8 +260,8 @@ async fn keep_one<K: Object + Send + Sync + 'static>(
     progress: &Progress,
 ) {
     let api: Api<K> = Api::all(cluster.client.clone());
-    let only = watcher::Config::default().fields(&format!("metadata.name={name}"));
-    let (mirror, watching) = mirror(api.clone(), only, move |object: K| {
+    let only = ListParams::default().fields(&format!("metadata.name={name}"));
+    let (mirror, watching) = optional_mirror(api.clone(), only, move |object: K| {
         let object = serde_json::to_value(object).ok()?;
         Some(object.pointer(pointer).cloned().unwrap_or_default())
     });

@@ -11,7 +11,7 @@ use hyper_util::rt::TokioExecutor;
 use kube::client::{Body, ConfigExt};
 use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 use tower::retry::RetryLayer;
-use tower::{BoxError, Layer, Service, ServiceBuilder};
+use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt};
 
 use super::busy::{Briefly, told};
 use super::fence::Connector;
@@ -56,8 +56,8 @@ pub(super) async fn source(options: &Options, clock: Clock) -> Result<Source, Er
 }
 
 /// The client as kube itself puts it together, but for the connection: without `TCP_NODELAY` every write
-/// waits some 40 ms for the acknowledgement of its own headers, and without keep-alive a watch does not
-/// notice that its server has vanished.
+/// waits some 40 ms for the acknowledgement of its own headers. A server that has vanished is noticed within half a
+/// minute: by keep-alive where the connection is idle, by the limit for what it has not acknowledged where it is not.
 fn stack(config: &Config, clock: Clock, fence: Option<Fence>) -> Result<kube::Client, kube::Error> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
@@ -66,8 +66,10 @@ fn stack(config: &Config, clock: Clock, fence: Option<Fence>) -> Result<kube::Cl
     tcp.set_keepalive(Some(KEEPALIVE));
     tcp.set_keepalive_interval(Some(KEEPALIVE / 3));
     tcp.set_keepalive_retries(Some(3));
+    tcp.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
     let tls = config.rustls_https_connector_with_connector(Connector { inner: tcp, fence })?;
-    let http = hyper_util::client::legacy::Builder::new(TokioExecutor::new()).build::<_, Body>(tls);
+    let connect = tls.map_future(|connecting| Box::pin(in_time(connecting)));
+    let http = hyper_util::client::legacy::Builder::new(TokioExecutor::new()).build::<_, Body>(connect);
     let service = ServiceBuilder::new()
         .map_response(told)
         .layer(LearnTime { clock })
@@ -81,7 +83,18 @@ fn stack(config: &Config, clock: Clock, fence: Option<Fence>) -> Result<kube::Cl
 }
 
 /// How long a connection may be silent before its other end is asked whether it is there.
-const KEEPALIVE: Duration = Duration::from_secs(30);
+const KEEPALIVE: Duration = Duration::from_secs(15);
+/// How long what was sent may stay without acknowledgement. Without it the kernel tries for some 15 minutes.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
+/// How long a connection may take, its TLS handshake included.
+const CONNECT: Duration = Duration::from_secs(10);
+
+async fn in_time<C>(connecting: impl Future<Output = Result<C, BoxError>>) -> Result<C, BoxError> {
+    let Ok(connected) = tokio::time::timeout(CONNECT, connecting).await else {
+        return Err(format!("no connection within {CONNECT:?}, TLS handshake included").into());
+    };
+    connected
+}
 
 async fn load(options: &Options) -> Result<Config, Error> {
     let Some(path) = &options.kubeconfig else {
@@ -149,5 +162,23 @@ where
             }
             Ok(response)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_handshake_that_is_not_answered_is_given_up() {
+        let start = tokio::time::Instant::now();
+        let why = in_time::<()>(std::future::pending())
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(why.contains("TLS handshake"), "{why}");
+        assert_eq!(start.elapsed(), CONNECT);
+        in_time(async { Ok(()) }).await.unwrap();
     }
 }

@@ -77,6 +77,12 @@ impl Error {
         self.code() == Some(404)
     }
 
+    /// The API server no longer knows that resourceVersion; list again.
+    #[must_use]
+    pub fn expired(&self) -> bool {
+        self.code() == Some(410)
+    }
+
     /// Whether the same call may succeed later without anyone changing anything.
     #[must_use]
     pub fn retryable(&self) -> bool {

@@ -7,6 +7,7 @@ mod pace;
 
 use std::time::Instant;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::{Api, Client};
@@ -53,6 +54,8 @@ const QUEUE: usize = 256;
 const REMEMBERED: usize = 1024;
 /// What goes before the latest of many texts that are one event, in the words of client-go.
 const COMBINED: &str = "(combined from similar events): ";
+/// The API server's limit for `metadata.name`, in bytes.
+const NAME_LIMIT: usize = 253;
 /// The API server's limit for `message`, in bytes.
 const MESSAGE_LIMIT: usize = 1024;
 
@@ -186,7 +189,7 @@ impl Writer {
         let name = note.object.name.as_deref().unwrap_or("unknown");
         Event {
             metadata: ObjectMeta {
-                name: Some(format!("{name}.{:x}", now.as_nanosecond())),
+                name: Some(event_name(name, now)),
                 namespace: Some(namespace.to_owned()),
                 ..ObjectMeta::default()
             },
@@ -209,6 +212,14 @@ impl Writer {
     }
 }
 
+/// `OBJECT.NANOSECONDS`, as client-go names them, cut to what may be a name.
+fn event_name(object: &str, now: Timestamp) -> String {
+    let stamp = format!(".{:x}", now.as_nanosecond());
+    let end = object.floor_char_boundary(NAME_LIMIT - stamp.len().min(NAME_LIMIT));
+    let object = object[..end].trim_end_matches(['.', '-']);
+    format!("{object}{stamp}")
+}
+
 fn written(event: &Event) -> Past {
     Past {
         name: event.metadata.name.clone().unwrap_or_default(),
@@ -219,6 +230,17 @@ fn written(event: &Event) -> Past {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_name_of_an_event_fits_whatever_its_object_is_called() {
+        let now = Timestamp::UNIX_EPOCH + jiff::SignedDuration::from_nanos(255);
+        assert_eq!(event_name("web-0", now), "web-0.ff");
+        for object in ["n".repeat(253), "n.".repeat(126), "é".repeat(200), String::new()] {
+            let name = event_name(&object, Timestamp::MAX);
+            assert!(name.len() <= NAME_LIMIT, "{} bytes: {name}", name.len());
+            assert!(!name.contains("..") && !name.contains("-."), "{name}");
+        }
+    }
 
     #[test]
     fn long_notes_are_cut_at_a_character() {

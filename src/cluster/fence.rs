@@ -4,6 +4,10 @@
 //! Whoever loses the Lease is told so and stops. But a process that was stopped, or had no CPU, for longer than the
 //! Lease lasts goes on with requests that it had begun to send, and with answers to others, before the news of the
 //! loss comes round. So the clock is looked at where bytes leave.
+//!
+//! This bounds what is sent, not what is carried out: the API server may execute later what arrived in time, and the
+//! clock stands still while a virtual machine is paused. Hence writes also carry the UID or resourceVersion that they
+//! were decided on.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -24,7 +28,7 @@ pub struct Fence(Arc<Mutex<Instant>>);
 
 /// The time is over.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the Lease is no longer surely ours, so nothing is sent")]
+#[error("the Lease was not renewed in time, so nothing is sent")]
 pub struct Closed;
 
 impl Fence {

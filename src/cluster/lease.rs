@@ -4,43 +4,34 @@
 //! comparing `renewTime`, which the holder's clock wrote, with the local wall clock, so two machines whose
 //! clocks differ can both lead, or nobody does. Here a Lease expires when the local monotonic clock has
 //! seen no change of it for the holder's own duration, as in client-go. A watch tells of changes, so a
-//! Lease that its holder gave up is taken at once.
+//! Lease that its holder released is taken at once.
 
 mod hold;
+mod timing;
 
 use std::time::Duration;
 
-use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::api::ListParams;
 use kube::{Api, ResourceExt};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::{Clock, Cluster, Error, Fence, write};
-
-/// How long others wait without a renewal before they take over. Whole seconds, for the field has no finer unit.
-pub const DURATION: Duration = Duration::from_secs(4);
-/// How long the holder goes on without a successful renewal. Less than [`DURATION`], so that it has stopped
-/// before another one starts.
-pub const RENEW_DEADLINE: Duration = Duration::from_secs(3);
-/// How often the holder renews.
-const RENEW_EVERY: Duration = Duration::from_secs(1);
-/// Pause after a failed attempt to take or renew the Lease.
-const RETRY: Duration = Duration::from_millis(500);
-/// How long a call may take, but for renewals. Where answers take longer all the time the Lease could not be held, and is
-/// not taken: a renewal begins with the answer to the one before, and both are to fit into [`RENEW_DEADLINE`].
-const CALL: Duration = Duration::from_millis(1500);
+use super::{Change, Clock, Cluster, Error, Fence, later, optional_mirror, write};
+pub use timing::{Timing, WrongTiming};
 
 /// The Lease is no longer ours.
 #[derive(Debug, thiserror::Error)]
 pub enum Lost {
     /// It could not be renewed in time.
-    #[error("lease {name} could not be renewed for {RENEW_DEADLINE:?}: {last}")]
+    #[error("lease {name} could not be renewed for {after:?}: {last}")]
     NotRenewed {
         /// Name of the Lease.
         name: String,
+        /// How long it was tried.
+        after: Duration,
         /// The last error.
         last: String,
     },
@@ -61,6 +52,7 @@ pub struct Election {
     namespace: String,
     name: String,
     identity: String,
+    timing: Timing,
     fence: Fence,
 }
 
@@ -81,50 +73,60 @@ struct Sight {
 
 impl Election {
     /// A candidate that calls itself `identity`, which must differ between processes. `fence` is open while the
-    /// Lease is surely its own.
+    /// Lease is ours by our clock.
     #[must_use]
-    pub fn new(cluster: &Cluster, namespace: &str, name: &str, identity: String, fence: Fence) -> Self {
+    pub fn new(
+        cluster: &Cluster,
+        namespace: &str,
+        name: &str,
+        identity: String,
+        timing: Timing,
+        fence: Fence,
+    ) -> Self {
         Self {
             api: Api::namespaced(cluster.client.clone(), namespace),
             clock: cluster.clock.clone(),
             namespace: namespace.to_owned(),
             name: name.to_owned(),
             identity,
+            timing,
             fence,
         }
     }
 
     /// Waits until the Lease is ours; forever if need be.
     pub async fn acquire(&self) -> Held {
-        let config = watcher::Config::default().fields(&format!("metadata.name={}", self.name));
-        let mut changes = std::pin::pin!(watcher(self.api.clone(), config));
+        let only = ListParams::default().fields(&format!("metadata.name={}", self.name));
+        let (seen, mut watching) = optional_mirror(self.api.clone(), only, Some::<Lease>);
+        let mut changes = seen.subscribe();
+        let mut compete = Box::pin(self.compete(&mut changes));
+        tokio::select! {
+            held = &mut compete => held,
+            // It never ends; without it the Lease is looked at when it is due.
+            () = &mut watching => compete.await,
+        }
+    }
+
+    /// Tries for the Lease when it is free, or may be.
+    async fn compete(&self, changes: &mut mpsc::UnboundedReceiver<Change<Lease>>) -> Held {
         let mut seen: Option<Sight> = None;
         let mut look = Instant::now();
         loop {
             tokio::select! {
-                change = changes.next() => match change {
-                    Some(Ok(Event::Apply(lease) | Event::InitApply(lease))) => {
-                        seen = Some(sight(seen, lease));
-                        look = self.due(seen.as_ref());
-                    }
-                    Some(Ok(Event::Delete(_))) => { seen = None; look = Instant::now(); }
-                    Some(Ok(_)) => {}
-                    // The watch comes back by itself; reads below go on meanwhile.
-                    Some(Err(error)) => {
-                        tracing::debug!(%error, "watch of the lease failed");
-                        tokio::time::sleep(RETRY).await;
-                    }
-                    None => tokio::time::sleep(RETRY).await,
-                },
+                Some(change) = changes.recv() => {
+                    seen = change.new.map(|lease| sight(seen, Lease::clone(&lease)));
+                    look = self.due(seen.as_ref());
+                }
                 () = tokio::time::sleep_until(look) => {
-                    match self.attempt(&mut seen).await {
+                    let again = later(Instant::now(), self.timing.retry_period());
+                    look = match self.attempt(&mut seen).await {
                         Ok(Some(held)) => return held,
-                        Ok(None) => look = self.due(seen.as_ref()).max(Instant::now() + RETRY),
+                        Ok(None) => self.due(seen.as_ref()).max(again),
                         Err(error) => {
                             tracing::debug!(lease = self.name, %error, "lease not taken");
-                            look = Instant::now() + RETRY;
+                            again
                         }
-                    }
+                    };
                 }
             }
         }
@@ -132,28 +134,42 @@ impl Election {
 
     /// When to try for the Lease.
     fn due(&self, seen: Option<&Sight>) -> Instant {
-        seen.map_or_else(Instant::now, |seen| free_at(seen, &self.identity))
+        seen.map_or_else(Instant::now, |seen| self.free_at(seen))
     }
 
-    /// Opens the fence for as long as the Lease is surely ours after that write.
+    /// From when on the Lease may be taken: at once where nobody else holds it.
+    fn free_at(&self, seen: &Sight) -> Instant {
+        match holder(&seen.lease) {
+            Some(other) if *other != self.identity => {
+                let lasts = duration_of(&seen.lease).unwrap_or(self.timing.lease_duration());
+                later(seen.at, lasts)
+            }
+            _ => seen.at,
+        }
+    }
+
+    /// Opens the fence for as long as nobody else may take the Lease after that write.
     fn held(&self, lease: Lease, since: Instant) -> Held {
-        self.fence.move_to(since + RENEW_DEADLINE);
+        self.fence.move_to(later(since, self.timing.renew_deadline()));
         Held { lease, since }
     }
 
     /// Takes the Lease if nobody holds it, or its holder was silent for too long.
     async fn attempt(&self, seen: &mut Option<Sight>) -> Result<Option<Held>, Error> {
-        let Some(lease) = within(write::get(&self.api, &self.name)).await? else {
+        let Some(lease) = self.within(write::get(&self.api, &self.name)).await? else {
             let began = Instant::now();
-            return match within(write::create(&self.api, &self.fresh(None))).await {
+            return match self.within(write::create(&self.api, &self.fresh(None))).await {
                 Err(error) if error.already_exists() => Ok(None),
                 other => Ok(Some(self.held(other?, began))),
             };
         };
         let now = sight(seen.take(), lease);
         let began = Instant::now();
-        let taken = if began >= free_at(&now, &self.identity) {
-            match within(write::replace(&self.api, &self.fresh(Some(&now.lease)))).await {
+        let taken = if began >= self.free_at(&now) {
+            match self
+                .within(write::replace(&self.api, &self.fresh(Some(&now.lease))))
+                .await
+            {
                 Err(error) if error.conflict() => None,
                 other => Some(self.held(other?, began)),
             }
@@ -180,7 +196,7 @@ impl Election {
             ),
             spec: Some(LeaseSpec {
                 holder_identity: Some(self.identity.clone()),
-                lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
+                lease_duration_seconds: i32::try_from(self.timing.lease_duration().as_secs()).ok(),
                 acquire_time: now.clone(),
                 renew_time: now,
                 lease_transitions: Some(changes.saturating_add(i32::from(old.is_some()))),
@@ -195,6 +211,19 @@ impl Election {
             spec.renew_time = self.now();
         }
         next
+    }
+
+    async fn within<T>(&self, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        let after = self.timing.call();
+        let Ok(result) = tokio::time::timeout(after, call).await else {
+            let kind = "Lease".to_owned();
+            return Err(Error::Timeout {
+                verb: "renew",
+                kind,
+                after,
+            });
+        };
+        result
     }
 
     fn now(&self) -> Option<MicroTime> {
@@ -215,11 +244,9 @@ fn holder(lease: &Lease) -> Option<&String> {
         .filter(|h| !h.is_empty())
 }
 
-fn duration_of(lease: &Lease) -> Duration {
-    let seconds = lease.spec.as_ref().and_then(|s| s.lease_duration_seconds);
-    seconds
-        .and_then(|s| u64::try_from(s).ok())
-        .map_or(DURATION, Duration::from_secs)
+fn duration_of(lease: &Lease) -> Option<Duration> {
+    let seconds = lease.spec.as_ref()?.lease_duration_seconds?;
+    u64::try_from(seconds).ok().map(Duration::from_secs)
 }
 
 /// The same Lease as before keeps the time at which it was first seen.
@@ -233,81 +260,5 @@ fn sight(old: Option<Sight>, lease: Lease) -> Sight {
     }
 }
 
-/// From when on `identity` may take the Lease: at once where nobody else holds it.
-fn free_at(seen: &Sight, identity: &str) -> Instant {
-    match holder(&seen.lease) {
-        Some(other) if other != identity => seen.at + duration_of(&seen.lease),
-        _ => seen.at,
-    }
-}
-
-async fn within<T>(call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-    match tokio::time::timeout(CALL, call).await {
-        Ok(result) => result,
-        Err(_) => Err(Error::Timeout {
-            verb: "renew",
-            kind: "Lease".to_owned(),
-            after: CALL,
-        }),
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn lease(holder: &str, seconds: i32, version: &str) -> Lease {
-        Lease {
-            metadata: ObjectMeta {
-                resource_version: Some(version.to_owned()),
-                ..ObjectMeta::default()
-            },
-            spec: Some(LeaseSpec {
-                holder_identity: Some(holder.to_owned()),
-                lease_duration_seconds: Some(seconds),
-                // A holder whose clock is far in the past or future changes nothing.
-                renew_time: Some(MicroTime(Timestamp::MIN)),
-                ..LeaseSpec::default()
-            }),
-        }
-    }
-
-    #[test]
-    fn a_lease_expires_by_the_local_clock_alone() {
-        let start = Instant::now();
-        let seen = Sight {
-            lease: lease("other", 15, "1"),
-            at: start,
-        };
-        assert_eq!(free_at(&seen, "me"), start + Duration::from_secs(15));
-        assert_eq!(free_at(&seen, "other"), start, "its own holder need not wait");
-    }
-
-    #[test]
-    fn a_renewal_starts_the_time_anew_and_a_second_look_does_not() {
-        let start = Instant::now() - Duration::from_secs(60);
-        let seen = Sight {
-            lease: lease("other", 15, "1"),
-            at: start,
-        };
-        let same = sight(Some(seen.clone()), lease("other", 15, "1"));
-        assert_eq!(same.at, start);
-        let renewed = sight(Some(seen), lease("other", 15, "2"));
-        assert!(renewed.at > start);
-    }
-
-    #[test]
-    fn a_lease_without_holder_is_free() {
-        let seen = Sight {
-            lease: lease("", 15, "1"),
-            at: Instant::now(),
-        };
-        assert_eq!(free_at(&seen, "me"), seen.at);
-    }
-
-    #[test]
-    fn the_holder_stops_before_another_one_starts() {
-        assert!(RENEW_DEADLINE + RETRY <= DURATION);
-        assert!(CALL * 2 <= RENEW_DEADLINE, "who takes it can hold it");
-    }
-}
+mod tests;

@@ -4,10 +4,17 @@
 //! Out: a client whose calls have deadlines and metrics, mirrors of watched kinds, the API server's
 //!      clock, and an event recorder that never blocks its caller.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
+use kube::api::ListParams;
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
 use tokio::time::Instant;
+
+use crate::ops::Watches;
 
 mod busy;
 pub mod client;
@@ -29,7 +36,7 @@ pub(crate) use error::chain;
 pub use events::{EventType, Events};
 pub use fence::Fence;
 pub use readable::{Readable, readable};
-pub use watch::{Change, Key, Mirror, mirror};
+pub use watch::{Change, Key, Mirror};
 
 /// A connection to one cluster, cheap to clone.
 #[derive(Clone)]
@@ -40,6 +47,7 @@ pub struct Cluster {
     pub clock: Clock,
     /// Publishes events in the background.
     pub events: Events,
+    watches: Watches,
     source: Arc<client::Source>,
     options: Options,
 }
@@ -52,7 +60,31 @@ impl Cluster {
     pub async fn connect(options: &Options) -> Result<Self, Error> {
         let clock = Clock::new();
         let source = Arc::new(client::source(options, clock.clone()).await?);
-        Self::from(source, clock, options.clone(), None)
+        Self::from(source, clock, options.clone(), Watches::default(), None)
+    }
+
+    /// The same, whose mirrors report to `watches`.
+    #[must_use]
+    pub fn reporting_to(self, watches: &Watches) -> Self {
+        let watches = watches.clone();
+        Self { watches, ..self }
+    }
+
+    /// A mirror of what `api` and `selected` select (labels, fields, objects per page), as `project` sees it (`None`
+    /// leaves an object out), and the task that keeps it up to date and never ends. The process is not ready while the
+    /// mirror has no list yet or is stale.
+    pub fn mirror<K, T>(
+        &self,
+        api: Api<K>,
+        selected: ListParams,
+        project: impl Fn(K) -> Option<T> + Send + 'static,
+    ) -> (Mirror<T>, BoxFuture<'static, ()>)
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+        T: PartialEq + Send + Sync + 'static,
+    {
+        let watch = self.watches.begin(&K::kind(&()));
+        watch::mirror(api, selected, Some(watch), project)
     }
 
     /// The same cluster by connections of its own, which carry nothing once `fence` is closed, events included.
@@ -61,13 +93,15 @@ impl Cluster {
     /// When what [`Cluster::connect`] read cannot be used any more.
     pub fn behind(&self, fence: &Fence) -> Result<Self, Error> {
         let (source, options) = (Arc::clone(&self.source), self.options.clone());
-        Self::from(source, self.clock.clone(), options, Some(fence.clone()))
+        let (clock, watches) = (self.clock.clone(), self.watches.clone());
+        Self::from(source, clock, options, watches, Some(fence.clone()))
     }
 
     fn from(
         source: Arc<client::Source>,
         clock: Clock,
         options: Options,
+        watches: Watches,
         fence: Option<Fence>,
     ) -> Result<Self, Error> {
         let client = source.client(fence)?;
@@ -81,10 +115,24 @@ impl Cluster {
             client,
             clock,
             events,
+            watches,
             source,
             options,
         })
     }
+}
+
+/// A mirror that the process can do without: what becomes of it changes no readiness.
+pub fn optional_mirror<K, T>(
+    api: Api<K>,
+    selected: ListParams,
+    project: impl Fn(K) -> Option<T> + Send + 'static,
+) -> (Mirror<T>, BoxFuture<'static, ()>)
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+    T: PartialEq + Send + Sync + 'static,
+{
+    watch::mirror(api, selected, None, project)
 }
 
 /// That much later; in ten years where the clock does not go so far.

@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::hash::Hash;
 use std::time::Duration;
 
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -12,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Error, later};
 use crate::ops::Progress;
+use crate::ops::metrics::metrics;
 use crate::ops::panics::{Panicked, isolated, isolated_now};
 use crate::ops::progress::Step;
 
@@ -136,6 +138,10 @@ async fn drive<K, W, F>(
     let mut running: JoinSet<Ended<K>> = JoinSet::new();
     // A step lasts until work on its key has ended by itself, however often it is broken off.
     let mut steps: HashMap<K, Step> = HashMap::new();
+    let depth = metrics()
+        .queue_depth
+        .get_or_create_owned(&[("name", name.to_owned())]);
+    let _empty = Empties(&depth);
     loop {
         while running.len() < workers.max(1) {
             let Some(key) = queue.next(Instant::now()) else {
@@ -152,6 +158,7 @@ async fn drive<K, W, F>(
                 (key, ended)
             });
         }
+        depth.set(i64::try_from(queue.due.len()).unwrap_or(i64::MAX));
         let wake = queue
             .wake()
             .unwrap_or_else(|| later(Instant::now(), Duration::from_secs(3600)));
@@ -193,12 +200,23 @@ async fn one<F: Pass>(
     })
 }
 
+/// Nothing waits in a queue that has ended, however it ended.
+struct Empties<'a>(&'a Gauge);
+
+impl Drop for Empties<'_> {
+    fn drop(&mut self) {
+        self.0.set(0);
+    }
+}
+
 fn settle<K: Named>(name: &str, queue: &mut Queue<K>, key: K, result: Result<Again, Failure>) {
     let now = Instant::now();
     match result {
         Ok(again) => queue.done(&key, again, now),
         Err(error) => {
             let pause = queue.failed(&key, error.asked, now);
+            let retries = &metrics().queue_retries;
+            retries.get_or_create(&[("name", name.to_owned())]).inc();
             let words = error.words;
             if error.ordinary {
                 tracing::debug!(name, %key, error = words, ?pause, "will look again");
@@ -357,7 +375,7 @@ mod tests {
             14,
             "each panic is followed by its pause"
         );
-        let counted = crate::ops::metrics::metrics()
+        let counted = metrics()
             .panics
             .get_or_create(&[("task", "queue test".to_owned())])
             .get();

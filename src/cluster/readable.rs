@@ -47,7 +47,7 @@ impl<K: Resource<DynamicType = ()>> Readable<K> {
     }
 }
 
-/// What `project` makes of the objects that can be read, for a [`mirror`](super::mirror) of them.
+/// What `project` makes of the objects that can be read, for a [mirror](super::Cluster::mirror) of them.
 pub fn readable<K: Resource<DynamicType = ()>, T>(
     events: &Events,
     project: impl Fn(K) -> Option<T> + Send + 'static,

@@ -3,21 +3,21 @@
 //! A mirror keeps the projection of each object and tells its subscribers of each change. The objects
 //! themselves are dropped at the watch, so a node of a thousand Pods costs kilobytes.
 
+mod follow;
+
 use std::collections::{HashMap, HashSet};
 use std::fmt::{self, Debug};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
 
-use futures::StreamExt;
 use futures::future::BoxFuture;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::api::ListParams;
 use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 
-use super::error::chain;
-use crate::ops::metrics::metrics;
+use self::follow::Follower;
 use crate::ops::panics::isolated_now;
+use crate::ops::watches::Watch;
 
 /// Names an object of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -173,11 +173,13 @@ impl<T> Mirror<T> {
     }
 }
 
-/// A mirror of what `api` and `config` select, as `project` sees it (`None` leaves an object out), and the
-/// task that keeps it up to date. The task never ends: it reconnects, after 0.2 s at first and 10 s at most.
-pub fn mirror<K, T, F>(
+/// A mirror of what `api` and `selected` select (labels, fields, objects per page), as `project` sees it (`None` leaves
+/// an object out), and the task that keeps it up to date. The task never ends: what fails is tried again, after 0.2 s at
+/// first and 30 s at most, or when the API server asks for it. `watch` is told how it goes.
+pub(super) fn mirror<K, T, F>(
     api: Api<K>,
-    config: watcher::Config,
+    selected: ListParams,
+    watch: Option<Watch>,
     project: F,
 ) -> (Mirror<T>, BoxFuture<'static, ()>)
 where
@@ -194,57 +196,15 @@ where
         state: Arc::clone(&state),
         synced,
     };
+    let keeper = Keeper {
+        state,
+        project,
+        seen: HashSet::new(),
+    };
     // Boxed, for it is large, and often part of another future.
-    let task = Box::pin(async move {
-        let mut stream = std::pin::pin!(watcher(api, config));
-        let mut keeper = Keeper {
-            state,
-            project,
-            seen: HashSet::new(),
-        };
-        let mut pause = FIRST_PAUSE;
-        while let Some(event) = stream.next().await {
-            match event {
-                Ok(event) => {
-                    pause = FIRST_PAUSE;
-                    if keeper.apply(event) {
-                        synced_tx.send_replace(true);
-                    }
-                }
-                Err(error) => {
-                    let kind = K::kind(&());
-                    metrics()
-                        .watch_errors
-                        .get_or_create(&[("kind", kind.to_string())])
-                        .inc();
-                    // An API server that has forgotten so much is back: the new list is not to wait as for one that is
-                    // away.
-                    if expired(&error) {
-                        pause = FIRST_PAUSE;
-                        tracing::info!(%kind, error = chain(&error), retry_in = ?pause, "listing anew");
-                    } else {
-                        tracing::warn!(%kind, error = chain(&error), retry_in = ?pause, "watch failed");
-                    }
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                }
-            }
-        }
-    });
+    let task = Box::pin(Follower::new(api, selected, keeper, synced_tx, watch).run());
     (mirror, task)
 }
-
-/// Whether the API server does not know any more what has changed since we last heard of it.
-fn expired(error: &watcher::Error) -> bool {
-    match error {
-        watcher::Error::WatchError(status) => status.code == 410,
-        watcher::Error::WatchStartFailed(kube::Error::Api(status)) => status.code == 410,
-        _ => false,
-    }
-}
-
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// Applies watch events to the state.
 struct Keeper<T, F> {
@@ -255,38 +215,22 @@ struct Keeper<T, F> {
 }
 
 impl<T: PartialEq, F> Keeper<T, F> {
-    /// Returns true when a list is complete.
-    fn apply<K: Resource<DynamicType = ()>>(&mut self, event: Event<K>) -> bool
+    /// A list begins.
+    fn begin_list(&mut self) {
+        self.seen.clear();
+    }
+
+    /// The list in progress has this object.
+    fn listed<K: Resource<DynamicType = ()>>(&mut self, object: K)
     where
         F: Fn(K) -> Option<T>,
     {
-        match event {
-            Event::Init => self.seen.clear(),
-            Event::InitApply(object) => {
-                let key = Key::of(&object);
-                self.seen.insert(key.clone());
-                self.put(key, object);
-            }
-            Event::Apply(object) => self.put(Key::of(&object), object),
-            Event::Delete(object) => self.set(Key::of(&object), None),
-            Event::InitDone => {
-                self.drop_unseen();
-                return true;
-            }
-        }
-        false
+        self.seen.insert(Key::of(&object));
+        self.put(object);
     }
 
-    fn put<K>(&self, key: Key, object: K)
-    where
-        F: Fn(K) -> Option<T>,
-    {
-        // An object that cannot be read without a panic is left out, as one that cannot be read at all.
-        let projected = isolated_now("watch", &key, || (self.project)(object)).unwrap_or_default();
-        self.set(key, projected);
-    }
-
-    fn drop_unseen(&mut self) {
+    /// The list is complete: what was not in it has gone.
+    fn end_list(&mut self) {
         let gone: Vec<Key> = {
             let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
             state
@@ -300,6 +244,22 @@ impl<T: PartialEq, F> Keeper<T, F> {
             self.set(key, None);
         }
         self.seen = HashSet::new();
+    }
+
+    /// An object is gone.
+    fn delete<K: Resource<DynamicType = ()>>(&self, object: &K) {
+        self.set(Key::of(object), None);
+    }
+
+    /// An object has come or changed.
+    fn put<K: Resource<DynamicType = ()>>(&self, object: K)
+    where
+        F: Fn(K) -> Option<T>,
+    {
+        let key = Key::of(&object);
+        // An object that cannot be read without a panic is left out, as one that cannot be read at all.
+        let projected = isolated_now("watch", &key, || (self.project)(object)).unwrap_or_default();
+        self.set(key, projected);
     }
 
     /// Stores the object and tells the subscribers, unless nothing that we keep has changed.
@@ -322,8 +282,6 @@ impl<T: PartialEq, F> Keeper<T, F> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use kube::core::Status;
-
     use super::*;
     use k8s_openapi::api::core::v1::ConfigMap;
 
@@ -332,22 +290,6 @@ mod tests {
         object.metadata.name = Some(name.into());
         object.data = Some([("v".to_owned(), value.to_owned())].into());
         object
-    }
-
-    #[test]
-    fn what_the_api_server_has_forgotten_is_listed_anew_at_once() {
-        let refused = |code: u16| {
-            Box::new(Status {
-                code,
-                ..Status::default()
-            })
-        };
-        for (code, forgotten) in [(410, true), (403, false), (429, false)] {
-            assert_eq!(expired(&watcher::Error::WatchError(refused(code))), forgotten);
-            let start = watcher::Error::WatchStartFailed(kube::Error::Api(refused(code)));
-            assert_eq!(expired(&start), forgotten);
-        }
-        assert!(!expired(&watcher::Error::NoResourceVersion));
     }
 
     #[test]
@@ -361,9 +303,10 @@ mod tests {
             seen: HashSet::new(),
             project: |o: ConfigMap| o.data.unwrap().remove("v"),
         };
-        keeper.apply(Event::Apply(config_map("a", "1")));
-        keeper.apply(Event::Apply(ConfigMap::default()));
-        keeper.apply(Event::Apply(config_map("b", "1")));
+        keeper.listed(config_map("a", "1"));
+        keeper.listed(ConfigMap::default());
+        keeper.listed(config_map("b", "1"));
+        keeper.end_list();
         assert_eq!(state.read().unwrap().objects.len(), 2);
     }
 
@@ -390,11 +333,11 @@ mod tests {
             vec![("c", "2")],
         ];
         for list in lists {
-            keeper.apply(Event::<ConfigMap>::Init);
+            keeper.begin_list();
             for (name, value) in list {
-                keeper.apply(Event::InitApply(config_map(name, value)));
+                keeper.listed(config_map(name, value));
             }
-            assert!(keeper.apply(Event::<ConfigMap>::InitDone));
+            keeper.end_list();
         }
         let mut told = Vec::new();
         while let Ok(change) = changes.try_recv() {

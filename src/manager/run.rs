@@ -10,10 +10,11 @@ use super::{
     node_image, pod_readiness,
 };
 use crate::admission;
-use crate::cluster::lease::{Election, Held, Lost};
+use crate::cluster::lease::{Election, Held, Lost, Timing};
 use crate::cluster::pod_template::Defaults;
 use crate::cluster::{self, Cluster, Fence};
 use crate::ops::http::{self, Serve};
+use crate::ops::metrics::{self, Program, metrics};
 use crate::ops::supervise::{self, Supervisor};
 use crate::ops::{Health, Progress, logs};
 
@@ -44,6 +45,7 @@ pub enum Error {
 /// # Errors
 /// When it cannot start, or a task of it ends by itself.
 pub async fn run(options: Options) -> Result<(), Error> {
+    metrics::start(Program::Manager);
     logs::init(options.log_format);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "kruise-manager starts");
     options.upstream.tell();
@@ -58,7 +60,8 @@ pub async fn run(options: Options) -> Result<(), Error> {
         component: "kruise-manager".to_owned(),
         host: None,
     })
-    .await?;
+    .await?
+    .reporting_to(&health.watches);
     let options = Arc::new(options);
     let shutdown = supervisor.shutdown.clone();
     let (leading_tx, leading) = watch::channel(false);
@@ -129,14 +132,19 @@ async fn lead(
         .leader_election_namespace
         .clone()
         .unwrap_or_else(|| options.namespace.clone());
-    let election = Election::new(&cluster, &namespace, LEASE, identity(), fence);
+    let election = Election::new(&cluster, &namespace, LEASE, identity(), Timing::default(), fence);
+    let leads = metrics()
+        .leader
+        .get_or_create_owned(&[("name", LEASE.to_owned())]);
     loop {
         health.ready("leader election", "standing by");
+        leads.set(0);
         let Some(held) = shutdown.run_until_cancelled(Box::pin(election.acquire())).await else {
             return Ok(());
         };
         tracing::info!(lease = LEASE, "leading");
         health.ready("leader election", "leading");
+        leads.set(1);
         leading_tx.send_replace(true);
         let work = Box::pin(controllers(
             leader.clone(),
@@ -160,14 +168,15 @@ async fn under<T>(
     work: impl Future<Output = T>,
     progress: &Progress,
 ) -> Result<T, Lost> {
-    // The Lease is given up last, so that nobody starts while we still write.
+    // The Lease is released last, so that nobody starts while we still write.
     let done = CancellationToken::new();
     let mut holding = Box::pin(election.hold(held, done.clone(), progress.waiting("leader election")));
     tokio::select! {
         biased;
         lost = &mut holding => match lost {
             Err(lost) => Err(lost),
-            Ok(()) => Err(Lost::NotRenewed { name: LEASE.to_owned(), last: "it was given up".to_owned() }),
+            // Only `done` makes it end so, and that is not cancelled here.
+            Ok(()) => Err(Lost::Taken { name: LEASE.to_owned(), by: String::new() }),
         },
         result = work => {
             done.cancel();
@@ -197,7 +206,6 @@ async fn controllers(
         progress: health.progress.clone(),
         shutdown: supervisor.shutdown.clone(),
     };
-    supervisor.spawn_endless("readiness", tell(ctx.clone(), health));
     let gates = ctx.options.feature_gates.clone();
     if gates.on(Gate::KruiseDaemon) {
         supervisor.spawn("nodeimage", endless(node_image::run(ctx.clone())));
@@ -211,17 +219,6 @@ async fn controllers(
     supervisor.spawn("launchpriority", endless(launch_priority::run(ctx.clone())));
     supervisor.spawn("cloneset", endless(cloneset::run(ctx.clone())));
     Ok(supervisor.run().await?)
-}
-
-/// Keeps the readiness answer up to date until all watches are there.
-async fn tell(ctx: Context, health: Health) {
-    health.unready(
-        "watches",
-        format!("no list yet of {}", ctx.stores.missing().join(", ")),
-    );
-    ctx.stores.synced().await;
-    health.ready("watches", "all have their list");
-    std::future::pending::<()>().await;
 }
 
 /// A controller ends at shutdown only.

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
-use kube::runtime::watcher;
+use kube::api::ListParams;
 use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
@@ -15,7 +15,7 @@ use crate::api::image_pull_job::ImagePullJob;
 use crate::api::keys;
 use crate::api::node_image::NodeImage;
 use crate::cluster::write::Object;
-use crate::cluster::{Cluster, Mirror, mirror, readable};
+use crate::cluster::{Cluster, Mirror, readable};
 use crate::ops::supervise::Supervisor;
 
 /// What is known of the cluster; clones share it.
@@ -94,22 +94,6 @@ impl Stores {
             self.claims.synced()
         );
     }
-
-    /// The watches that have no list yet, in words.
-    #[must_use]
-    pub fn missing(&self) -> Vec<&'static str> {
-        let all = [
-            ("nodes", self.nodes.is_synced()),
-            ("nodeimages", self.node_images.is_synced()),
-            ("imagepulljobs", self.jobs.is_synced()),
-            ("pods", self.pods.is_synced()),
-            ("containerrecreaterequests", self.requests.is_synced()),
-            ("clonesets", self.clone_sets.is_synced()),
-            ("controllerrevisions", self.revisions.is_synced()),
-            ("persistentvolumeclaims", self.claims.is_synced()),
-        ];
-        all.iter().filter(|(_, ok)| !ok).map(|(name, _)| *name).collect()
-    }
 }
 
 /// What is needed to start a watch.
@@ -130,11 +114,12 @@ impl Start<'_> {
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
         T: PartialEq + Send + Sync + 'static,
     {
-        let mut config = watcher::Config::default().page_size(PAGE);
+        let mut selected = ListParams::default().limit(PAGE);
         if let Some(label) = label {
-            config = config.labels(label);
+            selected = selected.labels(label);
         }
-        let (mirror, task) = mirror(Api::all(self.cluster.client.clone()), config, project);
+        let api = Api::all(self.cluster.client.clone());
+        let (mirror, task) = self.cluster.mirror(api, selected, project);
         self.supervisor.spawn_endless(name, task);
         mirror
     }

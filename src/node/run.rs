@@ -7,6 +7,7 @@ use super::{Context, Live, Options, container_meta, control, image_pull, pods, r
 use crate::cluster::{self, Cluster};
 use crate::cri::{Options as Discovery, Runtimes, SocketHealth};
 use crate::ops::http::{self, Serve};
+use crate::ops::metrics::{self, Program};
 use crate::ops::supervise::{self, Supervisor};
 use crate::ops::{Gate, Health, logs};
 
@@ -32,6 +33,7 @@ pub enum Error {
 /// # Errors
 /// When it cannot start, or a task of it ends by itself.
 pub async fn run(options: Options) -> Result<(), Error> {
+    metrics::start(Program::Daemon);
     logs::init(options.log_format);
     let node_name = options
         .node_name
@@ -60,7 +62,8 @@ pub async fn run(options: Options) -> Result<(), Error> {
             component: "kruise-daemon".to_owned(),
             host: Some(node_name.clone()),
         })
-        .await?,
+        .await?
+        .reporting_to(&health.watches),
         runtimes: Runtimes::new(&Discovery::new(options.socket_file.clone())),
         node_name,
         live: Live::default(),

@@ -14,13 +14,10 @@ pub mod plan;
 mod report;
 
 use kube::Api;
-use kube::runtime::watcher;
+use kube::api::ListParams;
 
 use super::Context;
 use crate::api::node_image::NodeImage;
-use crate::cluster::mirror;
-
-const CHECK: &str = "node image";
 
 /// Why the duty ended before it should.
 #[derive(Debug, thiserror::Error)]
@@ -52,19 +49,13 @@ impl Error {
 /// When the watch ends by itself.
 pub async fn run(ctx: Context) -> Result<(), Error> {
     let api: Api<NodeImage> = Api::all(ctx.cluster.client.clone());
-    let config = watcher::Config::default().fields(&format!("metadata.name={}", ctx.node_name));
-    let (seen, watch) = mirror(api, config, |image| Some(observe::observe(image)));
-    ctx.health.unready(CHECK, "the NodeImage was not listed yet");
-    let synced = {
-        let (health, seen) = (ctx.health.clone(), seen.clone());
-        async move {
-            seen.synced().await;
-            health.ready(CHECK, "watched");
-        }
-    };
+    let config = ListParams::default().fields(&format!("metadata.name={}", ctx.node_name));
+    let (seen, watch) = ctx
+        .cluster
+        .mirror(api, config, |image| Some(observe::observe(image)));
     let duty = duty::Duty::new(ctx, seen.subscribe());
     tokio::select! {
         () = watch => Err(Error::WatchEnded),
-        ((), ()) = async { tokio::join!(duty.run(), synced) } => Ok(()),
+        () = duty.run() => Ok(()),
     }
 }

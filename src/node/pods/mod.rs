@@ -10,9 +10,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 use kube::Api;
-use kube::runtime::watcher;
+use kube::api::ListParams;
 
-use crate::cluster::{Cluster, Mirror, mirror};
+use crate::cluster::{Cluster, Mirror};
 
 pub use meta::{MetaView, Variable, Wanted};
 
@@ -132,8 +132,8 @@ pub fn seconds(number: i64) -> Duration {
 /// A mirror of the Pods on `node`, and the task that keeps it up to date.
 pub fn watch(cluster: &Cluster, node: &str) -> (Mirror<PodView>, impl Future<Output = ()> + Send + use<>) {
     let api: Api<core::Pod> = Api::all(cluster.client.clone());
-    let here = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
-    mirror(api, here, |pod| Some(PodView::of(pod)))
+    let here = ListParams::default().fields(&format!("spec.nodeName={node}"));
+    cluster.mirror(api, here, |pod| Some(PodView::of(pod)))
 }
 
 impl PodView {

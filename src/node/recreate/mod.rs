@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::Api;
-use kube::runtime::watcher;
+use kube::api::ListParams;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::Instant;
@@ -31,7 +31,7 @@ use super::Context;
 use super::pods::PodView;
 use crate::api::container_recreate_request::ContainerRecreateRequest;
 use crate::api::keys;
-use crate::cluster::{Key, Mirror, Readable, mirror, readable};
+use crate::cluster::{Key, Mirror, Readable, readable};
 use machine::Machine;
 use plan::{Now, Phase, Request};
 use report::Board;
@@ -81,8 +81,9 @@ pub enum Error {
 /// When a watch ends by itself.
 pub async fn run(ctx: Context, pods: Mirror<PodView>) -> Result<(), Error> {
     let api: Api<Readable<ContainerRecreateRequest>> = Api::all(ctx.cluster.client.clone());
-    let selected = watcher::Config::default().labels(&keys::crr_selector(&ctx.node_name));
-    let (requests, watch) = mirror(api, selected, readable(&ctx.cluster.events, observe::request));
+    let selected = ListParams::default().labels(&keys::crr_selector(&ctx.node_name));
+    let request = readable(&ctx.cluster.events, observe::request);
+    let (requests, watch) = ctx.cluster.mirror(api, selected, request);
     let shutdown = ctx.shutdown.clone();
     let shared = Arc::new(Shared {
         ctx,
@@ -127,11 +128,8 @@ struct Dispatcher {
 
 impl Dispatcher {
     async fn run(&mut self) -> Result<(), Error> {
-        let health = self.shared.ctx.health.clone();
-        health.unready("recreate", "waiting for the first list of Pods and requests");
         self.shared.pods.synced().await;
         self.shared.requests.synced().await;
-        health.ready("recreate", "Pods and requests are watched");
         let mut requests = self.shared.requests.subscribe();
         let mut pods = self.shared.pods.subscribe();
         let mut runtimes = self.shared.ctx.runtimes.subscribe();

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
-use kube::runtime::watcher;
+use kube::api::ListParams;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
@@ -23,7 +23,7 @@ use super::plan::job::Job;
 use crate::api::keys;
 use crate::api::node_image::ReferenceObject;
 use crate::cluster::queue::{Again, Failure};
-use crate::cluster::{self, Cluster, Key, Mirror, mirror, write};
+use crate::cluster::{self, Cluster, Key, Mirror, optional_mirror, write};
 use plan::{CopyView, LINGER, Plan, Source, Step, wanted, without};
 
 /// Why copies cannot be made or removed.
@@ -99,7 +99,7 @@ impl Secrets {
     /// Starts the watch of the copies in namespace `into`.
     pub fn start(cluster: &Cluster, into: &str, tasks: &mut JoinSet<()>) -> Self {
         let api = Api::<Secret>::namespaced(cluster.client.clone(), into);
-        let (copies, task) = mirror(api, watcher::Config::default(), |s| CopyView::read(&s));
+        let (copies, task) = optional_mirror(api, ListParams::default(), |s| CopyView::read(&s));
         tasks.spawn(task);
         Self {
             cluster: cluster.clone(),
@@ -307,8 +307,8 @@ impl Sources {
 async fn follow(cluster: Cluster, source: Key, wake: mpsc::UnboundedSender<Key>) {
     let namespace = source.namespace.as_deref().unwrap_or_default();
     let api = Api::<Secret>::namespaced(cluster.client.clone(), namespace);
-    let config = watcher::Config::default().fields(&format!("metadata.name={}", source.name));
-    let (versions, task) = mirror(api, config, |s| s.metadata.resource_version);
+    let config = ListParams::default().fields(&format!("metadata.name={}", source.name));
+    let (versions, task) = optional_mirror(api, config, |s| s.metadata.resource_version);
     let mut changes = versions.subscribe();
     let tell = async {
         while changes.recv().await.is_some() {

@@ -1,0 +1,187 @@
+//! A standby, on an API server of its own, in played time.
+#![allow(clippy::unwrap_used)]
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+
+use futures::StreamExt;
+use futures::stream;
+use http::{Method, Request, Response};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Bytes, Frame};
+use kube::client::Body;
+use serde_json::json;
+use tokio::sync::watch;
+use tower::service_fn;
+
+use super::*;
+
+fn lease(holder: &str, seconds: i32, version: &str) -> Lease {
+    Lease {
+        metadata: ObjectMeta {
+            name: Some("one".to_owned()),
+            resource_version: Some(version.to_owned()),
+            ..ObjectMeta::default()
+        },
+        spec: Some(LeaseSpec {
+            holder_identity: Some(holder.to_owned()),
+            lease_duration_seconds: Some(seconds),
+            // A holder whose clock is far in the past or future changes nothing.
+            renew_time: Some(MicroTime(Timestamp::MIN)),
+            ..LeaseSpec::default()
+        }),
+    }
+}
+
+fn candidate(client: kube::Client) -> Election {
+    Election {
+        api: Api::namespaced(client, "default"),
+        clock: Clock::new(),
+        namespace: "default".to_owned(),
+        name: "one".to_owned(),
+        identity: "me".to_owned(),
+        timing: Timing::default(),
+        fence: Fence::closed(),
+    }
+}
+
+/// One that asks nothing.
+fn me() -> Election {
+    let unused = |_: Request<Body>| std::future::pending::<Result<Response<Body>, Infallible>>();
+    candidate(kube::Client::new(service_fn(unused), "default"))
+}
+
+#[tokio::test]
+async fn a_lease_expires_by_the_local_clock_alone() {
+    let start = Instant::now();
+    let free_at = |holder, seconds| {
+        let lease = lease(holder, seconds, "1");
+        me().free_at(&Sight { lease, at: start })
+    };
+    let second = Duration::from_secs(1);
+    assert_eq!(free_at("other", 7), start + 7 * second);
+    assert_eq!(free_at("other", -1), start + 15 * second, "as long as ours");
+    assert!(free_at("other", i32::MAX) > start + 1_000_000 * second);
+    assert_eq!(free_at("me", 7), start, "its own holder need not wait");
+    assert_eq!(free_at("", 7), start, "nobody holds it");
+}
+
+#[test]
+fn a_renewal_starts_the_time_over_and_a_second_look_does_not() {
+    let start = Instant::now() - Duration::from_secs(60);
+    let seen = Sight {
+        lease: lease("other", 15, "1"),
+        at: start,
+    };
+    let same = sight(Some(seen.clone()), lease("other", 15, "1"));
+    assert_eq!(same.at, start);
+    let renewed = sight(Some(seen), lease("other", 15, "2"));
+    assert!(renewed.at > start);
+}
+
+/// What the API server has, and whether watches tell of it.
+#[derive(Clone)]
+struct Server {
+    lease: Arc<Mutex<Lease>>,
+    changed: watch::Sender<()>,
+    watches: bool,
+}
+
+impl Server {
+    fn new(watches: bool) -> Self {
+        Self {
+            lease: Arc::new(Mutex::new(lease("other", 15, "1"))),
+            changed: watch::Sender::new(()),
+            watches,
+        }
+    }
+
+    fn set(&self, lease: Lease) {
+        *self.lease.lock().unwrap() = lease;
+        self.changed.send_replace(());
+    }
+
+    fn now(&self) -> Lease {
+        self.lease.lock().unwrap().clone()
+    }
+
+    fn client(&self) -> kube::Client {
+        let server = self.clone();
+        kube::Client::new(
+            service_fn(move |request: Request<Body>| {
+                let server = server.clone();
+                async move { Ok::<_, Infallible>(server.answer(request).await) }
+            }),
+            "default",
+        )
+    }
+
+    async fn answer(&self, request: Request<Body>) -> Response<UnsyncBoxBody<Bytes, Infallible>> {
+        let whole = |text: String| Response::new(Full::from(text).boxed_unsync());
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        if query.contains("watch=true") {
+            let changes = stream::unfold(
+                (self.clone(), self.changed.subscribe()),
+                async |(server, mut changed)| {
+                    changed.changed().await.ok()?;
+                    let event = json!({ "type": "MODIFIED", "object": server.now() });
+                    let line = Frame::data(Bytes::from(format!("{event}\n")));
+                    Some((Ok(line), (server, changed)))
+                },
+            );
+            if !self.watches {
+                return Response::new(StreamBody::new(stream::pending()).boxed_unsync());
+            }
+            return Response::new(StreamBody::new(changes.boxed()).boxed_unsync());
+        }
+        if request.method() == Method::PUT {
+            let body = request.into_body().collect().await.unwrap().to_bytes();
+            self.set(serde_json::from_slice(&body).unwrap());
+        }
+        let lease = json!(self.now());
+        if query.contains("fieldSelector") {
+            let list = json!({ "apiVersion": "coordination.k8s.io/v1", "kind": "LeaseList",
+                "metadata": { "resourceVersion": "1" }, "items": [lease] });
+            return whole(list.to_string());
+        }
+        whole(lease.to_string())
+    }
+}
+
+/// Waits for a Lease whose holder renews it each 2 s and ends after `renewals`, having `released` it or not; how long
+/// after the last renewal it is ours.
+async fn waited(server: &Server, renewals: u32, released: bool) -> Duration {
+    let election = candidate(server.client());
+    let acquired = tokio::spawn(async move { election.acquire().await });
+    let mut last = Instant::now();
+    for nth in 2..2 + renewals {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert!(!acquired.is_finished());
+        server.set(lease("other", 15, &nth.to_string()));
+        last = Instant::now();
+    }
+    if released {
+        server.set(lease("", 1, "99"));
+    }
+    let held = acquired.await.unwrap();
+    assert_eq!(holder(&held.lease).unwrap(), "me");
+    assert_eq!(holder(&server.now()).unwrap(), "me");
+    last.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_released_is_taken_at_once() {
+    let waited = waited(&Server::new(true), 20, true).await;
+    assert!(waited < Duration::from_secs(1), "{waited:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_not_renewed_is_taken_after_its_duration() {
+    for watches in [true, false] {
+        let waited = waited(&Server::new(watches), 20, false).await.as_secs();
+        // Without a watch it is looked at when it seems over, and its time counts from there.
+        let most = if watches { 15 } else { 30 };
+        assert!((15..=most).contains(&waited), "{watches}: {waited} s");
+    }
+}

@@ -1,0 +1,133 @@
+//! How long a Lease lasts and how it is kept.
+
+use std::time::Duration;
+
+/// How long a Lease lasts and how it is kept: client-go's flags, defaults and rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    lease_duration: Duration,
+    renew_deadline: Duration,
+    retry_period: Duration,
+}
+
+/// Durations that do not keep a Lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WrongTiming {
+    /// The holder would still work while another one takes over.
+    #[error(
+        "--leader-election-lease-duration must be at least a second longer than --leader-election-renew-deadline, \
+         in whole seconds up to a day: {0:?} and {1:?}"
+    )]
+    LeaseDuration(Duration, Duration),
+    /// There would be one try, or none.
+    #[error(
+        "--leader-election-renew-deadline must be more than 1.2 times --leader-election-retry-period: {0:?} and {1:?}"
+    )]
+    RenewDeadline(Duration, Duration),
+    /// It would never pause.
+    #[error("--leader-election-retry-period must be at least 100ms: {0:?}")]
+    RetryPeriod(Duration),
+}
+
+/// Longest duration of a Lease.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
+/// Shortest pause between two tries.
+const SHORTEST: Duration = Duration::from_millis(100);
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            lease_duration: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry_period: Duration::from_secs(2),
+        }
+    }
+}
+
+impl Timing {
+    /// A Lease that others may take after `lease_duration` (whole seconds; what is below is cut off) without a renewal,
+    /// whose holder stops after `renew_deadline` without one, and tries every `retry_period`.
+    ///
+    /// # Errors
+    /// When the holder would not stop before others may take over, or could not renew in time.
+    pub fn new(
+        lease_duration: Duration,
+        renew_deadline: Duration,
+        retry_period: Duration,
+    ) -> Result<Self, WrongTiming> {
+        // The field of the Lease has no finer unit.
+        let whole = Duration::from_secs(lease_duration.as_secs());
+        if whole < renew_deadline.saturating_add(Duration::from_secs(1)) || whole > LONGEST {
+            return Err(WrongTiming::LeaseDuration(lease_duration, renew_deadline));
+        }
+        if renew_deadline <= retry_period.saturating_mul(6) / 5 {
+            return Err(WrongTiming::RenewDeadline(renew_deadline, retry_period));
+        }
+        if retry_period < SHORTEST {
+            return Err(WrongTiming::RetryPeriod(retry_period));
+        }
+        Ok(Self {
+            lease_duration: whole,
+            renew_deadline,
+            retry_period,
+        })
+    }
+
+    /// How long others wait without a renewal before they take over, in whole seconds.
+    #[must_use]
+    pub fn lease_duration(&self) -> Duration {
+        self.lease_duration
+    }
+
+    /// How long the holder goes on without a successful renewal.
+    #[must_use]
+    pub fn renew_deadline(&self) -> Duration {
+        self.renew_deadline
+    }
+
+    /// How often the holder renews, and the pause after a failed try.
+    #[must_use]
+    pub fn retry_period(&self) -> Duration {
+        self.retry_period
+    }
+
+    /// How long one request may take: as in client-go's programs, so that there is a second try.
+    pub(super) fn call(&self) -> Duration {
+        self.renew_deadline / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn durations_that_client_go_takes_are_taken_and_others_are_refused_by_flag() {
+        let of = |lease: f64, deadline: f64, retry: f64| {
+            let second = Duration::from_secs_f64;
+            Timing::new(second(lease), second(deadline), second(retry))
+        };
+        assert_eq!(of(15.0, 10.0, 2.0), Ok(Timing::default()));
+        // Those that managed clusters use.
+        of(137.0, 107.0, 26.0).unwrap();
+        assert_eq!(
+            of(60.9, 40.0, 5.0).unwrap().lease_duration(),
+            Duration::from_secs(60)
+        );
+        for (lease, deadline, retry, flag) in [
+            (10.0, 10.0, 2.0, "--leader-election-lease-duration"),
+            (10.9, 10.0, 2.0, "--leader-election-lease-duration"),
+            (0.0, 0.0, 0.0, "--leader-election-lease-duration"),
+            (1e9, 10.0, 2.0, "--leader-election-lease-duration"),
+            (15.0, 2.4, 2.0, "--leader-election-renew-deadline"),
+            (15.0, 0.0, 0.0, "--leader-election-renew-deadline"),
+            (15.0, 10.0, 0.0, "--leader-election-retry-period"),
+        ] {
+            let why = of(lease, deadline, retry).unwrap_err().to_string();
+            assert!(why.starts_with(flag), "{lease} {deadline} {retry}: {why}");
+        }
+        let longest = Timing::new(Duration::MAX, Duration::MAX, Duration::MAX);
+        assert!(longest.is_err(), "{longest:?}");
+    }
+}
