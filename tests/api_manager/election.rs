@@ -3,17 +3,11 @@
 use std::time::Instant;
 
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::flowcontrol::v1::FlowSchema;
 use kruise::api::node_image::NodeImage;
 use kube::api::Api;
-use kube::client::Body;
 use serde_json::json;
-use xtask::cluster::Bound;
 
-use crate::waits;
-use crate::world::{
-    Answer, World, answer, asked, completed, connect, create, job, jobs, nodes, until, world,
-};
+use crate::world::{Answer, World, answer, asked, completed, create, job, jobs, nodes, until};
 
 fn holder(lease: &Lease) -> String {
     let spec = lease.spec.as_ref();
@@ -50,9 +44,9 @@ async fn a_second_replica_takes_over_where_the_first_died() {
     let taken = handed_over(&leases, "taken over", &led).await;
     asked(&admin, "elect-2", "nginx", "elect").await;
     println!("took over after {:?}", killed.elapsed());
-    // A standby tries each second, so it leads five seconds after the last renewal at most; a busy machine adds its own.
+    // client-go's default, by which a replica of either make knows when it may take over.
     let lease = leases.get("kruise-manager").await.unwrap();
-    assert_eq!(lease.spec.unwrap().lease_duration_seconds, Some(4));
+    assert_eq!(lease.spec.unwrap().lease_duration_seconds, Some(15));
     answer(&admin, "elect-2", Answer::Succeeded).await;
     let ended = until(&jobs(&admin), "elect", "ended", completed).await;
     assert_eq!(ended.status.unwrap().succeeded, 2);
@@ -65,7 +59,7 @@ async fn a_second_replica_takes_over_where_the_first_died() {
         );
     }
 
-    // One that ends in order gives the Lease up, so that the next one need not wait.
+    // One that ends in order releases the Lease, so that the next one need not wait.
     let mut third = world.manager("kruise-manager-3");
     third.start().unwrap();
     second.stop().unwrap();
@@ -96,29 +90,4 @@ async fn a_leader_without_api_server_stops_its_controllers_and_comes_back() {
     asked(&admin, "away-2", "nginx", "away").await;
     answer(&admin, "away-2", Answer::Succeeded).await;
     until(&jobs(&admin), "away", "ended", completed).await;
-}
-
-/// The FlowSchema that the API server chose for a request.
-async fn flow(client: &kube::Client, path: &str) -> String {
-    let request = http::Request::get(path).body(Body::empty()).unwrap();
-    let answer = client.send(request).await.unwrap();
-    let header = answer.headers().get("x-kubernetes-pf-flowschema-uid");
-    header.unwrap().to_str().unwrap().to_owned()
-}
-
-#[tokio::test]
-async fn renewals_do_not_queue_behind_other_requests() {
-    let world = world();
-    let manager = world
-        .plane
-        .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing);
-    let manager = connect(&manager.unwrap()).await.client;
-    let schemas = Api::<FlowSchema>::all(world.admin().await.client);
-    let ours = schemas.get("kruise-manager-leader-election").await.unwrap();
-    let ours = ours.metadata.uid.unwrap();
-    let lease = "/apis/coordination.k8s.io/v1/namespaces/kruise-system/leases/kruise-manager";
-    // The API server reads schemas a moment after they are there.
-    let chosen = async || (flow(&manager, lease).await == ours).then_some(());
-    waits::until("the schema is in use", &String::new, chosen).await;
-    assert_ne!(flow(&manager, "/api/v1/pods?limit=1").await, ours);
 }

@@ -5,6 +5,7 @@ mod arrival;
 mod barriers;
 mod election;
 mod jobs;
+mod network;
 mod nodes;
 mod old_daemon;
 mod old_versions;

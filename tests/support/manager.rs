@@ -27,29 +27,51 @@ impl Manager {
     }
 
     fn with(plane: &ControlPlane, name: &'static str, health: &str, webhooks: u16, more: &[String]) -> Self {
+        let program = Self::program(plane, name, health, ("127.0.0.1", webhooks), more);
+        Self::asked_at(program, health)
+    }
+
+    /// One in a bed without IPv4, which listens on all addresses as its Deployment's does, and is not elected.
+    pub fn on_ipv6(plane: &ControlPlane, name: &'static str) -> Self {
+        let server = plane.server().trim_start_matches("https://");
+        let (host, _) = server.rsplit_once(':').unwrap();
+        let more = [AT_ONCE.into(), "--enable-leader-election=false".into()];
+        let program = Self::program(plane, name, ":8000", ("::1", 9876), &more);
+        Self::asked_at(program, &format!("{host}:8000"))
+    }
+
+    fn program(
+        plane: &ControlPlane,
+        name: &'static str,
+        listen: &str,
+        (webhook_host, webhook_port): (&str, u16),
+        more: &[String],
+    ) -> (Component, PathBuf) {
         let account = plane
             .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
             .unwrap();
         // The next one made for this account would be of the same name.
         let kubeconfig = plane.dir().join(format!("{name}.kubeconfig"));
         std::fs::rename(account, &kubeconfig).unwrap();
-        let health = health.to_owned();
-        let probe = health.clone();
         let program = plane
             .component(name, env!("CARGO_BIN_EXE_kruise-manager"))
             .args([
                 format!("--kubeconfig={}", kubeconfig.display()),
-                format!("--health-probe-addr={health}"),
-                format!("--metrics-addr={health}"),
+                format!("--health-probe-addr={listen}"),
+                format!("--metrics-addr={listen}"),
             ])
             .args(more)
-            .env("WEBHOOK_HOST", "127.0.0.1")
-            .env("WEBHOOK_PORT", webhooks.to_string())
+            .env("WEBHOOK_HOST", webhook_host)
+            .env("WEBHOOK_PORT", webhook_port.to_string())
             .env("POD_NAMESPACE", "kruise-system")
-            .env("RUST_LOG", "info,kruise=debug")
-            .ready(move || ready(&probe));
+            .env("RUST_LOG", "info,kruise=debug");
+        (program, kubeconfig)
+    }
+
+    fn asked_at((program, kubeconfig): (Component, PathBuf), health: &str) -> Self {
+        let (health, probe) = (health.to_owned(), health.to_owned());
         Self {
-            program,
+            program: program.ready(move || ready(&probe)),
             health,
             kubeconfig,
         }
@@ -78,11 +100,14 @@ impl Manager {
 
     /// How many passes over CloneSets it has made, whatever they came to.
     pub fn passes(&self) -> u64 {
+        self.count("kruise_cloneset_pass_seconds_count")
+    }
+
+    /// A metric's value, summed over all its labels.
+    pub fn count(&self, metric: &str) -> u64 {
         let metrics = answer(&self.health, "/metrics");
         assert!(metrics.ends_with("# EOF\n"), "cut short: {metrics}");
-        let counts = metrics
-            .lines()
-            .filter_map(|line| line.strip_prefix("kruise_cloneset_pass_seconds_count"));
+        let counts = metrics.lines().filter_map(|line| line.strip_prefix(metric));
         counts
             .map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
             .sum()

@@ -64,21 +64,37 @@ pub struct Sandbox {
     pipe: Mutex<Option<ChildStdin>>,
 }
 
-/// Addresses of a bed with a network of its own: a /24 that the host reaches through a veth pair.
+/// Addresses of a bed with a network of its own, which the host reaches through a veth pair.
 #[derive(Clone, Debug)]
 pub struct Network {
     number: u8,
+    family: Family,
+}
+
+/// The version of IP in a bed's network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    V4,
+    /// There is no other, not even on the loopback interface.
+    V6,
 }
 
 impl Network {
     /// The host's end of the link; the bed reaches servers of the test process here.
     pub fn host(&self) -> String {
-        format!("10.199.{}.253", self.number)
+        self.address("253", "fd")
     }
 
     /// The bed's end of the link; the API server and the registries listen here.
     pub fn bed(&self) -> String {
-        format!("10.199.{}.254", self.number)
+        self.address("254", "fe")
+    }
+
+    fn address(&self, v4: &str, v6: &str) -> String {
+        match self.family {
+            Family::V4 => format!("10.199.{}.{v4}", self.number),
+            Family::V6 => format!("fd00:199:{:x}::{v6}", self.number),
+        }
     }
 
     /// Addresses of Pods.
@@ -90,12 +106,21 @@ impl Network {
 impl Sandbox {
     /// Makes the namespaces; with `network` also a network that only the host reaches.
     pub fn new(cache: &Cache, network: bool) -> Result<Self> {
+        Self::with(cache, network.then_some(Family::V4))
+    }
+
+    /// The same with a network that has IPv6 and no IPv4.
+    pub fn without_ipv4(cache: &Cache) -> Result<Self> {
+        Self::with(cache, Some(Family::V6))
+    }
+
+    fn with(cache: &Cache, network: Option<Family>) -> Result<Self> {
         fs::create_dir_all(cache.beds())?;
         sweep(cache)?;
         let (dir, name) = unique_dir(cache)?;
         let mut guard = Command::new("bash");
         guard.args(["-c", GUARD, "kruise-bed-guard"]).arg(&dir).arg(&name);
-        if network {
+        if network.is_some() {
             guard.arg("--net");
         }
         let log = fs::File::create(dir.join("guard.log"))?;
@@ -121,8 +146,8 @@ impl Sandbox {
                 .and_then(|t| t.trim().parse().ok()))
         })
         .with_context(|| format!("see {}; the bed needs root", bed.dir.join("guard.log").display()))?;
-        if network {
-            bed.network = Some(bed.connect()?);
+        if let Some(family) = network {
+            bed.network = Some(bed.connect(family)?);
         }
         Ok(bed)
     }
@@ -181,7 +206,7 @@ impl Sandbox {
         writeln!(pipe, "keep").context("the bed's guard is gone")
     }
 
-    fn connect(&self) -> Result<Network> {
+    fn connect(&self, family: Family) -> Result<Network> {
         let number = (0..=255u8)
             .find(|n| {
                 let (host, init) = (format!("kruise-bed{n}"), self.init.to_string());
@@ -194,19 +219,27 @@ impl Sandbox {
                 .is_ok()
             })
             .context("cannot make a veth pair: is this root, and is the kernel module there?")?;
-        let net = Network { number };
+        let net = Network { number, family };
         let link = format!("kruise-bed{number}");
-        run(
-            "ip",
-            &["address", "add", &format!("{}/30", net.host()), "dev", &link],
-        )?;
+        let (host, bed) = (net.host(), net.bed());
+        let inside = match family {
+            Family::V4 => {
+                run("ip", &["address", "add", &format!("{host}/30"), "dev", &link])?;
+                format!(
+                    "ip address add {bed}/30 dev eth0 && ip link set eth0 up && ip route add default via {host} && \
+                     echo 1 > /proc/sys/net/ipv4/ip_forward"
+                )
+            }
+            Family::V6 => {
+                let address = format!("{host}/126");
+                run("ip", &["address", "add", &address, "dev", &link, "nodad"])?;
+                format!(
+                    "ip address add {bed}/126 dev eth0 nodad && ip link set eth0 up && \
+                     ip route add default via {host} && ip -4 address flush dev lo"
+                )
+            }
+        };
         run("ip", &["link", "set", &link, "up"])?;
-        let inside = format!(
-            "ip address add {}/30 dev eth0 && ip link set eth0 up && ip route add default via {} && \
-             echo 1 > /proc/sys/net/ipv4/ip_forward",
-            net.bed(),
-            net.host()
-        );
         let init = self.init.to_string();
         run(
             "nsenter",
@@ -214,7 +247,9 @@ impl Sandbox {
                 "--target", &init, "--net", "--mount", "--pid", "--", "sh", "-c", &inside,
             ],
         )?;
-        run("ip", &["route", "add", &net.pods(), "via", &net.bed()])?;
+        if family == Family::V4 {
+            run("ip", &["route", "add", &net.pods(), "via", &bed])?;
+        }
         Ok(net)
     }
 }

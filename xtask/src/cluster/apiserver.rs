@@ -63,13 +63,17 @@ pub(super) fn component(
     let mut args = vec![
         file("audit-policy-file", &audit),
         file("audit-log-path", &sandbox.dir().join(AUDIT_LOG)),
-        format!("--etcd-servers=http://{}:{}", ports.host, ports.etcd),
+        format!("--etcd-servers=http://{}", ports.at(ports.etcd)),
         format!("--secure-port={}", ports.apiserver),
         format!("--bind-address={}", ports.bind),
         format!("--advertise-address={}", ports.host),
     ];
     args.extend(identity(certs, ports)?);
     args.extend(FIXED.map(str::to_owned));
+    if ports.host.contains(':') {
+        // Of the same version of IP as its own address; the last of a flag counts.
+        args.push("--service-cluster-ip-range=fd00:10:96::/112".into());
+    }
     if !gates.is_empty() {
         args.push(format!("--feature-gates={gates}"));
     }

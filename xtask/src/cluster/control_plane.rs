@@ -33,6 +33,8 @@ pub struct Options {
     pub scheduler: bool,
     /// Feature gates of the API server, as `NAME=true,…`; empty for its own defaults.
     pub gates: &'static str,
+    /// In a network of its own that has no IPv4; for etcd and API server alone.
+    pub ipv6: bool,
 }
 
 /// Where the parts listen.
@@ -86,12 +88,19 @@ impl ControlPlane {
         Self::start_with(Options::default())
     }
 
-    /// A control plane on free loopback ports.
+    /// A control plane on free loopback ports, or in a network of its own.
     pub fn start_with(options: Options) -> Result<Self> {
         let cache = Cache::open()?;
         prepare::ensure(&cache, &[Part::Etcd, Part::Kubernetes])?;
-        let sandbox = Arc::new(Sandbox::new(&cache, false)?);
-        let ports = Ports::free()?;
+        let sandbox = Arc::new(if options.ipv6 {
+            Sandbox::without_ipv4(&cache)?
+        } else {
+            Sandbox::new(&cache, false)?
+        });
+        let ports = match sandbox.network() {
+            Some(net) => Ports::ipv6(net),
+            None => Ports::free()?,
+        };
         Self::start_in(&cache, sandbox, &ports, options)
     }
 
@@ -102,7 +111,7 @@ impl ControlPlane {
         options: Options,
     ) -> Result<Self> {
         let certs = Certs::new(&sandbox.dir().join("certs"))?;
-        let server = format!("https://{}:{}", ports.host, ports.apiserver);
+        let server = format!("https://{}", ports.at(ports.apiserver));
         let admin = sandbox.dir().join("admin.kubeconfig");
         let user = certs.client("admin", "admin", &["system:masters"])?;
         fs::write(
@@ -135,7 +144,7 @@ impl ControlPlane {
             cache,
             certs,
             server,
-            store: format!("{}:{}", ports.host, ports.etcd),
+            store: ports.at(ports.etcd),
             admin,
             sandbox,
         })
@@ -205,6 +214,11 @@ impl ControlPlane {
     /// A program of ours that runs in the bed and ends with it.
     pub fn component(&self, name: &'static str, program: impl Into<PathBuf>) -> Component {
         Component::new(&self.sandbox, name, program)
+    }
+
+    /// Runs a program of the machine inside the bed and returns what it prints.
+    pub fn inside(&self, program: &str, args: &[&str]) -> Result<String> {
+        finish(&mut ends_with_us(self.sandbox.command(program).args(args)))
     }
 
     /// Runs kubectl as the administrator and returns what it prints.
@@ -304,6 +318,24 @@ impl Ports {
             controller_manager: 10257,
             scheduler: 10259,
             services: true,
+        }
+    }
+
+    /// The same where there is no IPv4.
+    fn ipv6(net: &Network) -> Self {
+        Self {
+            bind: "::".into(),
+            services: false,
+            ..Self::fixed(net)
+        }
+    }
+
+    /// Host and port, as in a URL.
+    pub(super) fn at(&self, port: u16) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{port}", self.host)
+        } else {
+            format!("{}:{port}", self.host)
         }
     }
 

@@ -9,9 +9,9 @@ use crate::parts::Cache;
 use crate::sandbox::Sandbox;
 
 pub(super) fn component(cache: &Cache, sandbox: &Arc<Sandbox>, ports: &Ports) -> Component {
-    let url = format!("http://{}:{}", ports.host, ports.etcd);
-    let peer = format!("http://{}:{}", ports.host, ports.etcd_peer);
-    let address = format!("{}:{}", ports.host, ports.etcd);
+    let address = ports.at(ports.etcd);
+    let url = format!("http://{address}");
+    let peer = format!("http://{}", ports.at(ports.etcd_peer));
     Component::new(sandbox, "etcd", cache.etcd())
         .args([
             format!("--data-dir={}", sandbox.dir().join("etcd").display()),
