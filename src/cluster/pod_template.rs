@@ -5,6 +5,8 @@
 //! ephemeral volumes, which have the same spec: so defaults of the cluster, such as its storage class, do not get
 //! in, as they would with a claim.
 
+use k8s_openapi::api::core::v1::PodTemplate;
+use kube::Api;
 use kube::core::Status;
 use serde_json::{Value, json};
 
@@ -72,8 +74,8 @@ pub async fn ask(
     let mut asked = templates.clone();
     stored::prepare(&mut asked.template, defaults);
     let (body, kept) = body(&asked);
-    let path = format!("/api/v1/namespaces/{namespace}/podtemplates?dryRun=All");
-    match write::post(&cluster.client, "PodTemplate", &path, body.to_string()).await {
+    let api: Api<PodTemplate> = Api::namespaced(cluster.client.clone(), namespace);
+    match write::dry_run(&api, body.to_string()).await {
         Ok(answer) => Ok(read_back(&asked, &kept, answer, defaults)),
         Err(Error::Api(status)) if [400, 422].contains(&status.code) => {
             Ok(Answer::Bad(in_words(&status, &kept)))

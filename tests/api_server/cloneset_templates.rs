@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use k8s_openapi::api::apps::v1::ControllerRevision;
 use kruise::admission::cloneset::templates;
 use kruise::cluster::Cluster;
 use kruise::cluster::pod_template::{self, Answer, Defaults, Templates};
 use kruise::cluster::write;
 use kruise::manager::cloneset::revision::{self, Owner, Revision};
+use kube::Api;
 use serde_json::{Value, json};
 use xtask::cluster::Bound;
 
@@ -102,8 +104,8 @@ async fn a_revision_comes_back_as_it_was_made() {
     spec["template"]["metadata"]["annotations"] = json!({ "note": "a<b>&c" });
     let asked = with_defaults(&spec).await;
     let wanted = revision::wanted(&owner, &asked.template, &asked.claims, None);
-    let path = "/apis/apps/v1/namespaces/default/controllerrevisions";
-    let made = write::post(&admin.client, "ControllerRevision", path, wanted.body(&owner, 1)).await;
+    let revisions: Api<ControllerRevision> = Api::namespaced(admin.client.clone(), "default");
+    let made = write::post(&revisions, wanted.body(&owner, 1)).await;
     let made = Revision::from(&serde_json::from_value(made.unwrap()).unwrap());
     assert!(wanted.is(&made));
     // The Go implementation compares the bytes that are stored.

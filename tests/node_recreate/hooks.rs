@@ -140,7 +140,7 @@ async fn at_the_deadline_hook_and_stop_are_finished_and_told() {
     assert!(test.marked("deaf.term"));
     let last = versions.last().unwrap();
     let made = last.metadata.creation_timestamp.as_ref().unwrap().0;
-    let lived = status.completion_time.unwrap().0.duration_since(made);
+    let lived = status.completion_time.as_ref().unwrap().0.duration_since(made);
     // Every request is looked at after 10 s at the latest, and should not have to wait for that.
     assert!((5..=9).contains(&lived.as_secs()), "it ended after {lived}");
     let told = |request: &ContainerRecreateRequest| {

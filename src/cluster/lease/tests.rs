@@ -28,7 +28,7 @@ fn lease(holder: &str, seconds: i32, version: &str) -> Lease {
             holder_identity: Some(holder.to_owned()),
             lease_duration_seconds: Some(seconds),
             // A holder whose clock is far in the past or future changes nothing.
-            renew_time: Some(MicroTime(Timestamp::MIN)),
+            renew_time: Some(MicroTime(Timestamp::UNIX_EPOCH)),
             ..LeaseSpec::default()
         }),
     }
@@ -164,7 +164,8 @@ async fn waited(server: &Server, renewals: u32, released: bool) -> Duration {
     if released {
         server.set(lease("", 1, "99"));
     }
-    let held = acquired.await.unwrap();
+    let held = tokio::time::timeout(Duration::from_secs(600), acquired);
+    let held = held.await.unwrap().unwrap();
     assert_eq!(holder(&held.lease).unwrap(), "me");
     assert_eq!(holder(&server.now()).unwrap(), "me");
     last.elapsed()

@@ -115,7 +115,7 @@ fn without_artefacts(value: &mut Value) {
         Value::Object(all) => {
             all.values_mut().for_each(without_artefacts);
             let nothing = |name: &str| ["metadata", "resources"].contains(&name);
-            all.retain(|name, value| !value.is_null() && !(nothing(name) && *value == json!({})));
+            all.retain(|name, value| !(value.is_null() || nothing(name) && *value == json!({})));
         }
         Value::Array(all) => all.iter_mut().for_each(without_artefacts),
         _ => {}

@@ -269,12 +269,10 @@ async fn create(
     collisions: &mut Option<i32>,
 ) -> Result<Revision, Unfit> {
     let owner = owner(work.set);
-    let path = format!("/apis/apps/v1/namespaces/{}/controllerrevisions", owner.namespace);
-    let client = &work.ctx.cluster.client;
     let mut tries = 0;
     loop {
         let body = wanted.body(&owner, number);
-        let object = match write::post(client, "ControllerRevision", &path, body).await {
+        let object = match write::post(&api(work), body).await {
             Ok(stored) => Some(read(stored)?),
             Err(error) if error.already_exists() => {
                 let taken = write::get(&api(work), &wanted.name).await?;

@@ -242,11 +242,10 @@ pub fn sort(revisions: &mut [Revision]) {
 /// The template of the newest of those revisions that hold the same as `template`, whatever defaults either has.
 pub fn stands_for(template: &Value, known: &[Revision]) -> Option<Value> {
     let bytes = data(template);
-    let found = known.iter().rev().find_map(|revision| {
+    known.iter().rev().find_map(|revision| {
         let known = revision.template()?;
         (revision.data == bytes || same_template(template, &known)).then_some(known)
-    });
-    found
+    })
 }
 
 /// How the wanted revision comes to be the newest of those known, which are sorted.

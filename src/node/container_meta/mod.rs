@@ -282,7 +282,8 @@ impl Shared {
         tokio::spawn(async move {
             let shutdown = shared.ctx.shutdown.clone();
             let object = format!("{key}, container {name}");
-            let restart = panics::isolated(NAME, object, act::restart(&shared, &pod, &name, &id));
+            let restart = Box::pin(act::restart(&shared, &pod, &name, &id));
+            let restart = panics::isolated(NAME, object, restart);
             let Some(done) = shutdown.run_until_cancelled(restart).await else {
                 return;
             };

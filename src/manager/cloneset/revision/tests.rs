@@ -307,7 +307,10 @@ fn a_revision_that_holds_no_pod_template_is_known_as_such_and_is_not_the_current
     let fit = json!({ "metadata": {}, "spec": { "containers": [{ "name": "a", "image": "a:1" }] } });
     let whole = stored(json!({ "spec": { "template": fit } }));
     assert_eq!(
-        (whole.unfit.as_ref(), current("web-1", "web-2", &[whole.clone()])),
+        (
+            whole.unfit.as_ref(),
+            current("web-1", "web-2", std::slice::from_ref(&whole))
+        ),
         (None, "web-1")
     );
     for (data, why) in [

@@ -32,7 +32,7 @@ pub enum Verdict {
         /// The container to act on, ID without scheme.
         target: String,
         /// What to do.
-        act: Act,
+        act: Box<Act>,
     },
     /// It is on its way.
     Busy {
@@ -185,7 +185,7 @@ impl Case<'_> {
         };
         Verdict::Ready {
             target: seen.id.clone(),
-            act,
+            act: Box::new(act),
         }
     }
 

@@ -281,7 +281,7 @@ impl Walk {
                 });
                 Step::Recording
             }
-            Verdict::Ready { target, act } => self.begin(case, target, act),
+            Verdict::Ready { target, act } => self.begin(case, target, *act),
             Verdict::Busy { step, again } => {
                 self.under_way = true;
                 let why = if matches!(step, Step::Young { .. }) {
