@@ -41,6 +41,9 @@ impl<B> Policy<Request<Body>, Response<B>, BoxError> for Briefly {
         request: &mut Request<Body>,
         result: &mut Result<Response<B>, BoxError>,
     ) -> Option<Self::Future> {
+        if lists(request) {
+            return None;
+        }
         let asked = pause(result.as_ref().ok()?.headers());
         if asked.is_some_and(|seconds| Duration::from_secs(seconds.into()) > LONGEST_PAUSE) {
             return None;
@@ -51,6 +54,14 @@ impl<B> Policy<Request<Body>, Response<B>, BoxError> for Briefly {
     fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
         Policy::<_, Response<B>, BoxError>::clone_request(&mut self.0, request)
     }
+}
+
+/// Lists and watches, whose followers have pauses of their own: four requests for one would be a multiple of the load.
+fn lists<B>(request: &Request<B>) -> bool {
+    let query = request.uri().query().unwrap_or_default();
+    query
+        .split('&')
+        .any(|part| part.starts_with("limit=") || part.starts_with("watch="))
 }
 
 /// The pause that the API server asks for, in seconds.
@@ -130,6 +141,18 @@ mod tests {
                 (times, seconds.map(Duration::from_secs)),
                 "{after:?}: {error}"
             );
+        }
+    }
+
+    #[test]
+    fn lists_and_watches_are_left_to_their_own_pauses() {
+        for (path, own) in [
+            ("/api/v1/pods?&limit=500&fieldSelector=a%3Db", true),
+            ("/api/v1/pods?&watch=true&timeoutSeconds=290", true),
+            ("/api/v1/namespaces/limit=1/pods/watch=", false),
+            ("/api/v1/namespaces/a/pods?&dryRun=All", false),
+        ] {
+            assert_eq!(lists(&Request::get(path).body(()).unwrap()), own, "{path}");
         }
     }
 
