@@ -45,7 +45,7 @@ async fn pods_revisions_and_jobs_of_another_namespace_are_not_a_cloneset_s() {
     field.settled("web").await;
     let before = field.pods_of("web").await;
 
-    let job = json!({ "metadata": { "name": "pre" }, "spec": { "image": "example.com/app:1", "parallelism": 0,
+    let job = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob", "metadata": { "name": "pre" }, "spec": { "image": "example.com/app:1", "parallelism": 0,
         "selector": { "names": [] }, "completionPolicy": { "type": "Always" } } });
     field.create(&jobs(&field), job.clone()).await;
     for (at, version) in ["v9", "v1beta1", "v1alpha1"].into_iter().enumerate() {
