@@ -32,6 +32,7 @@ mod steady;
 mod story;
 #[path = "../support/mod.rs"]
 mod support;
+mod takeover;
 mod times;
 mod told;
 mod update;

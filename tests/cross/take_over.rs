@@ -11,7 +11,7 @@ use kruise::api::node_image::{ImageTagStatus, NodeImage};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
-use xtask::cluster::{Component, NODE_NAME, wait};
+use xtask::cluster::{Component, ControlPlane, NODE_NAME, wait};
 
 use crate::bed::{Bed, PATIENCE, create};
 use crate::manager::Manager;
@@ -84,7 +84,7 @@ async fn only_our_webhooks(bed: &Bed) {
 
 /// The Go manager wrote its URL into its other CRDs too, because it runs on the host here; its manifests cannot be
 /// applied over that.
-fn services_instead_of_urls(bed: &Bed) {
+pub fn services_instead_of_urls(plane: &ControlPlane) {
     let path = "/spec/conversion/webhook/clientConfig";
     let service =
         json!({ "namespace": "kruise-system", "name": "kruise-webhook-service", "path": "/convert" });
@@ -93,7 +93,7 @@ fn services_instead_of_urls(bed: &Bed) {
         { "op": "add", "path": format!("{path}/service"), "value": service },
     ]);
     let urls = r#"--output=jsonpath={range .items[?(@.spec.conversion.webhook.clientConfig.url)]}{.metadata.name}{"\n"}{end}"#;
-    let kubectl = |args: &[&str]| bed.node.plane.kubectl(args).unwrap();
+    let kubectl = |args: &[&str]| plane.kubectl(args).unwrap();
     for crd in kubectl(&["get", "crd", urls]).lines() {
         kubectl(&["patch", "crd", crd, "--type=json", "--patch", &patch.to_string()]);
     }
@@ -163,7 +163,7 @@ async fn theirs_comes_back(bed: &Bed) {
         bed.deploy("delete", folder);
     }
     bed.deploy("apply", "crds");
-    services_instead_of_urls(bed);
+    services_instead_of_urls(&bed.node.plane);
     bed.peer().install().unwrap();
     bed.peer().manager().unwrap();
     bed.peer().daemon(&bed.peer().daemon_account().unwrap()).unwrap();

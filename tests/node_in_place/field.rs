@@ -48,6 +48,8 @@ pub async fn alone() -> Test<RwLockWriteGuard<'static, Bed>> {
 pub fn container(name: &str, image: &str) -> Value {
     let mut container = pod::container(name, &[]);
     container["image"] = json!(image);
+    // CloneSets get `Always` where nothing is said.
+    container["imagePullPolicy"] = json!("IfNotPresent");
     container
 }
 

@@ -10,6 +10,7 @@
     clippy::panic
 )]
 
+pub mod charts;
 pub mod connect;
 pub mod converted;
 pub mod etcd;
