@@ -41,6 +41,39 @@ const IMAGE_PULL_JOB_COLUMNS: &[Column] = &[
     ("MESSAGE", "string", ".status.message", "How far the job is"),
 ];
 
+/// Columns of `kubectl get -o wide`. v1alpha1 has a MESSAGE of its own.
+const IMAGE_PULL_JOB_WIDE: &[Column] = &[
+    ("IMAGE", "string", ".spec.image", "Image to pull"),
+    (
+        "REASON",
+        "string",
+        r#".status.conditions[?(@.status=="True")].reason"#,
+        "How the job ended, or what it waits for, in one word",
+    ),
+    (
+        "MESSAGE",
+        "string",
+        r#".status.conditions[?(@.status=="True")].message"#,
+        "How the job ended, or what it waits for",
+    ),
+];
+
+/// Columns of `kubectl get -o wide`.
+const NODE_IMAGE_WIDE: &[Column] = &[
+    (
+        "PROGRESS",
+        "integer",
+        r#".status.imageStatuses.*.tags[?(@.phase=="Pulling")].progress"#,
+        "Per cent of a tag that is being pulled",
+    ),
+    (
+        "MESSAGE",
+        "string",
+        r#".status.imageStatuses.*.tags[?(@.phase=="Failed")].message"#,
+        "Why a tag was given up",
+    ),
+];
+
 const CONTAINER_RECREATE_REQUEST_COLUMNS: &[Column] = &[
     ("PHASE", "string", ".status.phase", "How far the request is"),
     ("POD", "string", ".spec.podName", "Name of the Pod"),
@@ -182,18 +215,22 @@ fn container_recreate_requests() -> Kind {
 }
 
 fn image_pull_jobs() -> Kind {
-    Kind::plain(
-        image_pull_job::ImagePullJob::crd(),
-        v1alpha1::ImagePullJob::crd(),
-        IMAGE_PULL_JOB_COLUMNS,
-        rules::IMAGE_PULL_JOB,
-    )
+    Kind {
+        wide: IMAGE_PULL_JOB_WIDE,
+        ..Kind::plain(
+            image_pull_job::ImagePullJob::crd(),
+            v1alpha1::ImagePullJob::crd(),
+            IMAGE_PULL_JOB_COLUMNS,
+            rules::IMAGE_PULL_JOB,
+        )
+    }
 }
 
 fn node_images() -> Kind {
     Kind {
         differs: true,
         spec_may_be_absent: true,
+        wide: NODE_IMAGE_WIDE,
         ..Kind::plain(
             node_image::NodeImage::crd(),
             v1alpha1::NodeImage::crd(),
@@ -311,7 +348,8 @@ impl Kind {
             .columns
             .iter()
             .filter(|(column, ..)| *column != "MESSAGE" || version == V1ALPHA1);
-        let wide = self.wide.iter().map(|wide| {
+        let twice = |name: &str| version == V1ALPHA1 && self.columns.iter().any(|(usual, ..)| *usual == name);
+        let wide = self.wide.iter().filter(|(name, ..)| !twice(name)).map(|wide| {
             let mut column = column(wide);
             column["priority"] = json!(1);
             column

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
+    Condition, LabelSelector, LabelSelectorRequirement, Time,
+};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -140,6 +142,13 @@ pub struct CompletionPolicy {
     pub ttl_seconds_after_finished: Option<i32>,
 }
 
+/// Condition of a job that ended with the image on all its nodes. Ours, as the others.
+pub const COMPLETE: &str = "Complete";
+/// Condition of a job that ended otherwise; its message names nodes and causes.
+pub const FAILED: &str = "Failed";
+/// Condition of a job that does not get on by itself; its message says what it waits for. Absent otherwise.
+pub const WAITING: &str = "Waiting";
+
 /// How far a job is.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -167,4 +176,8 @@ pub struct ImagePullJobStatus {
     /// Nodes that gave up, sorted by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed_nodes: Vec<String>,
+    /// `Complete` or `Failed` once the job has ended, `Waiting` where something is in its way. OpenKruise has none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schemas::conditions")]
+    pub conditions: Vec<Condition>,
 }

@@ -1,7 +1,7 @@
 //! ImagePullJobs, fanned out to nodes whose daemons we play.
 
 use k8s_openapi::api::core::v1::Event;
-use kruise::api::image_pull_job::ImagePullJob;
+use kruise::api::image_pull_job::{ImagePullJob, ImagePullJobStatus};
 use kruise::api::node_image::NodeImage;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
@@ -13,6 +13,13 @@ use crate::world::{
 
 fn on(set: &str) -> Value {
     json!({ "matchLabels": { "set": set } })
+}
+
+/// Type, reason and message of a job's one condition.
+fn told(status: &ImagePullJobStatus) -> (&str, &str, &str) {
+    assert_eq!(status.conditions.len(), 1, "{:?}", status.conditions);
+    let condition = &status.conditions[0];
+    (&condition.type_, &condition.reason, &condition.message)
 }
 
 fn counts(job: &ImagePullJob) -> (i32, i32, i32, i32) {
@@ -55,6 +62,14 @@ async fn a_job_asks_as_many_nodes_at_a_time_as_it_may_and_ends_with_the_last() {
     assert_eq!((status.succeeded, status.failed, status.active), (2, 1, 0));
     assert_eq!(status.failed_nodes, ["par-2"]);
     assert_eq!(status.message.as_deref(), Some("job has completed"));
+    assert_eq!(
+        told(&status),
+        (
+            "Failed",
+            "NodesFailed",
+            "failed on 1 of 3 nodes; par-2: no such image"
+        )
+    );
 }
 
 #[tokio::test]
@@ -63,7 +78,11 @@ async fn a_paused_job_goes_on_when_it_may() {
     nodes(&admin, &["paused-1", "paused-2"], json!({ "set": "paused" })).await;
     let spec = json!({ "image": "nginx:paused", "selector": on("paused"), "parallelism": 0 });
     create(&jobs(&admin), job("paused", spec)).await;
-    until(&jobs(&admin), "paused", "counted", |j| counts(j) == (2, 0, 0, 0)).await;
+    let job = until(&jobs(&admin), "paused", "counted", |j| counts(j) == (2, 0, 0, 0)).await;
+    assert_eq!(
+        told(&job.status.unwrap()),
+        ("Waiting", "Paused", "paused: spec.parallelism is 0")
+    );
     let more = json!({ "spec": { "parallelism": 2 } });
     jobs(&admin)
         .patch("paused", &PatchParams::default(), &Patch::Merge(&more))
@@ -74,6 +93,36 @@ async fn a_paused_job_goes_on_when_it_may() {
         answer(&admin, node, Answer::Succeeded).await;
     }
     until(&jobs(&admin), "paused", "ended", completed).await;
+    // What a user does, in both versions.
+    for kind in ["imagepulljob", "imagepulljob.v1alpha1.apps.kruise.io"] {
+        let job = format!("{kind}/paused");
+        let wait = ["wait", "--for=condition=Complete", "--timeout=10s", &job];
+        world().plane.kubectl(&wait).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_job_whose_daemon_does_not_begin_says_so_and_so_does_its_deadline() {
+    let admin = world().admin().await;
+    nodes(&admin, &["deserted-1"], json!({})).await;
+    let spec = json!({ "image": "nginx:deserted", "selector": { "names": ["deserted-1"] },
+        "pullPolicy": { "timeoutSeconds": 1 }, "completionPolicy": { "activeDeadlineSeconds": 25 } });
+    create(&jobs(&admin), job("deserted", spec)).await;
+    let words = "deserted-1 has not begun: is kruise-daemon running there?";
+    until(&jobs(&admin), "deserted", "waiting for the daemon", |j| {
+        j.status
+            .as_ref()
+            .is_some_and(|s| !s.conditions.is_empty() && told(s) == ("Waiting", "NoDaemon", words))
+    })
+    .await;
+    let ended = until(&jobs(&admin), "deserted", "ended", completed).await;
+    let status = ended.status.unwrap();
+    assert_eq!(
+        status.message.as_deref(),
+        Some("job exceeds activeDeadlineSeconds")
+    );
+    let want = format!("job exceeds activeDeadlineSeconds; {words}; failed on 1 of 1 nodes");
+    assert_eq!(told(&status), ("Failed", "DeadlineExceeded", &*want));
 }
 
 #[tokio::test]
@@ -200,8 +249,13 @@ async fn what_cannot_be_carried_out_says_so() {
     for (name, spec, want) in cases {
         create(&jobs(&admin), job(name, spec)).await;
         let ended = until(&jobs(&admin), name, "ended", completed).await;
-        let message = ended.status.unwrap().message.unwrap_or_default();
-        assert!(message.contains(want), "{name}: {message:?}");
+        let status = ended.status.unwrap();
+        assert_eq!(status.message.as_deref(), Some("job has completed"), "{name}");
+        let (type_, _, message) = told(&status);
+        assert!(
+            type_ == "Complete" && message.contains(want),
+            "{name}: {message:?}"
+        );
     }
     let events = Api::<Event>::namespaced(admin.client.clone(), "default");
     until_event(&events, "unknown-node", "UnknownNode").await;

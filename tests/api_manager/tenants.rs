@@ -11,7 +11,7 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::jobs::until_event;
-use crate::world::{Answer, answer, asked, completed, create, nodes, until, until_gone, world};
+use crate::world::{Answer, PATIENCE, answer, asked, completed, create, nodes, until, until_gone, world};
 
 /// A namespace of a tenant, and its jobs.
 async fn tenant(admin: &Cluster, name: &str) -> Api<ImagePullJob> {
@@ -52,13 +52,24 @@ async fn refuse_entries(admin: &Cluster) {
         dry_run: true,
         ..PatchParams::default()
     };
-    for image in ["refused/x", "broken/x"] {
-        let entry = json!({ "spec": { "images": { image: { "tags": [{ "tag": "1" }] } } } });
-        while images
-            .patch("tenants-1", &dry, &Patch::Merge(&entry))
-            .await
-            .is_ok()
-        {
+    let start = std::time::Instant::now();
+    for (image, who) in [
+        ("refused/x", "policy 'entries'"),
+        ("broken/x", "entries.example.com"),
+    ] {
+        let tag = json!({ "tag": "1", "createdAt": "2026-01-01T00:00:00Z", "version": 0,
+            "pullPolicy": { "ttlSecondsAfterFinished": 300 } });
+        let entry = json!({ "spec": { "images": { image: { "tags": [tag] } } } });
+        // Policies and webhooks are in force a moment after they are made.
+        loop {
+            let answer = images.patch("tenants-1", &dry, &Patch::Merge(&entry)).await;
+            if format!("{answer:?}").contains(who) {
+                break;
+            }
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{image} is not refused by {who}: {answer:?}"
+            );
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         }
     }
@@ -97,6 +108,8 @@ async fn an_entry_that_cannot_be_written_stands_in_no_other_tenant_s_way() {
     }
     let broken = hostile.get("broken").await.unwrap();
     assert!(!completed(&broken), "the API server may be mended yet");
+    let conditions = broken.status.unwrap().conditions;
+    assert_eq!(conditions[0].reason, "NodeImageNotWritten", "{conditions:?}");
     hostile.delete("broken", &DeleteParams::default()).await.unwrap();
     until_gone(&hostile, "broken").await;
 }

@@ -228,6 +228,13 @@ impl Writer {
         let mut wishes = self.waiting.remove(&node).unwrap_or_default();
         // Jobs that have ended or gone meanwhile want nothing any more.
         wishes.retain(|wish| index.wants(&wish.uid, &node));
+        for wish in &mut wishes {
+            // It may have been changed while it waited.
+            if let Some(job) = index.job(&wish.uid) {
+                wish.job = job;
+                wish.secrets = index.copies(&wish.uid).to_vec();
+            }
+        }
         let (wishes, rest): (Vec<_>, Vec<_>) = wishes.into_iter().partition(|wish| wish.due <= at);
         if !rest.is_empty() {
             self.waiting.insert(Arc::clone(&node), rest);

@@ -224,6 +224,7 @@ async fn finish(
         return Ok(Some(left));
     }
     write::delete(&api(ctx, object), &job.key.name, Some(&job.uid)).await?;
+    tracing::info!(job = %job.key, "ImagePullJob deleted: its ttlSecondsAfterFinished has passed");
     Ok(None)
 }
 

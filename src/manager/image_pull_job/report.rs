@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::plan::index::{Index, Uid};
 use super::plan::job::Job;
-use super::plan::status::{Verdict, judge, late};
+use super::plan::status::{Verdict, conditions, judge, late};
 use crate::api::image_pull_job::{ImagePullJob, ImagePullJobStatus};
 use crate::cluster::{Cluster, Error, EventType, write};
 use crate::manager::Context;
@@ -62,6 +62,9 @@ impl Told {
 
 /// The end of one write.
 pub struct Done {
+    job: Arc<Job>,
+    /// Whether it is the first write of the job.
+    begins: bool,
     uid: Uid,
     result: Result<ImagePullJobStatus, Error>,
 }
@@ -161,11 +164,13 @@ impl Reporter {
             return self.schedule(uid, Instant::now() + LONGEST_RETRY);
         };
         let Verdict {
-            status,
+            mut status,
             wake,
             warning,
         } = verdict;
-        if told.last.as_ref().unwrap_or(&job.status) == &status {
+        let before = told.last.as_ref().unwrap_or(&job.status);
+        status.conditions = conditions(&before.conditions, status.conditions);
+        if *before == status {
             if let Some(wake) = wake {
                 self.schedule(uid, Instant::now() + super::until(wake, now));
             }
@@ -183,6 +188,7 @@ impl Reporter {
         }
         let api = api(&self.cluster, &job);
         let uid = Arc::clone(uid);
+        let begins = told.last.is_none() && job.status.message.is_none();
         let what = format!("writing the status of job {}", job.key);
         let step = self.progress.begin(super::NAME, what, write::DEADLINE);
         self.running.spawn(async move {
@@ -190,6 +196,8 @@ impl Reporter {
             let body = body(&job.uid, &status);
             let written = write::patch_status_merge(&api, &job.key.name, &body).await;
             Done {
+                job,
+                begins,
                 uid,
                 result: written.map(|_| status),
             }
@@ -215,6 +223,9 @@ impl Reporter {
 
     /// Takes note of the end of a write; a failed one is repeated.
     pub fn finished(&mut self, index: &Index, done: Done) {
+        if let Ok(status) = &done.result {
+            log(&done.job, status, done.begins);
+        }
         let Some(told) = self.told.get_mut(&done.uid) else {
             return;
         };
@@ -257,9 +268,31 @@ fn api(cluster: &Cluster, job: &Job) -> Api<ImagePullJob> {
     Api::namespaced(cluster.client.clone(), namespace)
 }
 
+/// One line for the begin of a job, and one for its end.
+fn log(job: &Job, status: &ImagePullJobStatus, begins: bool) {
+    let (key, image, nodes) = (&job.key, &job.spec.image, status.desired);
+    if begins {
+        tracing::info!(job = %key, image, nodes, "ImagePullJob started");
+    }
+    if status.completion_time.is_some() {
+        let (succeeded, failed) = (status.succeeded, status.failed);
+        let message = status
+            .conditions
+            .last()
+            .map(|condition| condition.message.as_str());
+        tracing::info!(job = %key, image, succeeded, failed, message, "ImagePullJob ended");
+    }
+}
+
 /// The whole status; what is empty is named as absent, for a merge patch keeps what it does not name.
 fn body(uid: &str, status: &ImagePullJobStatus) -> Value {
-    let absent = ["startTime", "completionTime", "message", "failedNodes"];
+    let absent = [
+        "startTime",
+        "completionTime",
+        "message",
+        "failedNodes",
+        "conditions",
+    ];
     let mut fields: BTreeMap<String, Value> = absent.map(|field| (field.to_owned(), Value::Null)).into();
     if let Value::Object(map) = json!(status) {
         fields.extend(map);

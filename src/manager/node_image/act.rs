@@ -48,7 +48,13 @@ pub async fn carry_out(
 ) -> Result<(), Error> {
     let api = Api::<NodeImage>::all(ctx.cluster.client.clone());
     let done = match act {
-        Act::Create { labels } => create(&api, name, labels).await,
+        Act::Create { labels } => {
+            let created = create(&api, name, labels).await;
+            if created.is_ok() {
+                tracing::info!(node = name, "NodeImage created");
+            }
+            created
+        }
         Act::Delete => {
             // The watch of Nodes may be behind that of NodeImages; what is deleted here is lost.
             let nodes = Api::<Node>::all(ctx.cluster.client.clone());
@@ -57,7 +63,11 @@ pub async fn carry_out(
                 return Ok(());
             }
             let uid = seen.map(|s| s.uid.as_str());
-            write::delete(&api, name, uid).await
+            let deleted = write::delete(&api, name, uid).await;
+            if deleted.is_ok() {
+                tracing::info!(node = name, "NodeImage deleted: its Node has gone");
+            }
+            deleted
         }
         Act::Label(labels) => {
             let body = json!({ "metadata": { "labels": labels } });

@@ -11,7 +11,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::awaited::Awaited;
-use super::job::{Job, Targets};
+use super::job::{Job, Targets, after};
 use super::status::Tally;
 use super::work::{Seen, State, Work};
 use crate::api::node_image::{ImagePullPhase, ReferenceObject};
@@ -20,6 +20,10 @@ use crate::manager::view::{NodeImageView, NodeView, PodView};
 
 /// How long a node may stay assigned without the watch showing it; after that it is assigned anew.
 const UNSEEN: SignedDuration = SignedDuration::from_secs(30);
+
+/// Seconds after which a daemon that has said nothing about an image is worth a word. It answers at once, also where the
+/// image has to queue, and writes its status every 5 s at most.
+const SILENCE: i64 = 10;
 
 /// Identity of a job.
 pub type Uid = Arc<str>;
@@ -55,7 +59,8 @@ fn seen(view: &NodeImageView, image: &str, tag: &str, uid: &str) -> Seen {
     match view.status_of(entry).map(|s| &s.phase) {
         Some(ImagePullPhase::Succeeded) => Seen::Succeeded,
         Some(ImagePullPhase::Failed) => Seen::Failed,
-        _ => Seen::Pulling,
+        Some(_) => Seen::Pulling,
+        None => Seen::Asked(entry.created),
     }
 }
 
@@ -236,8 +241,11 @@ impl Index {
             self.unready.insert(Arc::clone(&name))
         };
         if changed {
-            for work in self.jobs.values_mut() {
+            for (uid, work) in &mut self.jobs {
                 work.ready(&name, ready);
+                if work.silent().any(|(silent, _)| *silent == name) {
+                    self.dirty.insert(Arc::clone(uid));
+                }
             }
         }
     }
@@ -379,6 +387,16 @@ impl Index {
             tally.unknown = names.iter().filter(|n| !known(n)).cloned().collect();
         }
         (tally.awaited, tally.awaited_until) = self.awaited.of(work, now);
+        for (name, since) in work.silent() {
+            let late = after(since, SILENCE);
+            if now < late {
+                tally.silent_from = Some(tally.silent_from.map_or(late, |first| first.min(late)));
+            } else if self.unready.contains(name) {
+                tally.lost.insert(Arc::clone(name));
+            } else {
+                tally.silent.insert(Arc::clone(name));
+            }
+        }
         Some(tally)
     }
 }
@@ -386,15 +404,22 @@ impl Index {
 /// Brings one node of one job up to date; true when anything changed.
 fn place(work: &mut Work, name: &NodeName, view: Option<&NodeImageView>, ready: bool) -> bool {
     let member = view.filter(|v| work.includes(name, &v.labels));
-    let new = match (member, &work.job.image) {
-        (None, _) => None,
-        (Some(_), Err(_)) => Some(State::Pending),
-        (Some(view), Ok((image, tag))) => {
-            let seen = seen(view, image, tag, &work.job.uid);
-            Some(work.next(work.state(name), seen))
-        }
+    let (Some(view), Ok((image, tag))) = (member, &work.job.image) else {
+        let changed = work.set(name, member.map(|_| State::Pending), ready);
+        return work.heard(name, None) || changed;
     };
-    work.set(name, new, ready)
+    let seen = seen(view, image, tag, &work.job.uid);
+    let new = work.next(work.state(name), seen);
+    let silent = match (new, seen) {
+        (State::Pulling, Seen::Asked(since)) => since,
+        _ => None,
+    };
+    let error = view.status(image, tag).and_then(|status| status.error.clone());
+    let changed = work.set(name, Some(new), ready);
+    if let (true, State::Failed, Some(error)) = (changed, new, error) {
+        work.note(name, &error);
+    }
+    work.heard(name, silent) || changed
 }
 
 #[cfg(test)]

@@ -52,14 +52,14 @@ fn a_job_does_not_end_without_a_node_that_is_about_to_get_its_nodeimage() {
         let judged = judge(&world.index.job(&uid).unwrap(), &tally, at(world.now));
         (
             judged.status.completion_time.is_some(),
-            judged.status.message.unwrap(),
+            judged.status.conditions.first().map(|c| c.message.clone()),
             judged.wake,
         )
     };
     for op in [Op::Ready(0, true), Op::Put(0), Op::Pass(5)] {
         play(&mut world, op, &limits, false);
     }
-    let words = "job waits for the NodeImage of n0".to_owned();
+    let words = Some("job waits for the NodeImage of n0".to_owned());
     assert_eq!(verdict(&world), (false, words, Some(at(30))));
     for op in [
         Op::Add(0),
@@ -70,14 +70,41 @@ fn a_job_does_not_end_without_a_node_that_is_about_to_get_its_nodeimage() {
     ] {
         play(&mut world, op, &limits, false);
     }
-    let words = "job waits for the NodeImage of n1".to_owned();
+    let words = Some("job waits for the NodeImage of n1".to_owned());
     assert_eq!(verdict(&world), (false, words, Some(at(35))));
     play(&mut world, Op::Pass(30), &limits, false);
+    let words = Some("nginx:1 is on 1 of 1 nodes".to_owned());
+    assert_eq!(verdict(&world), (true, words, None), "not for ever");
+}
+
+#[test]
+fn a_daemon_that_says_nothing_is_noticed_until_it_does() {
+    let tally = |world: &World| world.index.tally(&"uid0".into(), false, at(world.now)).unwrap();
+    let asked = [
+        Op::Ready(0, true),
+        Op::Add(0),
+        Op::Put(0),
+        Op::HandOut,
+        Op::Write,
+        Op::Pass(9),
+    ];
+    let mut world = played(asked, 1, false);
     assert_eq!(
-        verdict(&world),
-        (true, "job has completed".to_owned(), None),
-        "not for ever"
+        (tally(&world).silent.len(), tally(&world).silent_from),
+        (0, Some(at(10)))
     );
+    go_on(&mut world, [Op::Pass(1)], 1, false);
+    assert_eq!((tally(&world).silent.len(), tally(&world).silent_from), (1, None));
+    world.index.take_dirty();
+    go_on(&mut world, [Op::Ready(0, false)], 1, false);
+    assert_eq!((tally(&world).silent.len(), tally(&world).lost.len()), (0, 1));
+    assert_eq!(
+        world.index.take_dirty().len(),
+        1,
+        "its status says something else now"
+    );
+    go_on(&mut world, [Op::Answer(0, true)], 1, false);
+    assert_eq!((tally(&world).silent.len(), tally(&world).lost.len()), (0, 0));
 }
 
 #[test]

@@ -145,6 +145,7 @@ impl World {
                         image,
                         tag,
                         owners: vec![owner],
+                        created: Some(at(self.now)),
                         ..TagView::default()
                     });
                     view.tags
@@ -197,6 +198,12 @@ impl World {
             prop_assert_eq!(
                 tally.unfinished.len(),
                 tally.desired - tally.succeeded - tally.failed.len()
+            );
+            let quiet = tally.silent.union(&tally.lost);
+            prop_assert!(
+                quiet
+                    .into_iter()
+                    .all(|node| states.get(node) == Some(&State::Pulling))
             );
             let waited = self.arrivals.iter().filter(|(n, since)| {
                 self.now < *since + 30 && job.targets.include(&format!("n{n}"), &labels(**n))

@@ -1,20 +1,23 @@
 //! What a job's status says, and when the job ends.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::job::{Job, after};
-use crate::api::image_pull_job::ImagePullJobStatus;
+use crate::api::image_pull_job::{COMPLETE, FAILED, ImagePullJobStatus, WAITING};
 use crate::manager::names::first_of;
 
 /// How many names of failed nodes a status holds at most. The counter counts all of them; ten thousand long
 /// names would not fit into an object.
 pub const FAILED_NODES: usize = 1000;
-/// How many names of unknown nodes a message holds at most.
+/// How many names of nodes a message holds at most.
 const NAMES_IN_MESSAGE: usize = 10;
+/// Of how many failed nodes a message tells the cause, and in how many characters of each.
+const CAUSES_IN_MESSAGE: usize = 3;
+const LONGEST_CAUSE: usize = 300;
 
 /// Seconds for which a job that finds no node, or not all that it names, goes on looking.
 const DOUBT: i64 = 1;
@@ -40,6 +43,14 @@ pub struct Tally {
     pub awaited_until: Option<Timestamp>,
     /// Why no node is asked, where something is in the way.
     pub hindrance: Option<String>,
+    /// Why nodes failed, or cannot be asked: of some of them.
+    pub notes: BTreeMap<Arc<str>, String>,
+    /// Nodes that are ready, and whose daemons have not said anything for a while since they were asked.
+    pub silent: BTreeSet<Arc<str>>,
+    /// The same of nodes that are not ready.
+    pub lost: BTreeSet<Arc<str>>,
+    /// When the next node is one of these, if its daemon says nothing until then.
+    pub silent_from: Option<Timestamp>,
 }
 
 impl Tally {
@@ -94,31 +105,46 @@ pub fn judge(job: &Job, tally: &Tally, now: Timestamp) -> Verdict {
     let doubtful = tally.desired == 0 || !tally.unknown.is_empty();
     let sure = after(started, DOUBT);
     if !job.never_ends() && tally.over() && (!doubtful || now >= sure) {
-        let (message, warning) = completed(job, tally);
-        let status = status(tally, started, message, Some(now));
+        let nowhere = nowhere(job, tally);
+        let outcome = outcome(job, tally, nowhere.as_ref());
         return Verdict {
-            status,
+            status: status(
+                tally,
+                started,
+                "job has completed".to_owned(),
+                Some(now),
+                Some(outcome),
+                now,
+            ),
             wake: None,
-            warning,
+            warning: nowhere,
         };
     }
     if deadline.is_some_and(|d| now >= d) {
+        let message = "job exceeds activeDeadlineSeconds".to_owned();
+        let waited = waiting(job, tally).map(|outcome| outcome.message);
         let mut tally = tally.clone();
         tally.failed.append(&mut tally.unfinished.clone());
         tally.active = 0;
-        let message = "job exceeds activeDeadlineSeconds".to_owned();
+        let words = [Some(message.clone()), waited, Some(failures(&tally))];
+        let outcome = Outcome {
+            type_: FAILED,
+            reason: "DeadlineExceeded",
+            message: words.into_iter().flatten().collect::<Vec<_>>().join("; "),
+        };
         return Verdict {
-            status: status(&tally, started, message, Some(now)),
+            status: status(&tally, started, message, Some(now), Some(outcome), now),
             wake: None,
             warning: None,
         };
     }
     Verdict {
-        status: status(tally, started, running(tally), None),
+        status: status(tally, started, running(tally), None, waiting(job, tally), now),
         wake: deadline
             .into_iter()
             .chain((doubtful && now < sure).then_some(sure))
             .chain(tally.awaited_until)
+            .chain(tally.silent_from)
             .min(),
         warning: None,
     }
@@ -132,19 +158,101 @@ fn mistake(job: &Job) -> Option<&str> {
 /// A job that cannot be carried out ends at once, unless it never ends: then it waits for being mended.
 fn wrong(job: &Job, tally: &Tally, started: Timestamp, mistake: &str, now: Timestamp) -> Verdict {
     let ended = (!job.never_ends()).then_some(now);
+    let warning = Warning {
+        reason: "InvalidSpec",
+        note: mistake.to_owned(),
+    };
+    let outcome = Outcome {
+        type_: if ended.is_some() { FAILED } else { WAITING },
+        reason: warning.reason,
+        message: mistake.to_owned(),
+    };
     Verdict {
-        status: status(tally, started, mistake.to_owned(), ended),
+        status: status(tally, started, mistake.to_owned(), ended, Some(outcome), now),
         wake: None,
-        warning: Some(Warning {
-            reason: "InvalidSpec",
-            note: mistake.to_owned(),
-        }),
+        warning: Some(warning),
     }
 }
 
-fn completed(job: &Job, tally: &Tally) -> (String, Option<Warning>) {
-    let words = "job has completed";
-    let (reason, why) = if !tally.unknown.is_empty() {
+/// What a condition says that is true.
+struct Outcome {
+    type_: &'static str,
+    reason: &'static str,
+    message: String,
+}
+
+/// What is in the way of a job that has not ended.
+fn waiting(job: &Job, tally: &Tally) -> Option<Outcome> {
+    let delayed = || tally.notes.iter().find(|(node, _)| !tally.failed.contains(*node));
+    let (reason, message) = if tally.answered() {
+        if tally.awaited.is_empty() {
+            return None;
+        }
+        let names = names(&tally.awaited);
+        ("NoNodeImage", format!("job waits for the NodeImage of {names}"))
+    } else if job.parallelism == Ok(0) {
+        ("Paused", "paused: spec.parallelism is 0".to_owned())
+    } else if let Some(hindrance) = &tally.hindrance {
+        ("PullSecretsNotCopied", hindrance.clone())
+    } else if let Some((node, why)) = delayed() {
+        ("NodeImageNotWritten", format!("{node}: {}", cut(why)))
+    } else if !tally.silent.is_empty() {
+        let have = has_or_have(&tally.silent);
+        (
+            "NoDaemon",
+            format!("{have} not begun: is kruise-daemon running there?"),
+        )
+    } else if !tally.lost.is_empty() {
+        let have = has_or_have(&tally.lost);
+        let are = if tally.lost.len() == 1 {
+            "node is"
+        } else {
+            "nodes are"
+        };
+        ("NodeNotReady", format!("{have} not begun: the {are} not ready"))
+    } else {
+        return None;
+    };
+    Some(Outcome {
+        type_: WAITING,
+        reason,
+        message,
+    })
+}
+
+fn names(nodes: &BTreeSet<Arc<str>>) -> String {
+    first_of(NAMES_IN_MESSAGE, nodes.iter().map(AsRef::as_ref))
+}
+
+fn has_or_have(nodes: &BTreeSet<Arc<str>>) -> String {
+    let verb = if nodes.len() == 1 { "has" } else { "have" };
+    format!("{} {verb}", names(nodes))
+}
+
+/// How many nodes failed, and the first causes.
+fn failures(tally: &Tally) -> String {
+    let (failed, desired) = (tally.failed.len(), tally.desired);
+    let mut text = format!("failed on {failed} of {desired} nodes");
+    let known = tally
+        .failed
+        .iter()
+        .filter_map(|node| Some((node, tally.notes.get(node)?)));
+    for (node, why) in known.take(CAUSES_IN_MESSAGE) {
+        text = format!("{text}; {node}: {}", cut(why));
+    }
+    text
+}
+
+fn cut(text: &str) -> String {
+    if text.chars().nth(LONGEST_CAUSE).is_none() {
+        return text.to_owned();
+    }
+    text.chars().take(LONGEST_CAUSE).chain(['…']).collect()
+}
+
+/// Why there is no node to be asked, or not all that are named, where that is so.
+fn nowhere(job: &Job, tally: &Tally) -> Option<Warning> {
+    let (reason, note) = if !tally.unknown.is_empty() {
         let names = first_of(NAMES_IN_MESSAGE, tally.unknown.iter().map(String::as_str));
         ("UnknownNode", format!("no NodeImage of name {names}"))
     } else if tally.desired == 0 {
@@ -157,20 +265,45 @@ fn completed(job: &Job, tally: &Tally) -> (String, Option<Warning>) {
         };
         ("NoNode", which.to_owned())
     } else {
-        return (words.to_owned(), None);
+        return None;
     };
-    let message = format!("{words}; {why}");
-    (message, Some(Warning { reason, note: why }))
+    Some(Warning { reason, note })
+}
+
+/// How a job ended whose nodes all have an outcome.
+fn outcome(job: &Job, tally: &Tally, nowhere: Option<&Warning>) -> Outcome {
+    let (type_, reason, mut message) = if tally.failed.is_empty() {
+        let image = &job.spec.image;
+        let text = format!("{image} is on {} of {} nodes", tally.succeeded, tally.desired);
+        (COMPLETE, "Completed", text)
+    } else {
+        (FAILED, "NodesFailed", failures(tally))
+    };
+    if let Some(nowhere) = nowhere {
+        message = format!("{message}; {}", nowhere.note);
+    }
+    Outcome {
+        type_,
+        reason,
+        message,
+    }
+}
+
+/// The conditions to write: those that hold since `before` keep their time, and those of others stay.
+#[must_use]
+pub fn conditions(before: &[Condition], mut now: Vec<Condition>) -> Vec<Condition> {
+    for condition in &mut now {
+        let same = |old: &&Condition| old.type_ == condition.type_ && old.status == condition.status;
+        if let Some(old) = before.iter().find(same) {
+            condition.last_transition_time = old.last_transition_time.clone();
+        }
+    }
+    let ours = [COMPLETE, FAILED, WAITING];
+    let others = before.iter().filter(|old| !ours.contains(&old.type_.as_str()));
+    others.cloned().chain(now).collect()
 }
 
 fn running(tally: &Tally) -> String {
-    if let Some(hindrance) = &tally.hindrance {
-        return hindrance.clone();
-    }
-    if tally.answered() && !tally.awaited.is_empty() {
-        let names = first_of(NAMES_IN_MESSAGE, tally.awaited.iter().map(AsRef::as_ref));
-        return format!("job waits for the NodeImage of {names}");
-    }
     if tally.desired == 0 {
         return "job is running, no progress".to_owned();
     }
@@ -185,7 +318,17 @@ fn status(
     started: Timestamp,
     message: String,
     ended: Option<Timestamp>,
+    outcome: Option<Outcome>,
+    now: Timestamp,
 ) -> ImagePullJobStatus {
+    let condition = |outcome: Outcome| Condition {
+        type_: outcome.type_.to_owned(),
+        status: "True".to_owned(),
+        reason: outcome.reason.to_owned(),
+        message: outcome.message,
+        last_transition_time: Time(now),
+        observed_generation: None,
+    };
     let number = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
     ImagePullJobStatus {
         start_time: Some(Time(started)),
@@ -201,6 +344,7 @@ fn status(
             .take(FAILED_NODES)
             .map(ToString::to_string)
             .collect(),
+        conditions: outcome.map(condition).into_iter().collect(),
     }
 }
 

@@ -64,14 +64,149 @@ fn what_cannot_be_read_ends_the_job_and_names_the_field() {
     let verdict = judge(&wrong, &tally(0, 0, 0, 3), at(1));
     assert_eq!(verdict.status.message.as_deref(), Some("spec.image: bad"));
     assert!(verdict.status.completion_time.is_some() && verdict.warning.is_some());
+    assert_eq!(
+        told(&wrong, &tally(0, 0, 0, 3), 1),
+        is("Failed", "InvalidSpec", "spec.image: bad")
+    );
+    wrong.spec.completion_policy.type_ = Some(CompletionPolicyType::Never);
+    assert_eq!(told(&wrong, &tally(0, 0, 0, 3), 1).0, "Waiting");
+}
+
+/// Type, reason and message of the one condition.
+fn told(job: &Job, tally: &Tally, now: i64) -> (String, String, String) {
+    let mut conditions = judge(job, tally, at(now)).status.conditions;
+    assert_eq!(conditions.len(), 1, "{conditions:?}");
+    let Condition {
+        type_,
+        status,
+        reason,
+        message,
+        ..
+    } = conditions.remove(0);
+    assert_eq!(status, "True");
+    (type_, reason, message)
+}
+
+fn is(type_: &str, reason: &str, message: &str) -> (String, String, String) {
+    (type_.to_owned(), reason.to_owned(), message.to_owned())
 }
 
 #[test]
-fn what_is_in_the_way_is_said() {
+fn a_job_that_waits_says_for_what_beside_upstreams_message() {
+    let plain = job(Some(10), false);
+    assert!(
+        judge(&plain, &tally(0, 0, 1, 2), at(1))
+            .status
+            .conditions
+            .is_empty()
+    );
+
     let mut hindered = tally(0, 0, 0, 3);
-    hindered.hindrance = Some("job waits".into());
-    let verdict = judge(&job(None, false), &hindered, at(1));
-    assert_eq!(verdict.status.message.as_deref(), Some("job waits"));
+    hindered.hindrance = Some("job waits for its pull secrets".into());
+    assert_eq!(
+        told(&plain, &hindered, 1),
+        is(
+            "Waiting",
+            "PullSecretsNotCopied",
+            "job waits for its pull secrets"
+        )
+    );
+    let message = judge(&plain, &hindered, at(1)).status.message;
+    assert_eq!(message.as_deref(), Some("job is running, progress 0.0%"));
+
+    let mut paused = plain.clone();
+    paused.parallelism = Ok(0);
+    assert_eq!(
+        told(&paused, &tally(1, 0, 0, 1), 1),
+        is("Waiting", "Paused", "paused: spec.parallelism is 0")
+    );
+    assert_eq!(told(&paused, &tally(1, 0, 0, 0), 1).0, "Complete");
+
+    let mut delayed = tally(0, 0, 1, 1);
+    delayed.notes = [(
+        "n0".into(),
+        "its NodeImage cannot be written: HTTP 500".to_owned(),
+    )]
+    .into();
+    let want = "n0: its NodeImage cannot be written: HTTP 500";
+    assert_eq!(
+        told(&plain, &delayed, 1),
+        is("Waiting", "NodeImageNotWritten", want)
+    );
+}
+
+#[test]
+fn a_daemon_that_has_not_begun_is_named_and_the_deadline_remembers_it() {
+    let plain = job(Some(10), false);
+    let mut quiet = tally(0, 0, 2, 0);
+    quiet.lost = names(1, 1);
+    assert_eq!(
+        told(&plain, &quiet, 1),
+        is(
+            "Waiting",
+            "NodeNotReady",
+            "n1 has not begun: the node is not ready"
+        )
+    );
+    quiet.silent = names(0, 1);
+    let want = "n0 has not begun: is kruise-daemon running there?";
+    assert_eq!(told(&plain, &quiet, 1), is("Waiting", "NoDaemon", want));
+    let want = format!("job exceeds activeDeadlineSeconds; {want}; failed on 2 of 2 nodes");
+    assert_eq!(told(&plain, &quiet, 10), is("Failed", "DeadlineExceeded", &want));
+    quiet.silent = names(0, 2);
+    assert!(told(&plain, &quiet, 1).2.starts_with("n0, n1 have not begun"));
+
+    quiet = tally(0, 0, 1, 0);
+    quiet.silent_from = Some(at(7));
+    assert_eq!(judge(&plain, &quiet, at(1)).wake, Some(at(7)));
+}
+
+#[test]
+fn a_job_that_failed_names_nodes_and_causes() {
+    let mut failed = tally(1, 2, 0, 0);
+    let cause = "the registry has no such image: nginx:no-such-tag";
+    failed.notes = [("n0".into(), cause.to_owned()), ("n1".into(), "x".repeat(1000))].into();
+    let (type_, reason, message) = told(&job(None, false), &failed, 5);
+    assert_eq!((&*type_, &*reason), ("Failed", "NodesFailed"));
+    assert!(
+        message.starts_with(&format!("failed on 2 of 3 nodes; n0: {cause}; n1: xxx")),
+        "{message}"
+    );
+    assert!(message.ends_with('…') && message.len() < 500, "{message}");
+
+    let done = told(&job(None, false), &tally(3, 0, 0, 0), 5);
+    assert_eq!(done, is("Complete", "Completed", "nginx is on 3 of 3 nodes"));
+    let mut unknown = tally(0, 0, 0, 0);
+    unknown.unknown = vec!["n9".to_owned()];
+    let verdict = judge(&job(None, false), &unknown, at(5));
+    assert_eq!(
+        verdict.status.message.as_deref(),
+        Some("job has completed"),
+        "clients compare it"
+    );
+    assert!(
+        verdict.status.conditions[0]
+            .message
+            .ends_with("; no NodeImage of name n9")
+    );
+    assert_eq!(verdict.warning.unwrap().reason, "UnknownNode");
+}
+
+#[test]
+fn a_condition_keeps_the_time_since_which_it_holds_and_those_of_others_stay() {
+    let at_time = |second, mut list: Vec<Condition>| {
+        list.iter_mut()
+            .for_each(|c| c.last_transition_time = Time(at(second)));
+        list
+    };
+    let mut paused = job(None, false);
+    paused.parallelism = Ok(0);
+    let now = judge(&paused, &tally(0, 0, 0, 1), at(9)).status.conditions;
+    let mut other = now[0].clone();
+    other.type_ = "example.com/Seen".to_owned();
+    let before = at_time(5, [vec![other.clone()], now.clone()].concat());
+    assert_eq!(conditions(&before, now), before);
+    assert_eq!(conditions(&before, Vec::new()), at_time(5, vec![other]));
 }
 
 #[test]
@@ -115,6 +250,8 @@ proptest! {
             prop_assert_eq!(status.desired, status.succeeded + status.failed);
             prop_assert_eq!(status.active, 0);
             prop_assert_eq!(usize::try_from(status.failed).unwrap(), status.failed_nodes.len());
+            let failed = status.failed > 0;
+            prop_assert_eq!(status.conditions[0].type_.as_str(), if failed { "Failed" } else { "Complete" });
         } else if let Some(wake) = verdict.wake {
             prop_assert!(wake > at(now));
         } else {

@@ -32,6 +32,8 @@ pub enum State {
 pub enum Seen {
     /// The job does not own the tag.
     Nothing,
+    /// It does since then, and the daemon has not said anything about it.
+    Asked(Option<Timestamp>),
     /// It does, and there is no outcome.
     Pulling,
     /// The tag is there.
@@ -59,6 +61,8 @@ pub struct Work {
     failed: BTreeSet<NodeName>,
     /// Why nodes failed, or cannot be asked: of some of them.
     notes: BTreeMap<NodeName, String>,
+    /// Nodes whose daemons have not said anything about the image, and since when they are asked for it.
+    silent: BTreeMap<NodeName, Timestamp>,
     /// Matching Pods and the node of each; and how many there are on each node.
     pods: HashMap<Key, NodeName>,
     places: HashMap<NodeName, usize>,
@@ -79,6 +83,7 @@ impl Work {
             succeeded: 0,
             failed: BTreeSet::new(),
             notes: BTreeMap::new(),
+            silent: BTreeMap::new(),
             pods: HashMap::new(),
             places: HashMap::new(),
         }
@@ -106,7 +111,7 @@ impl Work {
             (Some(done @ (State::Succeeded | State::Failed)), _) if !self.job.never_ends() => done,
             (Some(assigned @ State::Assigned(_)), Seen::Nothing) => assigned,
             (_, Seen::Nothing) => State::Pending,
-            (_, Seen::Pulling) => State::Pulling,
+            (_, Seen::Asked(_) | Seen::Pulling) => State::Pulling,
             (_, Seen::Succeeded) => State::Succeeded,
             (_, Seen::Failed) => State::Failed,
         }
@@ -153,6 +158,20 @@ impl Work {
         if self.notes.len() < NOTES || self.notes.contains_key(name) {
             self.notes.insert(Arc::clone(name), why.to_owned());
         }
+    }
+
+    /// Takes note of whether a node's daemon has said anything; true when that is a change.
+    pub fn heard(&mut self, name: &NodeName, silent: Option<Timestamp>) -> bool {
+        let old = match silent {
+            Some(since) => self.silent.insert(Arc::clone(name), since),
+            None => self.silent.remove(name),
+        };
+        old != silent
+    }
+
+    /// The nodes whose daemons say nothing, and since when.
+    pub fn silent(&self) -> impl Iterator<Item = (&NodeName, Timestamp)> {
+        self.silent.iter().map(|(name, since)| (name, *since))
     }
 
     /// A node became ready or ceased to be.
@@ -241,10 +260,9 @@ impl Work {
             } else {
                 BTreeSet::new()
             },
-            unknown: Vec::new(),
-            awaited: BTreeSet::new(),
-            awaited_until: None,
+            notes: self.notes.clone(),
             hindrance: self.hindrance.clone(),
+            ..Tally::default()
         }
     }
 

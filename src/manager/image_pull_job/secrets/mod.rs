@@ -170,6 +170,7 @@ impl Secrets {
                 Step::Nothing => {}
                 Step::Create(secret) => {
                     write::create(&into, secret).await?;
+                    tracing::info!(copy = plan.copy, "pull secret copied");
                 }
                 Step::Replace(secret) => {
                     write::replace(&into, secret).await?;
@@ -224,6 +225,10 @@ impl Secrets {
         let into = Api::<Secret>::namespaced(self.cluster.client.clone(), &self.into);
         write::delete_seen(&into, name, Some(&copy.uid), Some(&copy.resource_version)).await?;
         self.idle().remove(name);
+        tracing::info!(
+            copy = name,
+            "copy of a pull secret deleted: no ImagePullJob needs it"
+        );
         Ok(None)
     }
 
