@@ -34,7 +34,7 @@ pub(super) fn names(options: &Options) -> BTreeSet<String> {
         .collect()
 }
 
-/// The certificates, made or renewed if that is due.
+/// The certificates, made or renewed if that is due and ours to do.
 pub(super) async fn obtain(cluster: &Cluster, options: &Options) -> Result<Bundle, Error> {
     let api: Api<Secret> = Api::namespaced(cluster.client.clone(), &options.namespace);
     let (names, mut tries) = (names(options), 0);
@@ -43,6 +43,12 @@ pub(super) async fn obtain(cluster: &Cluster, options: &Options) -> Result<Bundl
         let kept = there
             .as_ref()
             .and_then(|secret| Bundle::from_data(secret.data.as_ref()?));
+        if !options.manage {
+            return kept.ok_or_else(|| Error::NoCertificate {
+                namespace: options.namespace.clone(),
+                secret: SECRET,
+            });
+        }
         let now = cluster.clock.now();
         let wanted = match &kept {
             None => Bundle::make(&names, now)?,
@@ -89,7 +95,8 @@ async fn store(
     write::create(api, &secret).await.map(drop)
 }
 
-/// Publishes new certificates when their Secret changes, and makes them when they are due. Never ends.
+/// Publishes new certificates when their Secret changes, and makes them when they are due, where that is ours to do.
+/// Never ends.
 pub(super) async fn keep(
     cluster: &Cluster,
     options: &Options,

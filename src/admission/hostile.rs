@@ -81,6 +81,8 @@ async fn router() -> Router {
     };
     let cluster = Cluster::connect(&to).await.unwrap();
     let options = Options {
+        serve: true,
+        manage: true,
         namespace: "ns".into(),
         host: None,
         port: 0,

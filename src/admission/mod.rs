@@ -24,6 +24,7 @@ mod wire;
 
 use std::time::Duration;
 
+use futures::future::OptionFuture;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -34,9 +35,14 @@ use crate::ops::{Health, http};
 /// Name of our check in the process's health.
 const CHECK: &str = "admission";
 
-/// Where the webhooks are served.
+/// What is done about webhooks, and where they are served.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// Whether reviews are answered.
+    pub serve: bool,
+    /// Whether certificates are made, and the API server is pointed at the webhooks while leading. Who only serves
+    /// reads the certificates and writes nothing.
+    pub manage: bool,
     /// Namespace of the program, with its Service and the certificates' Secret.
     pub namespace: String,
     /// Host name or address that the API server reaches us at directly (`WEBHOOK_HOST`), instead of
@@ -65,6 +71,14 @@ pub enum Error {
     /// Certificates could not be made.
     #[error("cannot make certificates for webhooks: {0}")]
     Certificate(String),
+    /// Who makes certificates has not made them yet.
+    #[error("Secret {namespace}/{secret} has no certificates yet; kruise-manager makes them")]
+    NoCertificate {
+        /// Namespace of the Secret.
+        namespace: String,
+        /// Its name.
+        secret: &'static str,
+    },
 }
 
 impl Error {
@@ -78,14 +92,14 @@ impl Error {
         match self {
             Self::Listen(_) => "listen",
             Self::Cluster(why) => why.category(),
-            Self::Certificate(_) => "certificate",
+            Self::Certificate(_) | Self::NoCertificate { .. } => "certificate",
         }
     }
 }
 
-/// Serves until shutdown. Every replica does; only one of them makes each certificate, and only the one
-/// that is `leading` points the API server at its webhooks, for replicas may have different hosts; it does so as
-/// `leader`, who writes nothing once the Lease may be another's.
+/// Serves and manages, as `options` say, until shutdown. Every replica serves; whichever is first makes each
+/// certificate, and only the one that is `leading` points the API server at the webhooks, for replicas may have different
+/// hosts; it does so as `leader`, who writes nothing once the Lease may be another's.
 ///
 /// # Errors
 /// When the port cannot be had. All else is tried again, and told in the process's health.
@@ -98,7 +112,10 @@ pub async fn run(
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     health.unready(CHECK, "no certificate yet");
-    let listener = server::listen(options.port).await?;
+    let listener = match options.serve {
+        true => Some(server::listen(options.port).await?),
+        false => None,
+    };
     let Some(first) = shutdown
         .run_until_cancelled(Box::pin(first_bundle(&cluster, &options, &health)))
         .await
@@ -106,10 +123,29 @@ pub async fn run(
         return Ok(());
     };
     let (bundle_tx, bundle_rx) = watch::channel(first);
-    health.ready(CHECK, format!("serves on port {}", options.port));
-    let (look, looking) = look::Look::new(&cluster, options.defaults);
-    let work = async {
+    health.ready(
+        CHECK,
+        match options.serve {
+            true => format!("serves on port {}", options.port),
+            false => "there are certificates".to_owned(),
+        },
+    );
+    let serving = listener.map(|listener| {
+        let (look, looking) = look::Look::new(&cluster, options.defaults);
         let router = review::router(look, &options);
+        let served = server::serve(listener, router, bundle_rx.clone(), &shutdown);
+        Box::pin(async { tokio::join!(served, looking) })
+    });
+    let managing = options.manage.then(|| {
+        Box::pin(webhooks::keep(
+            &leader,
+            &options,
+            bundle_rx.clone(),
+            leading,
+            &health.progress,
+        ))
+    });
+    let work = async {
         tokio::join!(
             Box::pin(certificates::keep(
                 &cluster,
@@ -117,15 +153,8 @@ pub async fn run(
                 &bundle_tx,
                 &health.progress
             )),
-            Box::pin(webhooks::keep(
-                &leader,
-                &options,
-                bundle_rx.clone(),
-                leading,
-                &health.progress
-            )),
-            Box::pin(server::serve(listener, router, bundle_rx.clone(), &shutdown)),
-            looking,
+            OptionFuture::from(managing),
+            OptionFuture::from(serving),
         )
     };
     shutdown.run_until_cancelled(work).await;

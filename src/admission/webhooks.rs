@@ -31,9 +31,6 @@ const RETRY: std::time::Duration = std::time::Duration::from_secs(5);
 pub const MUTATING: &str = "kruise-mutating-webhook-configuration";
 /// Name of the configuration that checks.
 pub const VALIDATING: &str = "kruise-validating-webhook-configuration";
-/// Who writes NodeImages and jobs without needing our help.
-const MANAGER: &str = "system:serviceaccount:kruise-system:kruise-manager";
-
 /// Kind in lower case, rest of the webhook's name, plural, operations, failure policy.
 type Hook = (
     &'static str,
@@ -65,22 +62,39 @@ const VALIDATE: &[Hook] = &[CLONE_SET, NODE_IMAGE, IMAGE_PULL_JOB];
 
 /// Both configurations as they are installed.
 pub fn configurations() -> [Value; 2] {
+    configurations_in(keys::SYSTEM_NAMESPACE)
+}
+
+/// Both configurations for an installation in `namespace`.
+fn configurations_in(namespace: &str) -> [Value; 2] {
     [
-        configuration("MutatingWebhookConfiguration", MUTATING, "mutate", MUTATE),
-        configuration("ValidatingWebhookConfiguration", VALIDATING, "validate", VALIDATE),
+        configuration(
+            namespace,
+            "MutatingWebhookConfiguration",
+            MUTATING,
+            "mutate",
+            MUTATE,
+        ),
+        configuration(
+            namespace,
+            "ValidatingWebhookConfiguration",
+            VALIDATING,
+            "validate",
+            VALIDATE,
+        ),
     ]
 }
 
-fn configuration(kind: &str, name: &str, step: &str, hooks: &[Hook]) -> Value {
+fn configuration(namespace: &str, kind: &str, name: &str, step: &str, hooks: &[Hook]) -> Value {
     json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": kind,
         "metadata": { "name": name },
-        "webhooks": hooks.iter().map(|hook| webhook(step, hook)).collect::<Vec<_>>(),
+        "webhooks": hooks.iter().map(|hook| webhook(namespace, step, hook)).collect::<Vec<_>>(),
     })
 }
 
-fn webhook(step: &str, (kind, rest, plural, operations, failure): &Hook) -> Value {
+fn webhook(namespace: &str, step: &str, (kind, rest, plural, operations, failure): &Hook) -> Value {
     let initial = step.chars().next().unwrap_or_default();
     without_nulls(json!({
         "name": format!("{initial}{kind}{rest}.kb.io"),
@@ -91,7 +105,7 @@ fn webhook(step: &str, (kind, rest, plural, operations, failure): &Hook) -> Valu
         // What may be left out is not waited for long, should we be unreachable.
         "timeoutSeconds": if *failure == "Fail" { 10 } else { 5 },
         "clientConfig": { "service": {
-            "namespace": keys::SYSTEM_NAMESPACE,
+            "namespace": namespace,
             "name": keys::WEBHOOK_SERVICE,
             "path": format!("/{step}-apps-kruise-io-{kind}"),
         }, "url": null }, // when applied, takes away the URL of a manager with `WEBHOOK_HOST`
@@ -102,17 +116,18 @@ fn webhook(step: &str, (kind, rest, plural, operations, failure): &Hook) -> Valu
             "resources": [plural],
             "scope": "*",
         }],
-        "matchConditions": conditions(kind),
+        "matchConditions": conditions(namespace, kind),
     }))
 }
 
 /// What need not come to us: the manager's own writes, updates that leave the spec alone, and goodbyes.
-fn conditions(kind: &str) -> Value {
+fn conditions(namespace: &str, kind: &str) -> Value {
     if kind == "containerrecreaterequest" {
         return Value::Null;
     }
+    let manager = format!("system:serviceaccount:{namespace}:kruise-manager");
     json!([
-        { "name": "not-the-manager", "expression": format!("request.userInfo.username != '{MANAGER}'") },
+        { "name": "not-the-manager", "expression": format!("request.userInfo.username != '{manager}'") },
         {
             "name": "spec-changes",
             "expression": "request.operation == 'CREATE' || \
@@ -205,7 +220,7 @@ async fn keep_all(
     bundle: &watch::Receiver<Bundle>,
     progress: &Progress,
 ) {
-    let [mutating, validating] = configurations();
+    let [mutating, validating] = configurations_in(&options.namespace);
     let hooks = |ours: Value| move |there: &Value, ca: &str| plan_configuration(there, &ours, options, ca);
     let conversion = |there: &Value, ca: &str| plan_conversion(there, options, ca);
     let crds: Vec<String> = api::crds()
@@ -307,6 +322,8 @@ mod tests {
 
     fn options(host: Option<&str>) -> Options {
         Options {
+            serve: true,
+            manage: true,
             namespace: "ns".into(),
             host: host.map(str::to_owned),
             port: 9443,
@@ -343,6 +360,16 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn another_namespace_of_the_manager_gets_into_match_conditions() {
+        let [ours, _] = configurations_in("other");
+        let patch =
+            plan_configuration(&configurations()[0]["webhooks"], &ours, &options(None), "ca").unwrap();
+        let condition = &patch["webhooks"][0]["matchConditions"][0];
+        let want = "request.userInfo.username != 'system:serviceaccount:other:kruise-manager'";
+        assert_eq!(condition["expression"], want);
     }
 
     #[test]

@@ -10,7 +10,12 @@ use kruise::node;
 /// Without a subcommand it runs as the node's daemon: it watches this node's NodeImage, its Pods and the
 /// ContainerRecreateRequests for them, and talks CRI to the container runtime.
 #[derive(Parser)]
-#[command(name = "kruise-daemon", version, args_conflicts_with_subcommands = true)]
+#[command(
+    name = "kruise-daemon",
+    version,
+    args_override_self = true,
+    args_conflicts_with_subcommands = true
+)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,

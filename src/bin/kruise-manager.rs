@@ -10,10 +10,10 @@ static HEAP: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Keeps the Pods of CloneSets, fans ImagePullJobs out to nodes, and looks after ContainerRecreateRequests
 ///
-/// Several replicas may run: all of them serve webhooks, and controllers work in the one that holds the Lease
-/// 'kruise-manager'.
+/// Several replicas may run: all of them serve webhooks, and controllers work in the one that holds the Lease. --role
+/// chooses one half.
 #[derive(Parser)]
-#[command(name = "kruise-manager", version)]
+#[command(name = "kruise-manager", version, args_override_self = true)]
 struct Cli {
     #[command(flatten)]
     options: manager::Options,

@@ -2,7 +2,8 @@
 //!
 //! In:  Nodes, NodeImages, ImagePullJobs, ContainerRecreateRequests and Pods (watches, reduced).
 //! Out: NodeImages, status of jobs and requests, copies of pull secrets, Pod conditions, barriers, events.
-//! Controllers run in the replica that holds the Lease; admission and conversion run in every replica.
+//! Controllers run in the replica that holds the Lease; admission and conversion run in every replica, or in processes
+//! of their own.
 
 pub mod cloneset;
 pub mod container_recreate;
@@ -19,6 +20,6 @@ pub mod view;
 
 pub use crate::ops::{Gate, Gates};
 pub use context::Context;
-pub use options::Options;
-pub use run::{Error, run};
+pub use options::{Options, Role};
+pub use run::{Error, LEASE, run};
 pub use stores::Stores;

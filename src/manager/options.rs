@@ -3,29 +3,54 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::Gates;
 use crate::admission;
 use crate::api::keys;
+use crate::cluster::lease::{Timing, WrongTiming};
 use crate::ops::logs::Format;
 use crate::ops::upstream_flags::UpstreamFlags;
+use crate::ops::values::{duration, or, path, workers};
+
+/// Which half of the manager a process is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Role {
+    /// Both halves
+    #[default]
+    All,
+    /// Controllers, and the webhooks' certificates and registration
+    Controllers,
+    /// Admission and conversion webhooks
+    Webhooks,
+}
 
 /// Options of `kruise-manager`.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Kubeconfig file; the Pod's service account when absent
-    #[arg(long, value_name = "FILE")]
+    /// Which half to run; in a cluster each half has a Deployment, because anybody can reach the port of the webhooks
+    #[arg(long, value_enum, default_value_t, value_name = "ROLE")]
+    pub role: Role,
+
+    /// Kubeconfig file; when absent KUBECONFIG, ~/.kube/config, or the Pod's service account, the first that there is
+    #[arg(long, value_parser = path, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
     /// Namespace of this installation: of the webhook's Service and certificate
-    #[arg(long, env = "POD_NAMESPACE", default_value = keys::SYSTEM_NAMESPACE, value_name = "NAMESPACE")]
-    pub namespace: String,
+    #[arg(
+        long,
+        env = "POD_NAMESPACE",
+        value_parser = or(keys::SYSTEM_NAMESPACE),
+        default_value = keys::SYSTEM_NAMESPACE,
+        value_name = "NAMESPACE"
+    )]
+    pub pod_namespace: String,
 
     /// Namespace that pull secrets are copied to for the daemons
     #[arg(
         long,
         env = keys::ENV_DAEMON_CONFIG_NAMESPACE,
+        value_parser = or(keys::DAEMON_CONFIG_NAMESPACE),
         default_value = keys::DAEMON_CONFIG_NAMESPACE,
         value_name = "NAMESPACE"
     )]
@@ -36,18 +61,24 @@ pub struct Options {
     pub webhook_host: Option<String>,
 
     /// Port that webhooks are served on
-    #[arg(long, env = "WEBHOOK_PORT", default_value_t = admission::DEFAULT_PORT, value_name = "PORT")]
+    #[arg(
+        long,
+        env = "WEBHOOK_PORT",
+        value_parser = port,
+        default_value_t = admission::DEFAULT_PORT,
+        value_name = "PORT"
+    )]
     pub webhook_port: u16,
 
-    /// Address of /metrics: HOST:PORT, or :PORT for all interfaces
-    #[arg(long, default_value = "127.0.0.1:8080", value_name = "ADDRESS")]
+    /// Address of /metrics: HOST:PORT, or :PORT for all interfaces; 0 for none
+    #[arg(long, value_parser = or(METRICS), default_value = METRICS, value_name = "ADDRESS")]
     pub metrics_addr: String,
 
-    /// Address of /healthz and /readyz: HOST:PORT, or :PORT for all interfaces
+    /// Address of /healthz and /readyz: HOST:PORT, or :PORT for all interfaces; 0 or nothing for none
     #[arg(long, default_value = ":8000", value_name = "ADDRESS")]
     pub health_probe_addr: String,
 
-    /// Run the controllers only while holding the Lease 'kruise-manager', so that several replicas can run
+    /// Run the controllers only while holding a Lease, so that several replicas can run
     #[arg(
         long,
         default_value_t = true,
@@ -63,24 +94,40 @@ pub struct Options {
     #[arg(long, value_name = "NAMESPACE")]
     pub leader_election_namespace: Option<String>,
 
+    /// Name of the Lease
+    #[arg(long, value_parser = or(super::LEASE), default_value = super::LEASE, value_name = "NAME")]
+    pub leader_election_id: String,
+
+    /// How long other replicas wait after the last renewal before they take the Lease; whole seconds
+    #[arg(long, default_value = "15s", value_parser = duration, value_name = "DURATION")]
+    pub leader_election_lease_duration: Duration,
+
+    /// How long the leader tries to renew before it gives up; less than the lease duration
+    #[arg(long, default_value = "10s", value_parser = duration, value_name = "DURATION")]
+    pub leader_election_renew_deadline: Duration,
+
+    /// How long replicas wait between attempts; less than the renew deadline
+    #[arg(long, default_value = "2s", value_parser = duration, value_name = "DURATION")]
+    pub leader_election_retry_period: Duration,
+
     /// How many nodes are written to at once for ImagePullJobs
-    #[arg(long, default_value_t = 32, value_name = "N")]
+    #[arg(long, value_parser = workers, default_value = "32", value_name = "N")]
     pub imagepulljob_workers: usize,
 
     /// How many NodeImages are created and cleaned up at once
-    #[arg(long, default_value_t = 8, value_name = "N")]
+    #[arg(long, value_parser = workers, default_value = "8", value_name = "N")]
     pub nodeimage_workers: usize,
 
     /// How many ContainerRecreateRequests are worked on at once
-    #[arg(long, default_value_t = 16, value_name = "N")]
+    #[arg(long, value_parser = workers, default_value = "16", value_name = "N")]
     pub crr_workers: usize,
 
     /// How many Pods are written to at once for the condition KruisePodReady
-    #[arg(long, default_value_t = 8, value_name = "N")]
+    #[arg(long, value_parser = workers, default_value = "8", value_name = "N")]
     pub podreadiness_workers: usize,
 
     /// How many CloneSets are worked on at once
-    #[arg(long, default_value_t = 16, value_name = "N")]
+    #[arg(long, value_parser = workers, default_value = "16", value_name = "N")]
     pub cloneset_workers: usize,
 
     /// Do not count Pods of CloneSets that are held before their deletion, so that their place is taken at once
@@ -123,19 +170,43 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
     pub log_format: Format,
 
-    /// Flags of upstream's that change nothing here.
+    /// Flags of OpenKruise's manager that have no effect here
     #[command(flatten)]
     pub upstream: UpstreamFlags,
 }
 
-/// Reads a duration as Go writes it.
-fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is not a duration; expected for example 30s, 500ms or 1m30s");
-    if text == "0" {
-        return Ok(Duration::ZERO);
+impl Options {
+    /// The namespace of the Lease.
+    #[must_use]
+    pub fn lease_namespace(&self) -> &str {
+        let given = self.leader_election_namespace.as_deref();
+        given
+            .filter(|name| !name.is_empty())
+            .unwrap_or(&self.pod_namespace)
     }
-    let span: jiff::SignedDuration = text.parse().map_err(|_| wrong())?;
-    Duration::try_from(span).map_err(|_| wrong())
+
+    /// How the Lease is kept.
+    ///
+    /// # Errors
+    /// When the durations do not fit into each other.
+    pub fn timing(&self) -> Result<Timing, WrongTiming> {
+        Timing::new(
+            self.leader_election_lease_duration,
+            self.leader_election_renew_deadline,
+            self.leader_election_retry_period,
+        )
+    }
+}
+
+/// Default of `--metrics-addr`.
+const METRICS: &str = "127.0.0.1:8080";
+
+/// Reads a port; an empty value is the default.
+fn port(text: &str) -> Result<u16, String> {
+    match text {
+        "" => Ok(admission::DEFAULT_PORT),
+        _ => text.parse().map_err(|_| format!("{text:?} is not a port")),
+    }
 }
 
 #[cfg(test)]
@@ -168,22 +239,21 @@ mod tests {
         let options = Cli::try_parse_from(args).unwrap().options;
         assert!(options.enable_leader_election);
         let named: Vec<_> = options.upstream.given().map(|(flag, _)| flag).collect();
-        assert_eq!(
-            named,
-            ["--logtostderr", "--v", "--sync-period", "--rest-config-qps"]
-        );
+        assert_eq!(named, ["logtostderr", "rest-config-qps", "sync-period", "v"]);
         let off = Cli::try_parse_from(["manager", "--enable-leader-election=false"]).unwrap();
         assert!(!off.options.enable_leader_election);
     }
 
     #[test]
-    fn durations_are_read_as_go_writes_them() {
-        assert_eq!(duration("30s"), Ok(Duration::from_secs(30)));
-        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
-        assert_eq!(duration("1m30s"), Ok(Duration::from_secs(90)));
-        assert_eq!(duration("0"), Ok(Duration::ZERO));
-        assert_eq!(duration("0s"), Ok(Duration::ZERO));
-        assert!(duration("-1s").is_err());
-        assert!(duration("soon").is_err());
+    fn leader_election_durations_must_fit_into_each_other() {
+        let check = |args: &[&str]| {
+            let args = [&["manager"], args].concat();
+            Cli::try_parse_from(args).unwrap().options.timing()
+        };
+        assert_eq!(check(&[]), Ok(Timing::default()));
+        assert!(check(&["--leader-election-lease-duration=1m"]).is_ok());
+        assert!(check(&["--leader-election-lease-duration=10s"]).is_err());
+        assert!(check(&["--leader-election-renew-deadline=2s"]).is_err());
+        assert!(check(&["--leader-election-retry-period=0"]).is_err());
     }
 }

@@ -1,4 +1,5 @@
-//! Starts the manager: health first, then admission, then the controllers once the Lease is held.
+//! Starts the manager, or the half of it that is asked for: health first, then admission, then the controllers once the
+//! Lease is held.
 
 use std::sync::Arc;
 
@@ -6,19 +7,20 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Context, Gate, Options, Stores, cloneset, container_recreate, image_pull_job, launch_priority,
+    Context, Gate, Options, Role, Stores, cloneset, container_recreate, image_pull_job, launch_priority,
     node_image, pod_readiness,
 };
 use crate::admission;
-use crate::cluster::lease::{Election, Held, Lost, Timing};
+use crate::cluster::lease::{Election, Held, Lost, WrongTiming};
 use crate::cluster::pod_template::Defaults;
 use crate::cluster::{self, Cluster, Fence};
 use crate::ops::http::{self, Serve};
 use crate::ops::metrics::{self, Program, metrics};
 use crate::ops::supervise::{self, Supervisor};
+use crate::ops::values;
 use crate::ops::{Health, Progress, logs};
 
-/// Name of the Lease; upstream's, so that of two managers of either make only one leads.
+/// Name of the Lease unless asked otherwise; upstream's, so that of two managers of either make only one leads.
 pub const LEASE: &str = "kruise-manager";
 
 /// Why the manager did not start, or ended.
@@ -27,6 +29,9 @@ pub enum Error {
     /// There is no way to reach a cluster.
     #[error(transparent)]
     Cluster(#[from] cluster::Error),
+    /// The flags of leader election do not go together.
+    #[error(transparent)]
+    LeaderElection(#[from] WrongTiming),
     /// A listener cannot be opened.
     #[error("{flag}: {source}")]
     Listen {
@@ -47,8 +52,9 @@ pub enum Error {
 pub async fn run(options: Options) -> Result<(), Error> {
     metrics::start(Program::Manager);
     logs::init(options.log_format);
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), "kruise-manager starts");
-    options.upstream.tell();
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), role = ?options.role, "kruise-manager starts");
+    options.upstream.log();
+    options.timing()?;
     for gate in options.feature_gates.unknown() {
         tracing::warn!(gate, "this feature gate means nothing here");
     }
@@ -56,8 +62,12 @@ pub async fn run(options: Options) -> Result<(), Error> {
     let health = Health::default();
     listen(&mut supervisor, &options, &health).await?;
     let cluster = Cluster::connect(&cluster::Options {
-        kubeconfig: options.kubeconfig.clone(),
-        component: "kruise-manager".to_owned(),
+        kubeconfig: values::given(options.kubeconfig.as_ref()),
+        component: match options.role {
+            Role::Webhooks => "kruise-webhook",
+            Role::All | Role::Controllers => "kruise-manager",
+        }
+        .to_owned(),
         host: None,
     })
     .await?
@@ -66,13 +76,16 @@ pub async fn run(options: Options) -> Result<(), Error> {
     let shutdown = supervisor.shutdown.clone();
     let (leading_tx, leading) = watch::channel(false);
     let fence = Fence::closed();
-    let leader = if options.enable_leader_election {
+    let webhooks_only = options.role == Role::Webhooks;
+    let leader = if options.enable_leader_election && !webhooks_only {
         cluster.behind(&fence)?
     } else {
         cluster.clone()
     };
     let webhooks = admission::Options {
-        namespace: options.namespace.clone(),
+        serve: options.role != Role::Controllers,
+        manage: !webhooks_only,
+        namespace: options.pod_namespace.clone(),
         host: options.webhook_host.clone().filter(|host| !host.is_empty()),
         port: options.webhook_port,
         defaults: Defaults::of(&options.feature_gates),
@@ -89,10 +102,12 @@ pub async fn run(options: Options) -> Result<(), Error> {
             shutdown.clone(),
         ),
     );
-    supervisor.spawn(
-        "controllers",
-        lead(cluster, leader, fence, options, health, leading_tx, shutdown),
-    );
+    if !webhooks_only {
+        supervisor.spawn(
+            "controllers",
+            lead(cluster, leader, fence, options, health, leading_tx, shutdown),
+        );
+    }
     Ok(supervisor.run().await?)
 }
 
@@ -107,8 +122,12 @@ async fn listen(supervisor: &mut Supervisor, options: &Options, health: &Health)
         supervisor.spawn("http", http::serve(listener, what, health.clone(), shutdown));
         Ok::<(), Error>(())
     };
-    serve("--health-probe-addr", &options.health_probe_addr, probes).await?;
-    if !same {
+    // As in controller-runtime: 0 switches either off, and so does nothing for probes.
+    let off = |address: &str| ["", "0"].contains(&address);
+    if !off(&options.health_probe_addr) {
+        serve("--health-probe-addr", &options.health_probe_addr, probes).await?;
+    }
+    if !same && !off(&options.metrics_addr) {
         serve("--metrics-addr", &options.metrics_addr, Serve::Metrics).await?;
     }
     Ok(())
@@ -128,21 +147,18 @@ async fn lead(
         leading_tx.send_replace(true);
         return controllers(leader, options, health, shutdown).await;
     }
-    let namespace = options
-        .leader_election_namespace
-        .clone()
-        .unwrap_or_else(|| options.namespace.clone());
-    let election = Election::new(&cluster, &namespace, LEASE, identity(), Timing::default(), fence);
+    let (namespace, name) = (options.lease_namespace(), options.leader_election_id.as_str());
+    let election = Election::new(&cluster, namespace, name, identity(), options.timing()?, fence);
     let leads = metrics()
         .leader
-        .get_or_create_owned(&[("name", LEASE.to_owned())]);
+        .get_or_create_owned(&[("name", name.to_owned())]);
     loop {
         health.ready("leader election", "standing by");
         leads.set(0);
         let Some(held) = shutdown.run_until_cancelled(Box::pin(election.acquire())).await else {
             return Ok(());
         };
-        tracing::info!(lease = LEASE, "leading");
+        tracing::info!(lease = name, "leading");
         health.ready("leader election", "leading");
         leads.set(1);
         leading_tx.send_replace(true);
@@ -152,7 +168,7 @@ async fn lead(
             health.clone(),
             shutdown.clone(),
         ));
-        match under(&election, held, work, &health.progress).await {
+        match under(&election, name, held, work, &health.progress).await {
             Ok(worked) => return worked,
             Err(lost) => tracing::error!(%lost, "controllers stopped; standing by"),
         }
@@ -164,6 +180,7 @@ async fn lead(
 /// of it: nothing of ours writes while another one leads.
 async fn under<T>(
     election: &Election,
+    name: &str,
     held: Held,
     work: impl Future<Output = T>,
     progress: &Progress,
@@ -176,7 +193,7 @@ async fn under<T>(
         lost = &mut holding => match lost {
             Err(lost) => Err(lost),
             // Only `done` makes it end so, and that is not cancelled here.
-            Ok(()) => Err(Lost::Taken { name: LEASE.to_owned(), by: String::new() }),
+            Ok(()) => Err(Lost::Taken { name: name.to_owned(), by: String::new() }),
         },
         result = work => {
             done.cancel();

@@ -5,6 +5,7 @@
 
 pub mod container_meta;
 pub mod control;
+mod fence;
 mod hook;
 pub mod image_pull;
 pub mod live;

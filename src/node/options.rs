@@ -8,6 +8,7 @@ use super::control::DEFAULT_SOCKET;
 use crate::ops::Gates;
 use crate::ops::logs::Format;
 use crate::ops::upstream_flags::UpstreamFlags;
+use crate::ops::values::{or, path};
 
 /// Options of `kruise-daemon` without a subcommand.
 #[derive(Args, Clone, Debug)]
@@ -16,16 +17,16 @@ pub struct Options {
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
     pub node_name: Option<String>,
 
-    /// Kubeconfig file; the Pod's service account when absent
-    #[arg(long, value_name = "FILE")]
+    /// Kubeconfig file; when absent KUBECONFIG, ~/.kube/config, or the Pod's service account, the first that there is
+    #[arg(long, value_parser = path, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// CRI socket, relative to /hostvarrun (or /run where that is not mounted) or absolute; turns detection off
-    #[arg(long, value_name = "PATH")]
+    /// CRI socket, relative to /hostvarrun (or /run where that is not mounted) or absolute; turns detection off unless empty
+    #[arg(long, value_parser = path, value_name = "PATH")]
     pub socket_file: Option<PathBuf>,
 
     /// Address of /healthz, /readyz and /metrics: HOST:PORT, or :PORT for all interfaces
-    #[arg(long, default_value = "127.0.0.1:10221", value_name = "ADDRESS")]
+    #[arg(long, value_parser = or(ADDRESS), default_value = ADDRESS, value_name = "ADDRESS")]
     pub addr: String,
 
     /// How many images are pulled at once on this node; 0 or less means the default
@@ -44,11 +45,13 @@ pub struct Options {
     #[arg(long, default_value = "", hide_default_value = true, value_parser = Gates::read, value_name = "GATES")]
     pub feature_gates: Gates,
 
-    /// Flags of the Go daemon that change nothing here
+    /// Flags of OpenKruise's daemon that have no effect here
     #[command(flatten)]
     pub upstream: UpstreamFlags,
 }
 
+/// Default of `--addr`.
+const ADDRESS: &str = "127.0.0.1:10221";
 /// Pulls at once, unless asked otherwise.
 const DEFAULT_PULLS: i32 = 5;
 

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::live::Runtime;
-use super::{Context, Live, Options, container_meta, control, image_pull, pods, recreate};
+use super::{Context, Live, Options, container_meta, control, fence, image_pull, pods, recreate};
 use crate::cluster::{self, Cluster};
 use crate::cri::{Options as Discovery, Runtimes, SocketHealth};
 use crate::ops::http::{self, Serve};
 use crate::ops::metrics::{self, Program};
 use crate::ops::supervise::{self, Supervisor};
-use crate::ops::{Gate, Health, logs};
+use crate::ops::{Gate, Health, logs, values};
 
 /// Why the daemon did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +45,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
         node = node_name,
         "kruise-daemon starts"
     );
+    options.upstream.log();
     for gate in options.feature_gates.unknown() {
         tracing::warn!(gate, "this feature gate means nothing here");
     }
@@ -58,13 +59,13 @@ pub async fn run(options: Options) -> Result<(), Error> {
     );
     let ctx = Context {
         cluster: Cluster::connect(&cluster::Options {
-            kubeconfig: options.kubeconfig.clone(),
+            kubeconfig: values::given(options.kubeconfig.as_ref()),
             component: "kruise-daemon".to_owned(),
             host: Some(node_name.clone()),
         })
         .await?
         .reporting_to(&health.watches),
-        runtimes: Runtimes::new(&Discovery::new(options.socket_file.clone())),
+        runtimes: Runtimes::new(&Discovery::new(values::given(options.socket_file.as_ref()))),
         node_name,
         live: Live::default(),
         health,
@@ -82,6 +83,7 @@ fn start(supervisor: &mut Supervisor, ctx: &Context) {
         c.runtimes.run(c.shutdown.clone(), &c.health.progress).await;
         Ok::<_, String>(())
     });
+    supervisor.spawn_endless("fence", fence::run(ctx.clone()));
     supervisor.spawn_endless("runtime health", tell_runtimes(ctx.clone()));
     supervisor.spawn("image pull", image_pull::run(ctx.clone()));
     let (pods, watch) = pods::watch(&ctx.cluster, &ctx.node_name);

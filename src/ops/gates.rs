@@ -8,6 +8,11 @@ pub struct Gates {
     given: BTreeMap<String, bool>,
 }
 
+/// Sets all alpha features that are not named.
+const ALL_ALPHA: &str = "AllAlpha";
+/// Sets all beta features that are not named.
+const ALL_BETA: &str = "AllBeta";
+
 /// A gate that we know, and whether it is on when nothing is said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
@@ -21,7 +26,7 @@ pub enum Gate {
     InPlaceUpdateEnvFromMetadata,
     /// Label `controller-revision-hash` of CloneSets' Pods holds the short hash alone. Off.
     CloneSetShortHash,
-    /// Raising a CloneSet's `partition` takes Pods back. On; upstream has it off.
+    /// Raising a CloneSet's `partition` takes Pods back. Off.
     CloneSetPartitionRollback,
     /// A Pod that is prepared for its update counts as updated when scaling. Off.
     PreparingUpdateAsUpdate,
@@ -31,9 +36,9 @@ pub enum Gate {
     TemplateNoDefaults,
     /// Templates with `hostNetwork` have their ports as ports of the host by default. Off.
     DefaultHostNetworkHostPortsInPodTemplates,
-    /// CPU and memory are resized in place. On; upstream has it off.
+    /// CPU and memory are resized in place. Off.
     InPlaceWorkloadVerticalScaling,
-    /// New images of a CloneSet are pulled ahead. On; upstream has it off.
+    /// New images of a CloneSet are pulled ahead. Off.
     PreDownloadImageForInPlaceUpdate,
 }
 
@@ -73,16 +78,17 @@ impl Gate {
         }
     }
 
-    /// Whether it is on when nothing is said.
-    fn default(self) -> bool {
-        !matches!(
+    /// Whether it is a beta feature, which is on by default, or an alpha feature.
+    fn beta(self) -> bool {
+        matches!(
             self,
-            Self::CloneSetShortHash
-                | Self::PreparingUpdateAsUpdate
-                | Self::RecreatePodWhenChangeVCTInCloneSetGate
-                | Self::TemplateNoDefaults
-                | Self::DefaultHostNetworkHostPortsInPodTemplates
+            Self::KruiseDaemon | Self::DaemonWatchingPod | Self::InPlaceUpdateEnvFromMetadata
         )
+    }
+
+    /// Whether it is on when nothing is said: as in OpenKruise, but for ImagePullJobs, which are what most come for.
+    fn default(self) -> bool {
+        self.beta() || self == Self::ImagePullJobGate
     }
 
     /// The gate without which it is off, too.
@@ -103,7 +109,7 @@ impl Gates {
     pub fn help() -> String {
         let gates = Gate::ALL.map(|gate| format!("\n- {}={}", gate.name(), gate.default()));
         format!(
-            "Feature gates, as NAME=true|false separated by commas. When nothing is said:\n{}",
+            "Feature gates, as NAME=true|false separated by commas; AllAlpha and AllBeta set those not named. Defaults:\n{}",
             gates.concat()
         )
     }
@@ -132,7 +138,9 @@ impl Gates {
     /// Whether a feature is on. What needs another feature is off without it.
     #[must_use]
     pub fn on(&self, gate: Gate) -> bool {
-        let own = self.given.get(gate.name()).copied();
+        let given = |name| self.given.get(name).copied();
+        let stage = if gate.beta() { ALL_BETA } else { ALL_ALPHA };
+        let own = given(gate.name()).or_else(|| given(stage));
         own.unwrap_or_else(|| gate.default()) && gate.needs().is_none_or(|other| self.on(other))
     }
 
@@ -150,7 +158,9 @@ impl Gates {
 
     /// The names given that mean nothing here; other programs of the same installation may know them.
     pub fn unknown(&self) -> impl Iterator<Item = &str> {
-        let known = |name: &&String| Gate::ALL.iter().any(|g| g.name() == name.as_str());
+        let of_stage = |name: &str| [ALL_ALPHA, ALL_BETA].contains(&name);
+        let known =
+            move |name: &&String| of_stage(name) || Gate::ALL.iter().any(|g| g.name() == name.as_str());
         self.given
             .keys()
             .filter(move |name| !known(name))
@@ -160,8 +170,45 @@ impl Gates {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
+    #![allow(clippy::unwrap_used, clippy::panic)]
     use super::*;
+
+    /// Lines of `NAME STAGE DEFAULT`.
+    const UPSTREAM: &str = include_str!("../../tests/data/flags/feature-gates.txt");
+
+    #[test]
+    fn defaults_of_feature_gates_are_upstreams() {
+        for gate in Gate::ALL {
+            let line = UPSTREAM
+                .lines()
+                .find(|line| line.split(' ').next() == Some(gate.name()));
+            let [_, stage, on] = line.unwrap().split(' ').collect::<Vec<_>>()[..] else {
+                panic!("{line:?}");
+            };
+            assert_eq!(gate.beta(), stage == "BETA", "{gate:?}");
+            let ours = gate.default() != (gate == Gate::ImagePullJobGate);
+            assert_eq!(ours, on == "true", "{gate:?}");
+        }
+    }
+
+    #[test]
+    fn feature_gates_of_upstream_are_documented() {
+        let operations = include_str!("../../docs/operations.md");
+        let gates = UPSTREAM.lines().filter_map(|line| line.split(' ').next());
+        let missing: Vec<_> = gates
+            .filter(|gate| !operations.contains(&format!("`{gate}`")))
+            .collect();
+        assert!(missing.is_empty(), "docs/operations.md does not name {missing:?}");
+    }
+
+    #[test]
+    fn all_alpha_and_all_beta_set_what_is_not_named() {
+        let gates =
+            Gates::read("AllAlpha=true,AllBeta=false,CloneSetShortHash=false,KruiseDaemon=true").unwrap();
+        assert!(gates.on(Gate::CloneSetPartitionRollback) && !gates.on(Gate::CloneSetShortHash));
+        assert!(gates.on(Gate::KruiseDaemon) && !gates.on(Gate::DaemonWatchingPod));
+        assert_eq!(gates.unknown().count(), 0);
+    }
 
     #[test]
     fn gates_are_on_unless_switched_off() {

@@ -51,6 +51,8 @@ pub struct Metrics {
     pub watch_contact: Family<Labels<1>, Gauge<f64, AtomicU64>>,
     /// Panics that ended one request or one pass, by `task`.
     pub panics: Family<Labels<1>, Counter>,
+    /// Whether the API server refuses this daemon's writes about other nodes, by `kind`: 1, or 0 where it does not.
+    pub daemon_fenced: Family<Labels<1>, Gauge>,
     /// Events that were not written because the queue was full or the API server refused.
     pub events_dropped: Counter,
     /// Calls to the container runtime by `method` and `result`, in seconds.
@@ -107,6 +109,7 @@ impl Metrics {
             watch_errors: Family::default(),
             watch_contact: Family::default(),
             panics: Family::default(),
+            daemon_fenced: Family::default(),
             events_dropped: Counter::default(),
             cri_calls: Family::new_with_constructor(call_seconds),
             image_pulls: Family::new_with_constructor(work_seconds),
@@ -179,6 +182,11 @@ impl Metrics {
     }
 
     fn register_daemon(&self, r: &mut Registry) {
+        r.register(
+            "daemon_fenced",
+            "Whether writes about other nodes are refused",
+            self.daemon_fenced.clone(),
+        );
         r.register_with_unit(
             "cri_call",
             "Calls to the container runtime",

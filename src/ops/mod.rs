@@ -13,6 +13,7 @@ mod process;
 pub mod progress;
 pub mod supervise;
 pub mod upstream_flags;
+pub mod values;
 pub mod watches;
 
 /// The version of these programs.

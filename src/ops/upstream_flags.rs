@@ -1,89 +1,165 @@
-//! Flags of upstream's programs that have no meaning here, taken so that the arguments of its manifests start ours.
+//! Flags of OpenKruise's programs that have no effect here, accepted so that arguments written for them start ours.
 
-use clap::Args;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
-/// Flags that change nothing; each that is given is named in the log.
-#[derive(Args, Clone, Debug, Default)]
+/// What a flag takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Takes {
+    /// `--flag VALUE` or `--flag=VALUE`, which may be empty.
+    Value,
+    /// `--flag` or `--flag=true|false`.
+    Switch,
+}
+use Takes::{Switch, Value};
+
+const LOGS: &str = "RUST_LOG and --log-format choose what is logged, to standard error";
+const PACE: &str =
+    "requests are not limited by the client; the API server's priority and fairness limits them";
+const RETRIES: &str = "failed work is retried after 0.5 s, with back-off up to 30 s";
+const PROFILER: &str = "there is no profiler";
+const KIND: &str = "kruise-rs has no controller for this kind";
+const PLUGINS: &str = "credential provider plugins are not supported; pull secrets are";
+const PROTECTION: &str = "the API server's audit log has refused deletions";
+
+/// Flag, what it takes, and why it has no effect.
+const FLAGS: &[(&str, Takes, &str)] = &[
+    ("add_dir_header", Switch, LOGS),
+    ("advancedcronjob-workers", Value, KIND),
+    ("allow-privileged", Switch, "nothing asks for it"),
+    ("alsologtostderr", Switch, LOGS),
+    ("assign-bcj-pods-by-scheduler", Switch, KIND),
+    ("assign-pods-by-scheduler", Switch, KIND),
+    ("broadcastjob-workers", Value, KIND),
+    (
+        "cloneset-scaling-exclude-preparing-delete",
+        Switch,
+        "it is a flag of kruise-manager",
+    ),
+    (
+        "controller-cache-sync-timeout",
+        Value,
+        "lists are retried until they succeed; /readyz names those that are missing",
+    ),
+    ("daemonset-workers", Value, KIND),
+    ("disable-no-deepcopy", Switch, "there is no such cache"),
+    ("enable-pprof", Switch, PROFILER),
+    (
+        "expectation-timeout",
+        Value,
+        "no wait for a watch is longer than 30 s",
+    ),
+    (
+        "leader-election-resource-lock",
+        Value,
+        "leaders are elected by a Lease",
+    ),
+    ("log-flush-frequency", Value, LOGS),
+    ("log-json-info-buffer-size", Value, LOGS),
+    ("log-json-split-stream", Switch, LOGS),
+    ("log-text-info-buffer-size", Value, LOGS),
+    ("log-text-split-stream", Switch, LOGS),
+    ("log_backtrace_at", Value, LOGS),
+    ("log_dir", Value, LOGS),
+    ("log_file", Value, LOGS),
+    ("log_file_max_size", Value, LOGS),
+    ("logging-format", Value, LOGS),
+    ("logtostderr", Switch, LOGS),
+    (
+        "namespace",
+        Value,
+        "objects of all namespaces are watched; POD_NAMESPACE names the namespace of this installation",
+    ),
+    ("nodepodprobe-workers", Value, KIND),
+    ("one_output", Switch, LOGS),
+    ("persistentpodstate-workers", Value, KIND),
+    ("plugin-bin-dir", Value, PLUGINS),
+    ("plugin-config-file", Value, PLUGINS),
+    ("podprobemarker-workers", Value, KIND),
+    ("podunavailablebudget-workers", Value, KIND),
+    ("pprof-addr", Value, PROFILER),
+    ("protection-log-path", Value, PROTECTION),
+    ("rate-limiter-base-delay", Value, RETRIES),
+    ("rate-limiter-bucket-size", Value, RETRIES),
+    ("rate-limiter-max-delay", Value, RETRIES),
+    ("rate-limiter-qps", Value, RETRIES),
+    ("resourcedistribution-workers", Value, KIND),
+    ("rest-config-burst", Value, PACE),
+    ("rest-config-qps", Value, PACE),
+    ("sidecarset-workers", Value, KIND),
+    ("sidecarterminator-workers", Value, KIND),
+    ("skip_headers", Switch, LOGS),
+    ("skip_log_headers", Switch, LOGS),
+    ("statefulset-workers", Value, KIND),
+    ("stderrthreshold", Value, LOGS),
+    ("sync-period", Value, "nothing is reconciled at fixed intervals"),
+    ("uniteddeployment-workers", Value, KIND),
+    ("v", Value, LOGS),
+    ("vmodule", Value, LOGS),
+    (
+        "webhook-initialize-timeout",
+        Value,
+        "webhooks are served as soon as there are certificates",
+    ),
+    ("workloadspread-workers", Value, KIND),
+    ("ws-enabled-versioned-status", Value, KIND),
+];
+
+/// The flags without effect that were given. Flatten it last: a flag that the program itself has is left out.
+#[derive(Clone, Debug, Default)]
 pub struct UpstreamFlags {
-    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "true")]
-    logtostderr: Option<String>,
-    #[arg(long = "v", short = 'v', hide = true)]
-    v: Option<String>,
-    #[arg(long, hide = true)]
-    sync_period: Option<String>,
-    #[arg(long, hide = true, allow_hyphen_values = true)]
-    rest_config_qps: Option<String>,
-    #[arg(long, hide = true, allow_hyphen_values = true)]
-    rest_config_burst: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "true")]
-    allow_privileged: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "true")]
-    enable_pprof: Option<String>,
-    #[arg(long, hide = true)]
-    pprof_addr: Option<String>,
-    #[arg(long, hide = true)]
-    expectation_timeout: Option<String>,
-    #[arg(long, hide = true, allow_hyphen_values = true)]
-    rate_limiter_base_delay: Option<String>,
-    #[arg(long, hide = true, allow_hyphen_values = true)]
-    rate_limiter_max_delay: Option<String>,
-    #[arg(long, hide = true, allow_hyphen_values = true)]
-    rate_limiter_qps: Option<String>,
-    #[arg(long, hide = true, allow_hyphen_values = true)]
-    rate_limiter_bucket_size: Option<String>,
+    given: Vec<(&'static str, &'static str)>,
 }
 
 impl UpstreamFlags {
-    /// The flags that were given, with the reason why they mean nothing.
+    /// The flags that were given, without dashes, and why they have no effect.
     pub fn given(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
-        let logs = "RUST_LOG and --log-format say what is logged";
-        let pace = "the API server sets the pace";
-        let retries = "what fails is tried again after 0.5 s, and then ever later, up to 30 s";
-        let all = [
-            (&self.logtostderr, "--logtostderr", logs),
-            (&self.v, "--v", logs),
-            (
-                &self.sync_period,
-                "--sync-period",
-                "nothing is synchronised by time",
-            ),
-            (&self.rest_config_qps, "--rest-config-qps", pace),
-            (&self.rest_config_burst, "--rest-config-burst", pace),
-            (
-                &self.allow_privileged,
-                "--allow-privileged",
-                "nothing asks for it",
-            ),
-            (&self.enable_pprof, "--enable-pprof", "there is no profiler"),
-            (&self.pprof_addr, "--pprof-addr", "there is no profiler"),
-            (
-                &self.expectation_timeout,
-                "--expectation-timeout",
-                "no wait is longer than 30 s",
-            ),
-            (
-                &self.rate_limiter_base_delay,
-                "--rate-limiter-base-delay",
-                retries,
-            ),
-            (&self.rate_limiter_max_delay, "--rate-limiter-max-delay", retries),
-            (&self.rate_limiter_qps, "--rate-limiter-qps", retries),
-            (
-                &self.rate_limiter_bucket_size,
-                "--rate-limiter-bucket-size",
-                retries,
-            ),
-        ];
-        all.into_iter()
-            .filter(|(value, ..)| value.is_some())
-            .map(|(_, flag, why)| (flag, why))
+        self.given.iter().copied()
     }
 
-    /// Says in the log which of the given flags change nothing, and why.
-    pub fn tell(&self) {
+    /// Logs which of the given flags have no effect, and why.
+    pub fn log(&self) {
         for (flag, why) in self.given() {
-            tracing::info!(flag, why, "this flag changes nothing");
+            tracing::warn!(flag = format!("--{flag}"), why, "flag has no effect");
         }
+    }
+}
+
+impl Args for UpstreamFlags {
+    fn augment_args(command: Command) -> Command {
+        let own = |command: &Command, name| command.get_arguments().any(|arg| arg.get_long() == Some(name));
+        FLAGS.iter().fold(command, |command, (name, takes, _)| {
+            if own(&command, *name) {
+                return command;
+            }
+            let arg = Arg::new(*name).long(*name).hide(true).action(ArgAction::Set);
+            let arg = match takes {
+                Value => arg.num_args(1).allow_hyphen_values(true),
+                Switch => arg
+                    .num_args(0..=1)
+                    .require_equals(true)
+                    .default_missing_value("true"),
+            };
+            command.arg(if *name == "v" { arg.short('v') } else { arg })
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for UpstreamFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let was_given = |name: &str| matches.ids().any(|id| id.as_str() == name);
+        let given = FLAGS.iter().filter(|(name, ..)| was_given(name));
+        Ok(Self {
+            given: given.map(|(name, _, why)| (*name, *why)).collect(),
+        })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
     }
 }
 
@@ -94,36 +170,37 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
+    #[command(args_override_self = true)]
     struct Cli {
+        #[arg(long)]
+        sync_period: Option<String>,
         #[command(flatten)]
         upstream: UpstreamFlags,
     }
 
     #[test]
-    fn the_arguments_of_upstreams_daemon_set_are_taken() {
+    fn upstream_flags_that_have_no_effect_are_named() {
         let args = [
             "x",
-            "--logtostderr=true",
+            "--logtostderr",
+            "-v=4",
             "--v=5",
             "--enable-pprof=false",
             "--rest-config-burst",
             "-1",
-            "--rate-limiter-base-delay=5ms",
-            "--rate-limiter-qps",
-            "10",
+            "--plugin-config-file=",
+            "--sync-period=1s",
         ];
         let cli = Cli::try_parse_from(args).unwrap();
         let named: Vec<_> = cli.upstream.given().map(|(flag, _)| flag).collect();
-        assert_eq!(
-            named,
-            [
-                "--logtostderr",
-                "--v",
-                "--rest-config-burst",
-                "--enable-pprof",
-                "--rate-limiter-base-delay",
-                "--rate-limiter-qps"
-            ]
-        );
+        let want = [
+            "enable-pprof",
+            "logtostderr",
+            "plugin-config-file",
+            "rest-config-burst",
+            "v",
+        ];
+        assert_eq!(named, want);
+        assert_eq!(cli.sync_period.as_deref(), Some("1s"), "the program's own flag");
     }
 }

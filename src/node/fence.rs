@@ -1,0 +1,193 @@
+//! Checks that this daemon's token is held to its own node: tries writes that the policies in `deploy/policies` must
+//! refuse, as dry runs, at the start and then every hour.
+//!
+//! In:  one NodeImage and one request of other nodes, one Pod of this node (lists with a limit).
+//! Out: the check `fence` in readiness, metric `daemon_fenced`, a log line where a write is not refused.
+//! A daemon that is not fenced works on, but its Pod is not ready, so that it is seen and a rollout stops. As a process
+//! with `--kubeconfig` it stays ready, because its credentials are not those of the DaemonSet.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Event, EventSource, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Client;
+use kube::api::{Api, ListParams, Patch, PatchParams, PostParams, Request};
+use serde_json::{Value, json};
+
+use super::Context;
+use crate::api::container_recreate_request::ContainerRecreateRequest;
+use crate::api::keys;
+use crate::api::node_image::NodeImage;
+use crate::cluster::Error;
+use crate::cluster::write::{DEADLINE, Object};
+use crate::ops::metrics::metrics;
+
+/// Name of our check in the process's health.
+const CHECK: &str = "fence";
+/// How long after a good check the next one is.
+const EVERY: Duration = Duration::from_secs(3600);
+/// The pause after the first check that was not good; it doubles up to [`LONGEST`].
+const RETRY: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(300);
+/// Checks in a row that must find writes not refused before it is said: the API server heeds a new policy seconds after
+/// it is created.
+const IN_A_ROW: u32 = 4;
+
+/// What became of a write that must be refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Refused,
+    Accepted,
+    /// There is nothing to try it on, or no answer.
+    Unknown,
+}
+
+/// Kinds, in the words of the metric and the messages, and what became of the write.
+type Outcomes = [(&'static str, Outcome); 4];
+
+/// Checks for as long as the process lives.
+pub async fn run(ctx: Context) {
+    let (mut pause, mut accepted) = (RETRY, 0_u32);
+    loop {
+        let outcomes = try_all(&ctx).await;
+        for (kind, outcome) in outcomes {
+            let gauge = metrics()
+                .daemon_fenced
+                .get_or_create(&[("kind", kind.to_owned())])
+                .clone();
+            match outcome {
+                Outcome::Refused => gauge.set(1),
+                Outcome::Accepted => gauge.set(0),
+                Outcome::Unknown => continue,
+            };
+        }
+        let kinds = |wanted| {
+            let of = outcomes.iter().filter(|(_, outcome)| *outcome == wanted);
+            of.map(|(kind, _)| *kind).collect::<Vec<_>>().join(", ")
+        };
+        let (open, refused) = (kinds(Outcome::Accepted), kinds(Outcome::Refused));
+        if open.is_empty() && !refused.is_empty() {
+            ctx.health
+                .ready(CHECK, format!("writes about other nodes are refused: {refused}"));
+            (pause, accepted) = (RETRY, 0);
+            tokio::time::sleep(EVERY).await;
+            continue;
+        }
+        if !open.is_empty() {
+            accepted = accepted.saturating_add(1);
+            if accepted >= IN_A_ROW {
+                say(&ctx, &open, accepted == IN_A_ROW);
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = pause.saturating_mul(2).min(LONGEST);
+    }
+}
+
+/// Says that writes of these kinds are not refused.
+fn say(ctx: &Context, kinds: &str, log: bool) {
+    let words =
+        format!("NOT FENCED: writes about other nodes are not refused: {kinds}; apply deploy/policies");
+    if log {
+        tracing::error!(
+            kinds,
+            "writes about other nodes are not refused; apply deploy/policies"
+        );
+    }
+    match ctx.options.kubeconfig {
+        None => ctx.health.unready(CHECK, words),
+        Some(_) => ctx.health.ready(CHECK, words),
+    }
+}
+
+async fn try_all(ctx: &Context) -> Outcomes {
+    let client = &ctx.cluster.client;
+    let event = tried(async {
+        let events: Api<Event> = Api::namespaced(client.clone(), "default");
+        let params = PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        };
+        events.create(&params, &event()).await.map(drop)
+    });
+    let status = json!({ "status": { "desired": 1 } });
+    // One of two is another node's.
+    let two = ListParams::default().limit(2);
+    let node_image = patched::<NodeImage>(client, two, Some(&ctx.node_name), &status);
+    let others = format!("{}!={}", keys::CRR_NODE_NAME, keys::node_label(&ctx.node_name));
+    let others = ListParams::default().labels(&others).limit(1);
+    let phase = json!({ "status": { "phase": "Recreating" } });
+    let request = patched::<ContainerRecreateRequest>(client, others, None, &phase);
+    // Of Pods on the own node all but one annotation is another's.
+    let here = ListParams::default()
+        .fields(&format!("spec.nodeName={}", ctx.node_name))
+        .limit(1);
+    let label = json!({ "metadata": { "labels": { "apps.kruise.io/fence-check": "true" } } });
+    let pod = patched::<Pod>(client, here, None, &label);
+    let (event, node_image, request, pod) = tokio::join!(event, node_image, request, pod);
+    [
+        ("events", event),
+        ("nodeimages", node_image),
+        ("containerrecreaterequests", request),
+        ("pods", pod),
+    ]
+}
+
+/// An event in the name of a node that there is not.
+fn event() -> Event {
+    Event {
+        metadata: ObjectMeta {
+            generate_name: Some("fence-check-".to_owned()),
+            ..ObjectMeta::default()
+        },
+        source: Some(EventSource {
+            component: Some("kruise-daemon".to_owned()),
+            host: Some("fence-check.invalid".to_owned()),
+        }),
+        ..Event::default()
+    }
+}
+
+/// Patches in a dry run the status of the first object listed whose name is not `own`.
+async fn patched<K: Object>(
+    client: &Client,
+    params: ListParams,
+    own: Option<&str>,
+    patch: &Value,
+) -> Outcome {
+    let all = Api::<K>::all(client.clone());
+    let listed = match tokio::time::timeout(DEADLINE, all.list_metadata(&params)).await {
+        Ok(Ok(listed)) => listed.items,
+        Ok(Err(_)) | Err(_) => return Outcome::Unknown,
+    };
+    let mut objects = listed.into_iter().map(|object| object.metadata);
+    let Some(ObjectMeta {
+        name: Some(name),
+        namespace,
+        ..
+    }) = objects.find(|object| object.name.as_deref() != own)
+    else {
+        return Outcome::Unknown;
+    };
+    let params = PatchParams {
+        dry_run: true,
+        ..PatchParams::default()
+    };
+    let request = Request::new(K::url_path(&(), namespace.as_deref()));
+    let Ok(request) = request.patch_subresource("status", &name, &params, &Patch::Merge(patch)) else {
+        return Outcome::Unknown;
+    };
+    tried(async { client.request::<Value>(request).await.map(drop) }).await
+}
+
+/// What the answer says of a write that must be refused.
+async fn tried(write: impl Future<Output = Result<(), kube::Error>>) -> Outcome {
+    match tokio::time::timeout(DEADLINE, write).await {
+        Ok(Ok(())) => Outcome::Accepted,
+        Ok(Err(why)) => match Error::from(why) {
+            Error::Api(status) if status.code == 403 => Outcome::Refused,
+            _ => Outcome::Unknown,
+        },
+        Err(_) => Outcome::Unknown,
+    }
+}
