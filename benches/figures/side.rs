@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use kube::Client;
+use xtask::FEATURE_GATES;
 use xtask::cluster::{Bound, NODE_NAME, Node, finish};
 use xtask::peer::{Peer, background, healthy};
 
@@ -130,7 +131,7 @@ fn our_manager(node: &Node, dir: &Path) -> Result<u32> {
     let account = plane.kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)?;
     let env = "WEBHOOK_HOST=127.0.0.1 WEBHOOK_PORT=9876 POD_NAMESPACE=kruise-system RUST_LOG=info";
     let line = format!(
-        "{env} {}/kruise-manager --kubeconfig={}",
+        "{env} {}/kruise-manager --kubeconfig={} {FEATURE_GATES}",
         dir.display(),
         account.display()
     );

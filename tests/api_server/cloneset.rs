@@ -216,10 +216,14 @@ async fn what_is_protected_stays() {
     let delete = || delete_by(&sets);
     create(&sets, set(BETA, "protected", json!({}))).await.unwrap();
     merge(&sets, "protected", label("Always")).await.unwrap();
-    refused(delete().await, "policy.kruise.io/delete-protection");
-    refused(delete_by(&alpha).await, "policy.kruise.io/delete-protection");
+    let words = "forbidden by ResourcesProtectionDeletion for policy.kruise.io/delete-protection=Always";
+    refused(delete().await, words);
+    refused(delete_by(&alpha).await, words);
     merge(&sets, "protected", label("Cascading")).await.unwrap();
-    refused(delete().await, "scale CloneSet protected to 0");
+    refused(
+        delete().await,
+        "and replicas 1>0; remove the label, or scale CloneSet protected to 0",
+    );
     merge(&sets, "protected", json!({ "spec": { "replicas": 0 } }))
         .await
         .unwrap();

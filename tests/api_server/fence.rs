@@ -4,9 +4,11 @@ use std::time::{Duration, Instant};
 
 use kruise::cluster::Cluster;
 use serde_json::{Value, json};
-use xtask::cluster::Bound;
+use xtask::cluster::{Bound, ControlPlane};
 
-use crate::world::{PATIENCE, create, merge, merge_status, refused, running, typed, world};
+use crate::world::{
+    PATIENCE, connect, create, merge, merge_status, refused, running, typed, world, would_create,
+};
 
 const BETA: &str = "apps.kruise.io/v1beta1";
 
@@ -116,6 +118,7 @@ async fn a_daemon_writes_one_annotation_of_its_own_pods_only() {
         json!({ "metadata": { "labels": { "l": "2" } } }),
         json!({ "metadata": { "labels": null } }),
         json!({ "metadata": { "finalizers": ["test/held"] } }),
+        json!({ "metadata": { "generateName": "other-" } }),
         json!({ "status": { "phase": "Failed" } }),
         json!({ "status": { "conditions": [{ "type": "Ready", "status": "False" }] } }),
         json!({ "metadata": { "annotations": { META: "{}" } }, "status": { "podIP": "10.0.0.1" } }),
@@ -146,6 +149,80 @@ async fn a_daemon_publishes_events_of_its_own_host_only() {
     let foreign = || create(&events, event("events-b"));
     heeded(foreign, "may not publish events as host \"events-b\"").await;
     create(&events, event("events-a")).await.unwrap();
+    for (pointer, value, words) in [
+        ("/source/component", "kubelet", "as another component"),
+        ("/reportingComponent", "kubelet", "as another component"),
+        ("/reportingInstance", "events-b", "as instance \"events-b\""),
+    ] {
+        let mut forged = event("events-a");
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        forged.pointer_mut(parent).unwrap()[key] = json!(value);
+        refused(create(&events, forged).await, words);
+    }
+    let kubelets = typed(&world().admin().await, "v1", "Event", Some("default"));
+    let mut theirs = event("events-b");
+    theirs["metadata"] = json!({ "name": "theirs" });
+    create(&kubelets, theirs).await.unwrap();
+    let taken = json!({ "source": { "host": "events-a" }, "message": "forged" });
+    refused(
+        merge(&events, "theirs", taken).await,
+        "may not change event theirs of host \"events-b\"",
+    );
+}
+
+/// As deploy/README.md says how to install into another namespace; and the webhooks' account is that of the overlay.
+#[tokio::test]
+async fn an_installation_in_another_namespace_is_fenced() {
+    let plane = ControlPlane::start().unwrap();
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/default");
+    let manifests = plane.kubectl(&["kustomize", folder]).unwrap();
+    plane
+        .apply(&manifests.replace("kruise-system", "elsewhere"))
+        .unwrap();
+    let admin = connect(plane.kubeconfig()).await;
+    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n1" } });
+    create(&typed(&admin, "v1", "Node", None), node).await.unwrap();
+    let images = typed(&admin, BETA, "NodeImage", None);
+    for name in ["n1", "n2"] {
+        create(&images, node_image(name)).await.unwrap();
+    }
+    let daemon = plane
+        .kubeconfig_for("elsewhere", "kruise-daemon", Bound::Node("n1"))
+        .unwrap();
+    let images = typed(&connect(&daemon).await, BETA, "NodeImage", None);
+    let status = json!({ "status": { "desired": 1 } });
+    let foreign = || merge_status(&images, "n2", status.clone());
+    heeded(foreign, "may not write NodeImage n2").await;
+    merge_status(&images, "n1", status.clone()).await.unwrap();
+    let manager = plane
+        .kubeconfig_for("elsewhere", "kruise-manager", Bound::Nothing)
+        .unwrap();
+    let secrets = typed(&connect(&manager).await, "v1", "Secret", Some("elsewhere"));
+    let secret = |name| json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": name } });
+    let another = || async { would_create(&secrets, secret("another")).await };
+    heeded(another, "may write no Secret but").await;
+    create(&secrets, secret("kruise-manager-webhook-certs"))
+        .await
+        .unwrap();
+    // What kustomize itself would do, it refuses: it puts everything into one namespace.
+    let overlay = plane.dir().join("overlay");
+    std::fs::create_dir_all(&overlay).unwrap();
+    let text = json!({ "resources": [pathdiff(&overlay, folder)], "namespace": "elsewhere" }).to_string();
+    std::fs::write(overlay.join("kustomization.yaml"), text).unwrap();
+    let refused = plane
+        .kubectl(&["kustomize", overlay.to_str().unwrap()])
+        .unwrap_err();
+    assert!(refused.to_string().contains("ID conflict"), "{refused}");
+}
+
+/// How `to` is reached from the folder `from`: kustomize takes no absolute path.
+fn pathdiff(from: &std::path::Path, to: &str) -> String {
+    let from = std::fs::canonicalize(from).unwrap();
+    format!(
+        "{}{}",
+        "../".repeat(from.components().count() - 1),
+        to.trim_start_matches('/')
+    )
 }
 
 #[tokio::test]
@@ -197,7 +274,7 @@ async fn a_token_of_a_pod_carries_its_node() {
 }
 
 /// A policy takes a moment after its creation until the API server heeds it; then it refuses with `message`.
-async fn heeded<F: Future<Output = Result<Value, String>>>(attempt: impl Fn() -> F, message: &str) {
+pub async fn heeded<F: Future<Output = Result<Value, String>>>(attempt: impl Fn() -> F, message: &str) {
     let start = Instant::now();
     loop {
         match attempt().await {

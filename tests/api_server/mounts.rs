@@ -1,4 +1,4 @@
-//! What the daemon's Pod gets of its node, for each runtime that there is a folder for.
+//! What the Pods of our programs get: of the node, for each runtime that there is a folder for, and of rights.
 
 use serde_json::Value;
 
@@ -19,6 +19,49 @@ fn daemon_set(folder: &str) -> Value {
     object
 }
 
+/// Seconds for which a token is asked for; for exactly 3607 the API server gives one that lives for a year.
+fn expires(volume: &Value) -> i64 {
+    volume["projected"]["sources"][0]["serviceAccountToken"]["expirationSeconds"]
+        .as_i64()
+        .unwrap()
+}
+
+/// The manager's and the webhooks' Pods would be let into a namespace of the strictest kind.
+#[test]
+fn pods_of_the_deployments_comply_with_restricted_pod_security() {
+    let plane = &world().plane;
+    plane.kubectl(&["create", "namespace", "restricted"]).unwrap();
+    let enforce = "pod-security.kubernetes.io/enforce=restricted";
+    plane
+        .kubectl(&["label", "namespace", "restricted", enforce])
+        .unwrap();
+    for (name, role) in [("kruise-manager", "controllers"), ("kruise-webhook", "webhooks")] {
+        let get = [
+            "get",
+            "deployment",
+            name,
+            "--namespace=kruise-system",
+            "--output=json",
+        ];
+        let deployment: Value = serde_json::from_str(&plane.kubectl(&get).unwrap()).unwrap();
+        let mut spec = deployment["spec"]["template"]["spec"].clone();
+        assert_eq!(spec["serviceAccountName"], name);
+        assert_eq!(spec["containers"][0]["args"][0], format!("--role={role}"));
+        assert_eq!(spec["automountServiceAccountToken"], false, "{name}");
+        assert_eq!(expires(&spec["volumes"][0]), 3600, "{name}");
+        // Neither is there in this namespace.
+        spec.as_object_mut()
+            .unwrap()
+            .retain(|key, _| key != "priorityClassName" && !key.starts_with("serviceAccount"));
+        spec["serviceAccountName"] = Value::Null;
+        let account = plane.kubectl(&["create", "serviceaccount", "default", "--namespace=restricted"]);
+        drop(account);
+        let pod = serde_json::json!({ "apiVersion": "v1", "kind": "Pod", "spec": spec,
+            "metadata": { "name": name, "namespace": "restricted" } });
+        plane.apply(&pod.to_string()).unwrap();
+    }
+}
+
 #[test]
 fn only_the_runtimes_directory_and_a_place_in_memory_are_mounted() {
     for (folder, host, at) in [
@@ -28,14 +71,16 @@ fn only_the_runtimes_directory_and_a_place_in_memory_are_mounted() {
         ("runtimes/any", "/run", "/hostvarrun"),
     ] {
         let pod = &daemon_set(folder)["spec"]["template"]["spec"];
-        let [runtime, control] = pod["volumes"].as_array().unwrap().as_slice() else {
+        let [runtime, control, token] = pod["volumes"].as_array().unwrap().as_slice() else {
             panic!("{folder}: {}", pod["volumes"]);
         };
         assert_eq!(runtime["hostPath"]["path"], host, "{folder}");
         assert_eq!(control["emptyDir"]["medium"], "Memory", "{folder}");
+        assert_eq!(expires(token), 3600, "{folder}");
+        assert_eq!(pod["automountServiceAccountToken"], false, "{folder}");
         let [containers, mounts] = [&pod["containers"], &pod["containers"][0]["volumeMounts"]];
         assert_eq!(containers.as_array().unwrap().len(), 1, "{folder}");
-        let [socket, place] = mounts.as_array().unwrap().as_slice() else {
+        let [socket, place, _] = mounts.as_array().unwrap().as_slice() else {
             panic!("{folder}: {mounts}");
         };
         assert_eq!(

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use xtask::cluster::{Bound, ControlPlane};
 
 use crate::manager::Manager;
+use crate::support::readiness::answer;
 use crate::world::{PATIENCE, connect, create, install, merge_status, running, typed, webhooks_answer};
 
 const BETA: &str = "apps.kruise.io/v1beta1";
@@ -187,4 +188,120 @@ async fn a_request_is_looked_after_with_the_real_accounts() {
     condition(&pods, "p", "KruisePodReady", "True").await;
     gone(&requests, "r").await;
     nothing_was_refused(&manager);
+}
+
+/// As `deploy/` runs them: each half as its own account, and neither is refused anything.
+#[tokio::test]
+async fn webhooks_and_controllers_run_apart_with_the_real_accounts() {
+    let plane = ControlPlane::start().unwrap();
+    install(&plane, "default");
+    plane
+        .kubectl(&["create", "serviceaccount", "default", "--namespace=default"])
+        .unwrap();
+    let port = xtask::port::reserve().unwrap();
+    let mut webhooks = Manager::half(&plane, "kruise-webhook", "webhooks", port);
+    webhooks.spawn().unwrap();
+    webhooks.until_it_says("has no certificates yet; kruise-manager makes them");
+    let mut controllers = Manager::half(&plane, "kruise-manager", "controllers", port);
+    controllers.start().unwrap();
+    webhooks.wait_ready().unwrap();
+    webhooks_answer(&plane);
+    controllers.until_it_says("ok admission: there are certificates");
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/examples/cloneset.yaml");
+    plane.kubectl(&["apply", "-f", example]).unwrap();
+    let sets = typed(
+        &connect(plane.kubeconfig()).await,
+        BETA,
+        "CloneSet",
+        Some("default"),
+    );
+    once(&sets, "web", "three Pods", |set| set["status"]["replicas"] == 3).await;
+    for half in [&controllers, &webhooks] {
+        nothing_was_refused(half);
+    }
+    // Another authority is made by the one, and served by the other.
+    let certificates = [
+        "delete",
+        "--namespace=kruise-system",
+        "secret",
+        "kruise-manager-webhook-certs",
+    ];
+    plane.kubectl(&certificates).unwrap();
+    let again = [
+        "get",
+        "--namespace=kruise-system",
+        "secret",
+        "kruise-manager-webhook-certs",
+    ];
+    xtask::cluster::wait::until("certificates are made again", PATIENCE, || {
+        Ok(plane.kubectl(&again).ok())
+    })
+    .unwrap();
+    webhooks_answer(&plane);
+}
+
+/// A daemon tries whether it is fenced, and says so where it is not.
+#[tokio::test]
+async fn a_daemon_says_whether_it_is_fenced() {
+    let plane = ControlPlane::start().unwrap();
+    for folder in ["crds", "policies"] {
+        install(&plane, folder);
+    }
+    let namespaces = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/default/namespaces.yaml");
+    plane.kubectl(&["apply", "-f", namespaces]).unwrap();
+    install(&plane, "rbac");
+    plane
+        .kubectl(&["create", "serviceaccount", "default", "--namespace=default"])
+        .unwrap();
+    let admin = connect(plane.kubeconfig()).await;
+    ready_node(&admin).await;
+    for node in ["n1", "n2"] {
+        let image = json!({ "apiVersion": BETA, "kind": "NodeImage", "metadata": { "name": node } });
+        create(&typed(&admin, BETA, "NodeImage", None), image)
+            .await
+            .unwrap();
+    }
+    let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p" },
+        "spec": { "nodeName": "n1", "containers": [{ "name": "app", "image": "i" }] } });
+    create(&typed(&admin, "v1", "Pod", Some("default")), pod)
+        .await
+        .unwrap();
+    let account = plane
+        .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node("n1"))
+        .unwrap();
+    let health = format!("127.0.0.1:{}", xtask::port::reserve().unwrap());
+    let mut daemon = plane
+        .component("kruise-daemon", env!("CARGO_BIN_EXE_kruise-daemon"))
+        .args([
+            format!("--addr={health}"),
+            format!("--kubeconfig={}", account.display()),
+            format!("--control-socket={}", plane.dir().join("control.sock").display()),
+            format!("--socket-file={}", plane.dir().join("none.sock").display()),
+        ])
+        .env("NODE_NAME", "n1");
+    let says = |path: &str, words: &str| {
+        let outcome = xtask::cluster::wait::until(words, PATIENCE, || {
+            Ok(answer(&health, path).contains(words).then_some(()))
+        });
+        outcome.unwrap_or_else(|why| panic!("{why}: {}", answer(&health, path)));
+    };
+    daemon.start().unwrap();
+    says(
+        "/readyz",
+        "ok fence: writes about other nodes are refused: events, nodeimages, pods",
+    );
+    says("/metrics", "kruise_daemon_fenced{kind=\"pods\"} 1");
+    daemon.stop().unwrap();
+    let policies = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/policies");
+    plane.kubectl(&["delete", "-k", policies]).unwrap();
+    daemon.start().unwrap();
+    let words = "NOT FENCED: writes about other nodes are not refused: events, nodeimages, pods";
+    says("/readyz", words);
+    says("/metrics", "kruise_daemon_fenced{kind=\"nodeimages\"} 0");
+    install(&plane, "policies");
+    says(
+        "/readyz",
+        "ok fence: writes about other nodes are refused: events, nodeimages, pods",
+    );
+    daemon.stop().unwrap();
 }

@@ -1,4 +1,4 @@
-//! What the two service accounts may do, and above all what they may not.
+//! What the three service accounts may do, and above all what they may not.
 
 use crate::world::world;
 
@@ -134,6 +134,48 @@ const MANAGER_MAY_NOT: &[Access] = &[
     ("escalate", "clusterroles.rbac.authorization.k8s.io", ""),
 ];
 
+const WEBHOOK_MAY: &[Access] = &[
+    ("get", "pods", "default"),
+    ("get", "nodes", ""),
+    ("watch", "nodes", ""),
+    ("create", "podtemplates", "default"),
+    ("get", "secrets/kruise-manager-webhook-certs", "kruise-system"),
+    ("watch", "secrets/kruise-manager-webhook-certs", "kruise-system"),
+];
+
+const WEBHOOK_MAY_NOT: &[Access] = &[
+    ("list", "pods", "default"),
+    ("create", "pods", "default"),
+    ("patch", "pods", "default"),
+    ("delete", "pods", "default"),
+    ("update", "podtemplates", "default"),
+    ("delete", "podtemplates", "default"),
+    ("get", "secrets", "default"),
+    ("get", "secrets", "kruise-system"),
+    ("list", "secrets", "kruise-daemon-config"),
+    ("update", "secrets/kruise-manager-webhook-certs", "kruise-system"),
+    ("create", "secrets", "kruise-system"),
+    ("create", "events", "default"),
+    (
+        "get",
+        "leases.coordination.k8s.io/kruise-manager",
+        "kruise-system",
+    ),
+    ("get", "configmaps", "default"),
+    ("patch", "clonesets.apps.kruise.io", "default"),
+    ("list", "clonesets.apps.kruise.io", "default"),
+    (
+        "patch",
+        "mutatingwebhookconfigurations.admissionregistration.k8s.io/kruise-mutating-webhook-configuration",
+        "",
+    ),
+    (
+        "patch",
+        "customresourcedefinitions.apiextensions.k8s.io/nodeimages.apps.kruise.io",
+        "",
+    ),
+];
+
 fn may(account: &str, (verb, resource, namespace): &Access) -> bool {
     let who = format!("--as=system:serviceaccount:kruise-system:{account}");
     let mut args = vec!["auth", "can-i", *verb];
@@ -176,4 +218,9 @@ fn the_daemon_has_what_it_needs_and_no_more() {
 #[test]
 fn the_manager_has_what_it_needs_and_no_more() {
     check("kruise-manager", MANAGER_MAY, MANAGER_MAY_NOT);
+}
+
+#[test]
+fn the_webhooks_account_reads_what_reviews_need_and_writes_nothing_but_dry_runs() {
+    check("kruise-webhook", WEBHOOK_MAY, WEBHOOK_MAY_NOT);
 }

@@ -57,6 +57,8 @@ impl Replica {
             .unwrap();
         let port = xtask::port::reserve().unwrap();
         let options = admission::Options {
+            serve: true,
+            manage: true,
             namespace: "kruise-system".into(),
             host: Some("127.0.0.1".into()),
             port,
@@ -183,6 +185,21 @@ pub fn typed(cluster: &Cluster, version: &str, kind: &str, namespace: Option<&st
 pub async fn create(api: &Api<DynamicObject>, object: Value) -> Result<Value, String> {
     let object: DynamicObject = serde_json::from_value(object).unwrap();
     match api.create(&PostParams::default(), &object).await {
+        Ok(object) => Ok(serde_json::to_value(object).unwrap()),
+        Err(why) => Err(why.to_string()),
+    }
+}
+
+/// What would come of a creation, which is not stored.
+pub async fn would_create(api: &Api<DynamicObject>, object: Value) -> Result<Value, String> {
+    let params = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    match api
+        .create(&params, &serde_json::from_value(object).unwrap())
+        .await
+    {
         Ok(object) => Ok(serde_json::to_value(object).unwrap()),
         Err(why) => Err(why.to_string()),
     }

@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 
 use xtask::cluster::{Bound, Component, ControlPlane, wait};
-use xtask::port;
+use xtask::{FEATURE_GATES, port};
 
 use super::readiness::{answer, readiness, ready};
 use super::waits::PATIENCE;
@@ -27,8 +27,16 @@ impl Manager {
     }
 
     fn with(plane: &ControlPlane, name: &'static str, health: &str, webhooks: u16, more: &[String]) -> Self {
-        let program = Self::program(plane, name, health, ("127.0.0.1", webhooks), more);
+        let program = Self::program(plane, name, "kruise-manager", health, ("127.0.0.1", webhooks), more);
         Self::asked_at(program, health)
+    }
+
+    /// One half of the manager, as its own account; both halves are given the port of the webhooks.
+    pub fn half(plane: &ControlPlane, account: &'static str, role: &str, webhooks: u16) -> Self {
+        let health = format!("127.0.0.1:{}", port::reserve().unwrap());
+        let more = [AT_ONCE.into(), format!("--role={role}")];
+        let program = Self::program(plane, account, account, &health, ("127.0.0.1", webhooks), &more);
+        Self::asked_at(program, &health)
     }
 
     /// One in a bed without IPv4, which listens on all addresses as its Deployment's does, and is not elected.
@@ -36,19 +44,20 @@ impl Manager {
         let server = plane.server().trim_start_matches("https://");
         let (host, _) = server.rsplit_once(':').unwrap();
         let more = [AT_ONCE.into(), "--enable-leader-election=false".into()];
-        let program = Self::program(plane, name, ":8000", ("::1", 9876), &more);
+        let program = Self::program(plane, name, "kruise-manager", ":8000", ("::1", 9876), &more);
         Self::asked_at(program, &format!("{host}:8000"))
     }
 
     fn program(
         plane: &ControlPlane,
         name: &'static str,
+        account: &str,
         listen: &str,
         (webhook_host, webhook_port): (&str, u16),
         more: &[String],
     ) -> (Component, PathBuf) {
         let account = plane
-            .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
+            .kubeconfig_for("kruise-system", account, Bound::Nothing)
             .unwrap();
         // The next one made for this account would be of the same name.
         let kubeconfig = plane.dir().join(format!("{name}.kubeconfig"));
@@ -59,6 +68,7 @@ impl Manager {
                 format!("--kubeconfig={}", kubeconfig.display()),
                 format!("--health-probe-addr={listen}"),
                 format!("--metrics-addr={listen}"),
+                FEATURE_GATES.to_owned(),
             ])
             .args(more)
             .env("WEBHOOK_HOST", webhook_host)

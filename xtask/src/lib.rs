@@ -9,6 +9,10 @@ pub mod peer;
 pub mod port;
 pub mod test;
 
+/// Features that are off by default and that tests, benchmarks and side-by-side runs of our manager use.
+pub const FEATURE_GATES: &str = "--feature-gates=CloneSetPartitionRollback=true,\
+    InPlaceWorkloadVerticalScaling=true,PreDownloadImageForInPlaceUpdate=true";
+
 mod parts;
 mod process;
 mod sandbox;

@@ -138,8 +138,12 @@ fn install(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> 
 
     screen.command("kubectl apply -k deploy/default")?;
     let applied = node.plane.kubectl(&["apply", "-k", &deploy])?;
-    let spin = screen.begin("Wait for the DaemonSet and the Deployment")?;
-    for workload in ["daemonset/kruise-daemon", "deployment/kruise-manager"] {
+    let spin = screen.begin("Wait for the DaemonSet and the Deployments")?;
+    for workload in [
+        "daemonset/kruise-daemon",
+        "deployment/kruise-manager",
+        "deployment/kruise-webhook",
+    ] {
         let wait = [
             "rollout",
             "status",
@@ -164,11 +168,8 @@ fn troubles(node: &Node) -> String {
     let pods = ask(&["get", "pods", "-A", "-o", "wide"]);
     let events = ask(&["get", "events", "-n", "kruise-system", "--sort-by=.lastTimestamp"]);
     let log = |app: &str| ask(&["logs", "-n", "kruise-system", "-l", app, "--tail=15", "--prefix"]);
-    let (daemon, manager) = (
-        log("control-plane=daemon"),
-        log("control-plane=controller-manager"),
-    );
-    format!("{pods}\n{events}\n{daemon}\n{manager}")
+    let logs = ["daemon", "controller-manager", "webhook"].map(|part| log(&format!("control-plane={part}")));
+    format!("{pods}\n{events}\n{}", logs.join("\n"))
 }
 
 fn objects(screen: &mut Screen, node: &Node) -> Result<()> {
