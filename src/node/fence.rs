@@ -49,7 +49,7 @@ type Outcomes = [(&'static str, Outcome); 4];
 pub async fn run(ctx: Context) {
     let (mut pause, mut accepted) = (RETRY, 0_u32);
     loop {
-        let outcomes = try_all(&ctx).await;
+        let outcomes = Box::pin(try_all(&ctx)).await;
         for (kind, outcome) in outcomes {
             let gauge = metrics()
                 .daemon_fenced
