@@ -129,3 +129,37 @@ fn plans_are_pure() {
     }
     report("a plan is given everything it knows", &offences);
 }
+
+/// `value["field"] = …` panics where `value` is a string, a number or a list, and what comes from outside may be any of them:
+/// `api::json::set` and `get_mut` do not.
+#[test]
+fn json_is_not_written_by_index() {
+    let index = |line: &str| {
+        line.split('[')
+            .skip(1)
+            .any(|rest| rest.starts_with('"') || rest.starts_with("keys::"))
+    };
+    let assigned = |line: &str| {
+        let (left, _) = line.split_once("] = ").or_else(|| line.split_once("].take()"))?;
+        Some(left.rsplit([';', '{']).next().unwrap_or(left).to_owned())
+    };
+    let mut offences = Vec::new();
+    for folder in ["src/admission", "src/api", "src/cluster"] {
+        let is_test = |name: &str| name.contains("/tests") || name.ends_with("hostile.rs");
+        for source in sources(folder)
+            .into_iter()
+            .filter(|source| !is_test(&source.name))
+        {
+            let offends = |line: &&str| {
+                assigned(line).is_some_and(|left| index(&left))
+                    || line.split("&mut ").skip(1).any(|rest| {
+                        let place = rest.split([',', ';', ')', ' ']).next().unwrap_or(rest);
+                        index(place)
+                    })
+            };
+            let found = code(&source.text).filter(offends);
+            offences.extend(found.map(|line| format!("{}: {}", source.name, line.trim())));
+        }
+    }
+    report("JSON is written by index", &offences);
+}

@@ -4,15 +4,17 @@
 //! on no CloneSet that has [`mistakes`].
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 
 use json_patch::jsonptr::PointerBuf;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::{Value, json};
 
-use super::review::{Decision, Problems, Request};
+use super::review::{Decision, LONGEST_FIELD, LONGEST_VALUE, Problems, Request, cut};
 use super::selector;
-use crate::api::cloneset::texts;
+use crate::api::cloneset::{NO_ROOM, texts};
+use crate::api::json::set;
 use crate::api::keys;
 use crate::api::selector::matches;
 use crate::cluster;
@@ -27,6 +29,7 @@ pub fn templates(spec: &Value) -> Templates {
             .as_array()
             .cloned()
             .unwrap_or_default(),
+        labels: Value::Null,
     }
 }
 
@@ -37,7 +40,6 @@ pub fn mistakes(spec: &Value) -> Vec<String> {
     let mut problems = Problems::default();
     selector::check(&spec["selector"], "spec.selector", &mut problems);
     check_labels(spec, &mut problems);
-    check_hooks(&spec["lifecycle"], &mut problems);
     check_priorities(&spec["updateStrategy"]["rollingUpdate"], &mut problems);
     problems.into_words()
 }
@@ -57,7 +59,10 @@ fn check_labels(spec: &Value, problems: &mut Problems) {
     }
 }
 
-fn check_hooks(lifecycle: &Value, problems: &mut Problems) {
+/// Hooks that no Pod can have. Where they are stored they hold nothing, so these stop no CloneSet.
+fn hooks(lifecycle: &Value) -> Vec<String> {
+    let mut problems = Problems::default();
+    let problems = &mut problems;
     for (name, hook) in lifecycle.as_object().into_iter().flatten() {
         let field = format!("spec.lifecycle.{name}");
         for (key, value) in hook["labelsHandler"].as_object().into_iter().flatten() {
@@ -80,6 +85,7 @@ fn check_hooks(lifecycle: &Value, problems: &mut Problems) {
             }
         }
     }
+    std::mem::take(problems).into_words()
 }
 
 fn check_priorities(rolling: &Value, problems: &mut Problems) {
@@ -89,6 +95,22 @@ fn check_priorities(rolling: &Value, problems: &mut Problems) {
             format!("spec.updateStrategy.rollingUpdate.priorityStrategy.weightPriority[{at}].matchSelector");
         selector::check(&term["matchSelector"], &field, problems);
     }
+}
+
+/// Limits that let no update do anything. The schema lets them pass where they were zero before, for the scale
+/// subresource, which does not come here.
+fn no_room(spec: &Value) -> Vec<String> {
+    let rolling = &spec["updateStrategy"]["rollingUpdate"];
+    let zero = |limit: &Value| *limit == 0 || *limit == "0%";
+    let mut problems = Problems::default();
+    if spec["replicas"] != 0
+        && zero(&rolling["maxUnavailable"])
+        && (rolling["maxSurge"].is_null() || zero(&rolling["maxSurge"]))
+    {
+        let field = "spec.updateStrategy.rollingUpdate.maxUnavailable";
+        problems.add(field, &rolling["maxUnavailable"], NO_ROOM);
+    }
+    problems.into_words()
 }
 
 /// Launch priorities that are no numbers. Where they are stored they count as none, so these stop no CloneSet.
@@ -121,21 +143,26 @@ pub(super) fn new_templates(asked: &Request) -> Option<Templates> {
 
 /// Gives the templates their defaults, or says what the API server finds wrong with them.
 pub(super) fn fill_in(asked: &Request, answer: Option<Result<Answer, cluster::Error>>) -> Decision {
-    let mut object = asked.object.clone();
+    let mut object = asked.object.to_json();
     let mut warnings = Vec::new();
     match answer {
         None => {}
         Some(Ok(Answer::Bad(why))) => return Decision::Deny { code: 422, why },
         Some(Ok(Answer::Good { templates, unknown })) => {
-            object["spec"]["template"] = templates.template;
+            set(&mut object, &["spec", "template"], templates.template);
             if !templates.claims.is_empty() {
-                object["spec"]["volumeClaimTemplates"] = templates.claims.into();
+                set(
+                    &mut object,
+                    &["spec", "volumeClaimTemplates"],
+                    templates.claims.into(),
+                );
             }
-            warnings.extend(
-                unknown
-                    .iter()
-                    .map(|field| format!("unknown field \"{field}\" is left out; look for a misspelling")),
-            );
+            warnings.extend(unknown.iter().take(TOLD).map(|field| {
+                format!(
+                    "unknown field \"{}\" is left out; look for a misspelling",
+                    cut(field, LONGEST_FIELD)
+                )
+            }));
         }
         Some(Err(why)) => warnings.push(format!(
             "the Pod template could not be checked now, and will be when it is used: {why}"
@@ -149,7 +176,14 @@ pub(super) fn fill_in(asked: &Request, answer: Option<Result<Answer, cluster::Er
 pub(super) fn check(asked: &Request, no_pods: &[String], stored: Option<&Value>) -> Decision {
     let spec = &asked.object["spec"];
     let mut problems = Problems::default();
-    let all = |spec: &Value| [mistakes(spec), launch_priorities(&spec["template"])].concat();
+    let all = |spec: &Value| {
+        let others = [
+            no_room(spec),
+            hooks(&spec["lifecycle"]),
+            launch_priorities(&spec["template"]),
+        ];
+        [mistakes(spec), others.concat()].concat()
+    };
     let known = asked.old.as_ref().map(|old| all(&old["spec"]));
     let known = known.unwrap_or_default();
     for mistake in all(spec) {
@@ -160,6 +194,7 @@ pub(super) fn check(asked: &Request, no_pods: &[String], stored: Option<&Value>)
     }
     if let Some(stored) = stored {
         for field in needs_new_pod(&normal(stored)["spec"], &normal(&spec["template"])["spec"]) {
+            let field = cut(&field, LONGEST_FIELD);
             problems.tell(format!(
                 "spec.template.spec{field}: Forbidden: a Pod cannot be changed in this, and InPlaceOnly makes no \
                  new ones; change images, cpu and memory, labels and annotations only, or set \
@@ -176,7 +211,7 @@ pub(super) fn check(asked: &Request, no_pods: &[String], stored: Option<&Value>)
             warnings.push(format!("spec.scaleStrategy.podsToDelete: {name:?}: {why}"));
         }
     }
-    problems.decide(asked.object.clone(), warnings)
+    problems.decide(asked.object.to_json(), warnings)
 }
 
 /// Words about pre-download fields that nothing can be done with. In v1beta1 the schema refuses them; what comes
@@ -205,6 +240,8 @@ fn pre_download(set: &Value) -> Vec<String> {
         } else {
             ""
         };
+        let value = value.to_string();
+        let value = cut(&value, LONGEST_VALUE);
         format!(
             "{field} is {value}, so images may not be pulled ahead; give a number, 0 or greater (in v1alpha1 as \
              annotation {key}{share})"
@@ -213,19 +250,16 @@ fn pre_download(set: &Value) -> Vec<String> {
     .collect()
 }
 
+fn to_delete(object: &Value) -> impl Iterator<Item = &str> {
+    let names = object["spec"]["scaleStrategy"]["podsToDelete"].as_array();
+    names.into_iter().flatten().filter_map(Value::as_str)
+}
+
 /// Names that the request adds to `podsToDelete`.
 pub(super) fn newly_to_delete(asked: &Request) -> Vec<&str> {
-    let names = |object: &'_ Value| {
-        object["spec"]["scaleStrategy"]["podsToDelete"]
-            .as_array()
-            .cloned()
-    };
-    let before = asked.old.as_ref().and_then(names).unwrap_or_default();
-    let now = asked.object["spec"]["scaleStrategy"]["podsToDelete"].as_array();
-    now.into_iter()
-        .flatten()
+    let before: HashSet<&str> = asked.old.iter().flat_map(|old| to_delete(old)).collect();
+    to_delete(&asked.object)
         .filter(|name| !before.contains(name))
-        .filter_map(Value::as_str)
         .collect()
 }
 
@@ -239,6 +273,28 @@ pub(super) fn owns(uid: &str, pod: &Pod) -> bool {
 /// Whether the Pods of a CloneSet are never replaced by an update.
 pub(super) fn keeps_pods(object: &Value) -> bool {
     object["spec"]["updateStrategy"]["rollingUpdate"]["podUpdatePolicy"] == "InPlaceOnly"
+}
+
+/// Items in a list of a Pod template that is held against another list.
+const MOST_ITEMS: usize = 1000;
+
+/// Lists that are longer than any Pod's, by which each check of them would take long.
+pub(super) fn too_long(object: &Value) -> Option<Decision> {
+    let (spec, mut problems) = (&object["spec"], Problems::default());
+    let mut check = |field: &str, list: &Value| {
+        let length = list.as_array().map_or(0, Vec::len);
+        if length > MOST_ITEMS {
+            problems.too_many(field, length, MOST_ITEMS);
+        }
+    };
+    for field in ["containers", "initContainers", "volumes"] {
+        check(
+            &format!("spec.template.spec.{field}"),
+            &spec["template"]["spec"][field],
+        );
+    }
+    check("spec.volumeClaimTemplates", &spec["volumeClaimTemplates"]);
+    (!problems.is_empty()).then(|| problems.decide(Value::Null, Vec::new()))
 }
 
 /// How many changes are told: each repeats all the keys around it, and these may be as long as an object.

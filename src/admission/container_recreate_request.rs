@@ -8,9 +8,12 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, LifecycleHandler, Pod};
 use serde_json::{Value, json};
 
-use super::node_image::default;
 use super::review::{Decision, Problems, Request};
-use crate::api::keys;
+use crate::api::json::{default, set};
+use crate::api::{keys, names};
+
+/// Containers in one request; a Pod has few.
+const MOST_CONTAINERS: usize = 256;
 
 /// What was found for a request.
 #[derive(Clone, Debug, Default)]
@@ -24,7 +27,7 @@ pub(super) struct Seen {
 /// Whether the request may be created, and how it is completed.
 pub(super) fn decide(asked: &Request, seen: &Seen) -> Decision {
     let mut problems = Problems::default();
-    let mut object = asked.object.clone();
+    let mut object = asked.object.to_json();
     let spec = &asked.object["spec"];
     let node = match check_pod(asked, seen.pod.as_ref()) {
         Ok(node) => node,
@@ -37,6 +40,9 @@ pub(super) fn decide(asked: &Request, seen: &Seen) -> Decision {
         return problems.decide(object, Vec::new());
     };
     check_containers(spec, pod, &mut problems);
+    if !problems.is_empty() {
+        return problems.decide(object, Vec::new());
+    }
     fill_in(&mut object, pod);
     label(&mut object, pod, node, seen.virtual_node);
     problems.decide(object, Vec::new())
@@ -47,6 +53,7 @@ fn check_pod<'a>(asked: &Request, pod: Option<&'a Pod>) -> Result<&'a str, Strin
     let Some(pod) = pod else {
         return Err(match asked.object["spec"]["podName"].as_str() {
             None | Some("") => "name the Pod whose containers are to be recreated".to_owned(),
+            Some(name) if !names::is_subdomain(name) => names::SUBDOMAIN.to_owned(),
             Some(_) => format!("there is no such Pod in namespace {:?}", asked.namespace),
         });
     };
@@ -75,6 +82,10 @@ fn check_containers(spec: &Value, pod: &Pod, problems: &mut Problems) {
         .unwrap_or_default();
     if wanted.is_empty() {
         problems.add("spec.containers", &Value::Null, "name at least one container");
+    }
+    if wanted.len() > MOST_CONTAINERS {
+        problems.too_many("spec.containers", wanted.len(), MOST_CONTAINERS);
+        return;
     }
     let mut seen = BTreeSet::new();
     for (at, container) in wanted.iter().enumerate() {
@@ -138,21 +149,16 @@ fn find<'a>(pod: &'a Pod, name: &str) -> Result<(&'a Container, &'a ContainerSta
 
 /// Hooks, ports and identity of each container, and the strategy's defaults.
 fn fill_in(object: &mut Value, pod: &Pod) {
-    let Some(spec) = object.get_mut("spec").filter(|spec| spec.is_object()) else {
+    let Some(spec) = object.get_mut("spec") else {
         return;
     };
-    default(spec, "strategy", json!({}));
-    default(&mut spec["strategy"], "failurePolicy", json!("Fail"));
+    default(spec, &["strategy", "failurePolicy"], json!("Fail"));
     let grace = pod
         .spec
         .as_ref()
         .and_then(|spec| spec.termination_grace_period_seconds);
     if let Some(grace) = grace {
-        default(
-            &mut spec["strategy"],
-            "terminationGracePeriodSeconds",
-            json!(grace),
-        );
+        default(spec, &["strategy", "terminationGracePeriodSeconds"], json!(grace));
     }
     for wanted in spec
         .get_mut("containers")
@@ -168,13 +174,13 @@ fn fill_in(object: &mut Value, pod: &Pod) {
             .as_ref()
             .and_then(|lifecycle| lifecycle.pre_stop.as_ref());
         if let Some(hook) = hook {
-            default(wanted, "preStop", recorded(hook));
+            default(wanted, &["preStop"], recorded(hook));
             if hook.http_get.is_some() && container.ports.is_some() {
-                default(wanted, "ports", json!(container.ports));
+                default(wanted, &["ports"], json!(container.ports));
             }
         }
         let context = json!({ "containerID": status.container_id, "restartCount": status.restart_count });
-        default(wanted, "statusContext", context);
+        default(wanted, &["statusContext"], context);
     }
 }
 
@@ -204,7 +210,7 @@ fn label(object: &mut Value, pod: &Pod, node_name: &str, virtual_node: bool) {
     if virtual_node {
         labels.insert(keys::TYPE.into(), json!(keys::TYPE_VIRTUAL_KUBELET));
     }
-    object["metadata"]["labels"] = Value::Object(labels);
+    set(object, &["metadata", "labels"], Value::Object(labels));
 }
 
 #[cfg(test)]

@@ -3,19 +3,28 @@
 
 use std::convert::Infallible;
 use std::future::pending;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use futures::{StreamExt, stream};
-use http::Request;
+use http::{Request, StatusCode};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tower::ServiceExt;
 
+#[path = "../../tests/support/shapes.rs"]
+mod shapes;
+
+use shapes::{KINDS, admission_reviews, conversion_reviews, every_shape, full, wrong};
+
+use super::connections::Caller;
 use super::look::Look;
 use super::{Options, review};
-use crate::api::keys;
+use crate::api::{keys, names};
 use crate::cluster::pod_template::Defaults;
 use crate::cluster::{self, Cluster};
 
@@ -66,14 +75,19 @@ fn on_a_small_stack<T: Send + 'static>(ask: impl AsyncFnOnce(Router) -> T + Send
 }
 
 async fn router() -> Router {
+    router_to("127.0.0.1:1".parse().unwrap()).await.0
+}
+
+/// The webhook server that asks the API server at this address; and its look at that, to be kept up to date.
+async fn router_to(server: SocketAddr) -> (Router, impl Future<Output = ()>) {
     let folder = tempfile::tempdir().unwrap();
     let kubeconfig = folder.path().join("config");
-    let nowhere = json!({
+    let config = json!({
         "current-context": "c", "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
-        "clusters": [{ "name": "c", "cluster": { "server": "http://127.0.0.1:1" } }],
+        "clusters": [{ "name": "c", "cluster": { "server": format!("http://{server}") } }],
         "users": [{ "name": "u", "user": {} }],
     });
-    std::fs::write(&kubeconfig, nowhere.to_string()).unwrap();
+    std::fs::write(&kubeconfig, config.to_string()).unwrap();
     let to = cluster::Options {
         kubeconfig: Some(kubeconfig),
         component: "test".into(),
@@ -89,12 +103,72 @@ async fn router() -> Router {
         defaults: Defaults::default(),
         off: Vec::new(),
     };
-    let (look, _) = Look::new(&cluster, options.defaults);
-    review::router(look, &options)
+    let (look, looking) = Look::new(&cluster, options.defaults);
+    (review::router(look, &options), looking)
+}
+
+/// Every request that an API server was asked, as method, path and query.
+type Recorded = Arc<Mutex<Vec<String>>>;
+
+/// Asks the webhook server, which asks an API server that records what it is asked. It has no nodes, and one Pod: `me`, in
+/// every namespace.
+fn on_an_api_server<T: Send + 'static>(
+    ask: impl AsyncFnOnce(Router) -> T + Send + 'static,
+) -> (T, Vec<String>) {
+    let recorded = Recorded::default();
+    let record = Arc::clone(&recorded);
+    let ended = on_a_small_stack(async move |_| {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (router, looking) = router_to(listener.local_addr().unwrap()).await;
+        let server = Router::new().fallback(async move |request: axum::extract::Request| {
+            let asked = format!("{} {}", request.method(), request.uri());
+            record.lock().unwrap().push(asked.clone());
+            let body = to_bytes(request.into_body(), usize::MAX).await.unwrap();
+            api_server(&asked, body.into()).await
+        });
+        tokio::select! {
+            ended = ask(router) => ended,
+            () = looking => panic!("the mirror ended"),
+            served = axum::serve(listener, server) => panic!("{served:?}"),
+        }
+    });
+    let recorded = recorded.lock().unwrap().clone();
+    (ended, recorded)
+}
+
+async fn api_server(asked: &str, body: Vec<u8>) -> (StatusCode, Vec<u8>) {
+    let good = |object: Value| (StatusCode::OK, object.to_string().into_bytes());
+    if asked.contains("watch=true") {
+        return pending().await;
+    }
+    if asked.starts_with("GET /api/v1/nodes?") {
+        return good(
+            json!({ "kind": "NodeList", "apiVersion": "v1", "metadata": { "resourceVersion": "1" }, "items": [] }),
+        );
+    }
+    if asked.starts_with("GET ") && asked.ends_with("/pods/me") {
+        return good(json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "me", "namespace": "ns", "uid": "u" },
+            "spec": { "nodeName": "n", "containers": [{ "name": "c" }] },
+            "status": { "phase": "Running", "containerStatuses": [{ "name": "c", "containerID": "containerd://1",
+                "restartCount": 0, "ready": true, "image": "", "imageID": "" }] },
+        }));
+    }
+    if asked.starts_with("POST ") {
+        return (StatusCode::CREATED, body);
+    }
+    let status = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404, "reason": "NotFound",
+        "message": "not found" });
+    (StatusCode::NOT_FOUND, status.to_string().into_bytes())
 }
 
 async fn answer(router: &Router, path: &str, body: Body) -> (u16, Said) {
+    answer_to(1, router, path, body).await
+}
+
+async fn answer_to(client: u8, router: &Router, path: &str, body: Body) -> (u16, Said) {
     let request = Request::post(path).header("content-type", "application/json");
+    let request = request.extension(Caller::new([10, 0, 0, client].into()));
     let request = request.body(body).unwrap();
     let answer = Box::pin(router.clone().oneshot(request)).await.unwrap();
     let status = answer.status().as_u16();
@@ -243,18 +317,135 @@ fn each_sort_of_review_has_a_room_of_its_own() {
         assert_eq!(ask(&admit, &review, (16 << 20) + 1).await, 413);
         // Two of the largest texts have arrived, and do not end.
         let (taken, mut news) = mpsc::unbounded_channel();
-        for _ in 0..2 {
+        for client in 1..=2 {
             let (router, admit, taken) = (router.clone(), admit.clone(), taken.clone());
             let end = stream::once(async move {
                 taken.send(()).unwrap();
                 pending().await
             });
             let text = stream::iter([Ok::<_, Infallible>(vec![b' '; 16 << 20])]).chain(end);
-            tokio::spawn(async move { answer(&router, &admit, Body::from_stream(text)).await });
+            tokio::spawn(async move { answer_to(client, &router, &admit, Body::from_stream(text)).await });
             news.recv().await.unwrap();
         }
         assert_eq!(ask(&admit, &review, review.len()).await, 429);
+        let (other, _) = answer_to(3, &router, &admit, Body::from(review.clone())).await;
+        assert_eq!(other, 429);
         assert_eq!(ask(&convert, &objects, 64 << 20).await, 200);
         assert_eq!(ask(&convert, &objects, (64 << 20) + 1).await, 413);
     });
+}
+
+#[test]
+fn a_review_of_any_shape_is_answered() {
+    let (count, asked) = on_an_api_server(async |router| {
+        let mut count = 0;
+        let wrong = wrong();
+        for kind in KINDS {
+            for (review, step) in admission_reviews(kind).iter().zip(["mutate", "validate"]) {
+                let path = format!("/{step}-apps-kruise-io-{kind}");
+                for body in every_shape(review, &wrong) {
+                    let (status, said) = answer(&router, &path, Body::from(body.clone())).await;
+                    assert!(
+                        [200, 400].contains(&status),
+                        "{status} {said:?} to {body} at {path}"
+                    );
+                    count += 1;
+                }
+            }
+            for body in conversion_reviews(kind)
+                .iter()
+                .flat_map(|review| every_shape(review, &wrong))
+            {
+                let (status, said) = answer(&router, keys::CONVERT_PATH, Body::from(body.clone())).await;
+                assert!([200, 400].contains(&status), "{status} {said:?} to {body}");
+                count += 1;
+            }
+        }
+        count
+    });
+    assert!(count > 1000, "{count}");
+    only_good_requests(&asked);
+}
+
+/// Nothing was asked but what reviews need, each of good names, and nothing was written.
+fn only_good_requests(asked: &[String]) {
+    for asked in asked {
+        let (method, path) = asked.split_once(' ').unwrap();
+        let (path, query) = path.split_once('?').unwrap_or((path, ""));
+        let steps: Vec<&str> = path.split('/').collect();
+        let good = match (method, &steps[..]) {
+            ("GET", ["", "api", "v1", "nodes"]) => query.contains("labelSelector="),
+            ("GET", ["", "api", "v1", "nodes", name]) => names::is_subdomain(name) && query.is_empty(),
+            ("GET", ["", "api", "v1", "namespaces", namespace, "pods", name]) => {
+                names::is_label(namespace) && names::is_subdomain(name) && query.is_empty()
+            }
+            ("POST", ["", "api", "v1", "namespaces", namespace, "podtemplates"]) => {
+                names::is_label(namespace) && query.trim_start_matches('&') == "dryRun=All"
+            }
+            _ => false,
+        };
+        assert!(good, "{asked}");
+    }
+}
+
+#[test]
+fn hostile_names_never_become_part_of_a_request() {
+    let hostile = [
+        "x?y=",
+        "?",
+        "default/podtemplates?x=",
+        "default/podtemplates#",
+        "kube-system/secrets?x=",
+        "../x",
+        "a/b",
+        "a#b",
+        "%2e",
+        "",
+        ".",
+        "A",
+        "a b",
+        "a\nb",
+        "\u{0}",
+    ];
+    let (answers, asked) = on_an_api_server(async move |router| {
+        let mut answers = Vec::new();
+        for text in hostile.into_iter().chain(["me"]) {
+            for kind in KINDS {
+                for (namespace, name) in [(text, "me"), ("ns", text), (text, text)] {
+                    let mut object = full(kind);
+                    json_patch::merge(
+                        &mut object,
+                        &json!({ "metadata": { "name": name, "namespace": namespace, "uid": name },
+                        "spec": { "podName": name, "selector": { "names": [name] }, "scaleStrategy": { "podsToDelete": [name] } } }),
+                    );
+                    let body = json!({ "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+                        "uid": "u", "kind": { "version": "v1beta1" }, "namespace": namespace, "name": name, "object": object } });
+                    for step in ["mutate", "validate"] {
+                        let path = format!("/{step}-apps-kruise-io-{kind}");
+                        let said = answer(&router, &path, Body::from(body.to_string())).await;
+                        answers.push((path, namespace, name, said));
+                    }
+                }
+            }
+        }
+        answers
+    });
+    for (path, namespace, name, (status, said)) in answers {
+        assert_eq!(status, 200, "{path}");
+        if !namespace.is_empty() && !names::is_label(namespace) {
+            assert!(
+                said.message().contains("request.namespace: Invalid value"),
+                "{path} {namespace:?}: {said:?}"
+            );
+        }
+        if path == "/mutate-apps-kruise-io-containerrecreaterequest" {
+            let good = names::is_label(namespace) && names::is_subdomain(name);
+            assert_eq!(said.response.allowed, Some(good), "{said:?}");
+        }
+    }
+    assert!(
+        asked.iter().any(|asked| asked.contains("podtemplates"))
+            && asked.iter().any(|asked| asked.contains("/pods/me"))
+    );
+    only_good_requests(&asked);
 }

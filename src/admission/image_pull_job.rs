@@ -2,26 +2,25 @@
 
 use serde_json::json;
 
-use super::node_image::{BACKOFF_LIMIT, TIMEOUT_SECONDS, default};
+use super::node_image::{BACKOFF_LIMIT, TIMEOUT_SECONDS};
 use super::review::{Decision, Problems, Request};
 use super::selector;
+use crate::api::json::default;
 use crate::cri::Reference;
 
 /// Completion policy, pull policy and limits. A deadline shorter than the usual timeout shortens it.
 pub(super) fn fill_in(asked: &Request) -> Decision {
-    let mut object = asked.object.clone();
-    if let Some(spec) = object.get_mut("spec").filter(|spec| spec.is_object()) {
-        default(spec, "completionPolicy", json!({}));
-        default(&mut spec["completionPolicy"], "type", json!("Always"));
-        default(spec, "imagePullPolicy", json!("IfNotPresent"));
-        default(spec, "pullPolicy", json!({}));
+    let mut object = asked.object.to_json();
+    if let Some(spec) = object.get_mut("spec") {
+        default(spec, &["completionPolicy", "type"], json!("Always"));
+        default(spec, &["imagePullPolicy"], json!("IfNotPresent"));
         let deadline = spec["completionPolicy"]["activeDeadlineSeconds"].as_i64();
         let timeout = deadline
             .filter(|deadline| *deadline > 0)
             .unwrap_or(TIMEOUT_SECONDS)
             .min(TIMEOUT_SECONDS);
-        default(&mut spec["pullPolicy"], "timeoutSeconds", json!(timeout));
-        default(&mut spec["pullPolicy"], "backoffLimit", json!(BACKOFF_LIMIT));
+        default(spec, &["pullPolicy", "timeoutSeconds"], json!(timeout));
+        default(spec, &["pullPolicy", "backoffLimit"], json!(BACKOFF_LIMIT));
     }
     Decision::Allow {
         object,
@@ -55,7 +54,7 @@ pub(super) fn check(asked: &Request, unknown_nodes: &[String]) -> Decision {
             "spec.selector.names: there is no node {name:?} now; the job waits for none that does not exist"
         )
     });
-    problems.decide(asked.object.clone(), warnings.collect())
+    problems.decide(asked.object.to_json(), warnings.collect())
 }
 
 #[cfg(test)]
@@ -65,10 +64,11 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::admission::review::Object;
 
     fn request(spec: Value) -> Request {
         Request {
-            object: json!({ "spec": spec }),
+            object: Object::of(json!({ "spec": spec })),
             old: None,
             namespace: "ns".into(),
             version: "v1beta1".into(),
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn what_is_stored_stays_updatable() {
         let mut asked = request(json!({ "image": "Not Valid", "parallelism": 2 }));
-        asked.old = Some(json!({ "spec": { "image": "Not Valid" } }));
+        asked.old = Some(Object::of(json!({ "spec": { "image": "Not Valid" } })));
         assert!(matches!(check(&asked, &[]), Decision::Allow { .. }));
     }
 }

@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::cloneset;
 use super::container_recreate_request::Seen;
-use super::review::Request;
-use crate::api::keys;
+use super::review::{LONGEST_VALUE, Request, cut};
+use crate::api::{keys, names};
 use crate::cluster::pod_template::{self, Answer, Defaults, Templates};
 use crate::cluster::{self, Cluster, Key, Mirror, write};
 
@@ -26,6 +26,14 @@ const LOOKED_UP: usize = 16;
 /// Names of Pods that are looked up.
 const NAMED: usize = 500;
 
+/// Whether no node has that name, as far as that can be said.
+async fn is_absent(nodes: &Api<Node>, name: &str) -> bool {
+    matches!(
+        write::get(nodes, name).await,
+        Ok(None) | Err(cluster::Error::Name { .. })
+    )
+}
+
 /// Looks at the cluster for answers; clones share what is known.
 #[derive(Clone)]
 pub(super) struct Look {
@@ -38,7 +46,7 @@ pub(super) struct Look {
 impl Look {
     /// Also gives the task that keeps it up to date. Only virtual nodes are watched, of which there are
     /// few or none, so that an answer need not ask for the Pod's node.
-    pub fn new(cluster: &Cluster, defaults: Defaults) -> (Self, impl Future<Output = ()>) {
+    pub fn new(cluster: &Cluster, defaults: Defaults) -> (Self, impl Future<Output = ()> + use<>) {
         let nodes: Api<Node> = Api::all(cluster.client.clone());
         let only = ListParams::default().labels(&format!("{}={}", keys::TYPE, keys::TYPE_VIRTUAL_KUBELET));
         let (virtual_nodes, watching) = cluster.mirror(nodes, only, |_: Node| Some(()));
@@ -58,7 +66,7 @@ impl Look {
     /// In words, when it cannot be said in time.
     pub async fn at_pod(&self, asked: &Request) -> Result<Seen, String> {
         let name = asked.object["spec"]["podName"].as_str().unwrap_or_default();
-        if name.is_empty() {
+        if !names::is_subdomain(name) {
             return Ok(Seen::default());
         }
         let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), &asked.namespace);
@@ -88,7 +96,11 @@ impl Look {
         let nodes: Api<Node> = Api::all(self.cluster.client.clone());
         let lookups = names.map(|name| {
             let nodes = &nodes;
-            async move { matches!(write::get(nodes, name).await, Ok(None)).then(|| name.to_owned()) }
+            async move {
+                is_absent(nodes, name)
+                    .await
+                    .then(|| cut(name, LONGEST_VALUE).into_owned())
+            }
         });
         let all = tokio::time::timeout(GLANCE, future::join_all(lookups)).await;
         all.unwrap_or_default().into_iter().flatten().collect()
@@ -113,7 +125,11 @@ impl Look {
     }
 
     async fn ask(&self, asked: &Request, templates: &Templates) -> Result<Answer, cluster::Error> {
-        let answer = pod_template::ask(&self.cluster, &asked.namespace, templates, self.defaults);
+        let templates = Templates {
+            labels: asked.object["metadata"]["labels"].clone(),
+            ..templates.clone()
+        };
+        let answer = pod_template::ask(&self.cluster, &asked.namespace, &templates, self.defaults);
         match tokio::time::timeout(CHECK, answer).await {
             Ok(answer) => answer,
             Err(_) => Err(cluster::Error::Timeout {
@@ -133,9 +149,12 @@ impl Look {
         let lookups = names.into_iter().map(|name| {
             let pods = &pods;
             async move {
-                let pod = write::get(pods, &name).await.ok()?;
+                let pod = match write::get(pods, &name).await {
+                    Err(cluster::Error::Name { .. }) => None,
+                    found => found.ok()?,
+                };
                 let ours = pod.is_some_and(|pod| cloneset::owns(uid, &pod));
-                (!ours).then_some(name)
+                (!ours).then(|| cut(&name, LONGEST_VALUE).into_owned())
             }
         });
         let found = stream::iter(lookups).buffer_unordered(LOOKED_UP);

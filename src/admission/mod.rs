@@ -7,6 +7,7 @@
 mod bundle;
 mod certificates;
 pub mod cloneset;
+mod connections;
 mod container_recreate_request;
 mod crd;
 #[cfg(test)]

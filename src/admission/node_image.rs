@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::review::{Decision, Problems, Request};
+use crate::api::json::default;
 use crate::cri::Reference;
 
 /// Seconds of one attempt when a tag does not say.
@@ -17,7 +18,7 @@ pub(super) const BACKOFF_LIMIT: i64 = 3;
 
 /// Tags in order, with creation time and limits.
 pub(super) fn fill_in(asked: &Request, now: Timestamp) -> Decision {
-    let mut object = asked.object.clone();
+    let mut object = asked.object.to_json();
     let created = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let images = object
         .get_mut("spec")
@@ -28,24 +29,14 @@ pub(super) fn fill_in(asked: &Request, now: Timestamp) -> Decision {
         };
         tags.sort_by(|one, other| one["tag"].as_str().cmp(&other["tag"].as_str()));
         for tag in tags.iter_mut().filter(|tag| tag.is_object()) {
-            default(tag, "createdAt", json!(created));
-            default(tag, "pullPolicy", json!({}));
-            default(&mut tag["pullPolicy"], "timeoutSeconds", json!(TIMEOUT_SECONDS));
-            default(&mut tag["pullPolicy"], "backoffLimit", json!(BACKOFF_LIMIT));
+            default(tag, &["createdAt"], json!(created));
+            default(tag, &["pullPolicy", "timeoutSeconds"], json!(TIMEOUT_SECONDS));
+            default(tag, &["pullPolicy", "backoffLimit"], json!(BACKOFF_LIMIT));
         }
     }
     Decision::Allow {
         object,
         warnings: Vec::new(),
-    }
-}
-
-/// Sets a field that is absent; leaves alone what is no object, for the schema to refuse.
-pub(super) fn default(object: &mut Value, field: &str, value: Value) {
-    if let Some(object) = object.as_object_mut()
-        && object.get(field).is_none_or(Value::is_null)
-    {
-        object.insert(field.to_owned(), value);
     }
 }
 
@@ -92,7 +83,7 @@ pub(super) fn check(asked: &Request) -> Decision {
             }
         }
     }
-    problems.decide(asked.object.clone(), Vec::new())
+    problems.decide(asked.object.to_json(), Vec::new())
 }
 
 #[cfg(test)]
@@ -102,10 +93,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::admission::review::Object;
 
     fn request(images: Value) -> Request {
         Request {
-            object: json!({ "spec": { "images": images } }),
+            object: Object::of(json!({ "spec": { "images": images } })),
             old: None,
             namespace: String::new(),
             version: "v1beta1".into(),
@@ -144,7 +136,7 @@ mod tests {
             json!({ "spec": { "images": { "a": {} } } }),
         ] {
             let asked = Request {
-                object: object.clone(),
+                object: Object::of(object.clone()),
                 old: None,
                 namespace: String::new(),
                 version: "v1beta1".into(),
@@ -152,7 +144,7 @@ mod tests {
             let Decision::Allow { object: filled, .. } = fill_in(&asked, Timestamp::UNIX_EPOCH) else {
                 panic!("denied");
             };
-            assert_eq!(filled, object);
+            assert_eq!(filled, *Object::of(object));
         }
     }
 
@@ -182,7 +174,7 @@ mod tests {
     fn what_is_stored_stays_updatable() {
         let bad = json!({ "tags": [{ "tag": "1" }] });
         let mut asked = request(json!({ "UPPER": bad, "nginx": { "tags": [] } }));
-        asked.old = Some(json!({ "spec": { "images": { "UPPER": bad } } }));
+        asked.old = Some(Object::of(json!({ "spec": { "images": { "UPPER": bad } } })));
         assert!(matches!(check(&asked), Decision::Allow { .. }));
     }
 

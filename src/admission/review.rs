@@ -1,11 +1,12 @@
 //! Reviews: what the API server asks, and how our answers look. One route per kind and step.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::StatusCode;
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
@@ -18,6 +19,7 @@ use super::wire::{self, Unreadable};
 use super::{Options, cloneset, container_recreate_request, image_pull_job, node_image};
 use crate::api::{convert, keys};
 use crate::ops::metrics::metrics;
+use crate::ops::panics;
 
 /// New and old object of at most 3 MiB each, and what surrounds them. Bytes.
 const LARGEST_ADMISSION: usize = 16 << 20;
@@ -50,6 +52,23 @@ pub(super) enum Decision {
     },
 }
 
+/// How many mistakes of one object are named: an object has room for millions.
+const MOST_PROBLEMS: usize = 64;
+/// The most of a field's path that is repeated in a message, in characters: keys in it may be as long as an object.
+pub(super) const LONGEST_FIELD: usize = 300;
+/// The most of a value that is repeated in a message, in characters.
+pub(super) const LONGEST_VALUE: usize = 300;
+/// The most of a refusal that is logged, in characters.
+const LONGEST_LOGGED: usize = 500;
+
+/// As much of a text as a message has room for.
+pub(super) fn cut(text: &str, longest: usize) -> Cow<'_, str> {
+    match text.char_indices().nth(longest) {
+        Some((end, _)) => Cow::Owned(format!("{}…", text.get(..end).unwrap_or_default())),
+        None => Cow::Borrowed(text),
+    }
+}
+
 /// Mistakes of the user's: for each the field, the value it has, and what is wrong with it.
 #[derive(Debug, Default)]
 pub(super) struct Problems(Vec<String>);
@@ -57,15 +76,37 @@ pub(super) struct Problems(Vec<String>);
 impl Problems {
     /// Notes one.
     pub fn add(&mut self, field: impl std::fmt::Display, value: &Value, why: impl std::fmt::Display) {
+        if self.0.len() == MOST_PROBLEMS {
+            return;
+        }
+        let field = field.to_string();
+        let field = cut(&field, LONGEST_FIELD);
         self.0.push(match value {
             Value::Null => format!("{field}: Required value: {why}"),
-            value => format!("{field}: Invalid value: {value}: {why}"),
+            value => {
+                let value = value.to_string();
+                format!("{field}: Invalid value: {}: {why}", cut(&value, LONGEST_VALUE))
+            }
         });
+    }
+
+    /// Notes that a list has more items than it may.
+    pub fn too_many(&mut self, field: &str, there: usize, most: usize) {
+        self.tell(format!(
+            "{field}: Too many: {there}: must have at most {most} items"
+        ));
     }
 
     /// Notes one that is in words already.
     pub fn tell(&mut self, mistake: String) {
-        self.0.push(mistake);
+        if self.0.len() < MOST_PROBLEMS {
+            self.0.push(mistake);
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// All of them, each in words.
@@ -85,13 +126,67 @@ impl Problems {
     }
 }
 
+/// An object as decisions may rely on it: JSON with objects where every object has them. It can be read only.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Object(Value);
+
+impl Object {
+    /// Takes what has an object at its root and in `metadata`, and none but objects in `spec`, `status`, labels and
+    /// annotations.
+    ///
+    /// # Errors
+    /// Field, value and what it must be, in words.
+    pub fn parse(value: Value) -> Result<Self, String> {
+        let object = |field: &str, value: &Value| match value {
+            Value::Object(_) => Ok(()),
+            value => {
+                let mut problems = Problems::default();
+                problems.add(field, value, "must be an object");
+                Err(problems.into_words().concat())
+            }
+        };
+        object("object", &value)?;
+        object("metadata", &value["metadata"])?;
+        let metadata =
+            ["labels", "annotations"].map(|field| (format!("metadata.{field}"), &value["metadata"][field]));
+        let parts = ["spec", "status"].map(|field| (field.to_owned(), &value[field]));
+        for (field, part) in metadata
+            .into_iter()
+            .chain(parts)
+            .filter(|(_, part)| !part.is_null())
+        {
+            object(&field, part)?;
+        }
+        Ok(Self(value))
+    }
+
+    /// A copy to change.
+    pub fn to_json(&self) -> Value {
+        self.0.clone()
+    }
+
+    /// The object of a test, whose metadata does not matter where there is none.
+    #[cfg(test)]
+    pub fn of(mut value: Value) -> Self {
+        crate::api::json::default(&mut value, &["metadata"], serde_json::json!({}));
+        Self::parse(value).unwrap_or_else(|why| panic!("{why}"))
+    }
+}
+
+impl std::ops::Deref for Object {
+    type Target = Value;
+    fn deref(&self) -> &Value {
+        &self.0
+    }
+}
+
 /// What an answer is about.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Request {
     /// The object as asked for.
-    pub object: Value,
+    pub object: Object,
     /// The object as it is, on updates.
-    pub old: Option<Value>,
+    pub old: Option<Object>,
     /// Namespace of the object; empty for cluster-wide ones.
     pub namespace: String,
     /// Version that the user speaks; the objects here are in v1beta1.
@@ -108,7 +203,7 @@ struct Served {
 /// Paths as upstream's, which existing configurations may point at.
 pub(super) fn router(look: Look, options: &Options) -> Router {
     let admitting = Room::new(2 * LARGEST_ADMISSION, LARGEST_ADMISSION);
-    let converting = Room::new(LARGEST_CONVERSION, LARGEST_CONVERSION);
+    let converting = Room::new(LARGEST_CONVERSION + LARGEST_CONVERSION / 2, LARGEST_CONVERSION);
     let served = Served {
         look,
         off: options.off.clone().into(),
@@ -121,25 +216,50 @@ pub(super) fn router(look: Look, options: &Options) -> Router {
         .route(keys::CONVERT_PATH, post(converted))
         .layer(from_fn_with_state(converting, held));
     // The room is bounded already.
-    conversion.merge(admission).layer(DefaultBodyLimit::disable())
+    conversion
+        .merge(admission)
+        .layer(DefaultBodyLimit::disable())
+        .layer(from_fn(isolate))
+}
+
+/// Ends a review that panics, and nothing else. The API server takes the answer for a webhook that failed, and does what
+/// the webhook's `failurePolicy` says.
+async fn isolate(request: axum::extract::Request, next: Next) -> Response {
+    let path = request.uri().path().to_owned();
+    let step = path.trim_start_matches('/');
+    match panics::isolated("admission", cut(&path, LONGEST_FIELD), next.run(request)).await {
+        Ok(response) => response,
+        Err(panicked) => {
+            let (kind, step) = match route(step) {
+                Some((kind, mutate)) => (kind, step_of(mutate)),
+                None => ("other", "convert"),
+            };
+            count(kind, step, "failed");
+            (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                format!("the review failed: {panicked}"),
+            )
+                .into_response()
+        }
+    }
 }
 
 async fn converted(body: Bytes) -> Response {
     let (review, objects, to) = match wire::conversion(&body) {
         Ok((review, (objects, to))) => (review, objects, to),
         Err(Unreadable::Review(review, why)) => {
-            let why =
-                Status::failure(&format!("an object cannot be read: {why}"), "unreadable").with_code(422);
+            let why = Status::failure(&why, "unreadable").with_code(422);
             return Json(review.converted(Err(Box::new(why)))).into_response();
         }
-        Err(Unreadable::Foreign(why)) => return foreign(&why),
+        Err(Unreadable::Foreign(code, why)) => return foreign(code, why),
     };
     drop(body);
     Json(review.converted(convert_all(objects, &to))).into_response()
 }
 
-fn foreign(why: &serde_json::Error) -> Response {
-    (StatusCode::BAD_REQUEST, format!("this is no review: {why}")).into_response()
+fn foreign(code: StatusCode, why: String) -> Response {
+    count("other", "read", "refused");
+    (code, why).into_response()
 }
 
 /// All of them or none.
@@ -159,8 +279,10 @@ fn convert_all(objects: Vec<Value>, to: &str) -> Result<Vec<Value>, Box<Status>>
         .collect();
     count(kind, "convert", if all.is_ok() { "allowed" } else { "failed" });
     all.map_err(|why| {
-        tracing::warn!(kind, %why, "cannot convert");
-        Box::new(Status::failure(&why.to_string(), why.category()).with_code(422))
+        let words = why.to_string();
+        let words = &*cut(&words, LONGEST_LOGGED);
+        tracing::warn!(kind, why = words, "cannot convert");
+        Box::new(Status::failure(words, why.category()).with_code(422))
     })
 }
 
@@ -168,41 +290,47 @@ async fn admit(State(served): State<Served>, Path(step): Path<String>, body: Byt
     let Some((kind, mutate)) = route(&step) else {
         return (StatusCode::NOT_FOUND, format!("no webhook at /{step}")).into_response();
     };
-    let (review, asked, decision) = match wire::admission(&body) {
-        // Nothing is checked when an object goes.
-        Ok((review, None)) => return Json(review.agreed()).into_response(),
-        Ok((review, Some(asked))) => {
-            // The answer may wait for others; the text is not needed meanwhile.
-            drop(body);
-            let decision = match served.off.iter().find(|(off, _)| *off == kind) {
-                Some((_, gate)) => Decision::Deny {
-                    code: 403,
-                    why: format!("feature gate {gate} of kruise-manager is off"),
-                },
-                None => decide(&served.look, kind, mutate, &asked).await,
-            };
-            (review, asked, decision)
+    let (review, asked) = match wire::admission(&body) {
+        Ok(read) => read,
+        Err(Unreadable::Review(review, why)) => {
+            let why = Decision::Deny { code: 422, why };
+            note(kind, mutate, "", &why);
+            return Json(review.decided(&Value::Null, why)).into_response();
         }
-        Err(Unreadable::Review(review, why)) => (review, Request::default(), unreadable(&why)),
-        Err(Unreadable::Foreign(why)) => return foreign(&why),
+        Err(Unreadable::Foreign(code, why)) => return foreign(code, why),
     };
-    let step = if mutate { "mutate" } else { "validate" };
-    match &decision {
-        Decision::Allow { .. } => count(kind, step, "allowed"),
-        Decision::Deny { code, why } => {
-            tracing::info!(kind, namespace = asked.namespace, why, "refused");
-            count(kind, step, if *code == 500 { "failed" } else { "refused" });
-        }
-    }
+    // The answer may wait for others; the text is not needed meanwhile.
+    drop(body);
+    // Nothing is checked when an object goes.
+    let Some(asked) = asked else {
+        return Json(review.agreed()).into_response();
+    };
+    let decision = match served.off.iter().find(|(off, _)| *off == kind) {
+        Some((_, gate)) => Decision::Deny {
+            code: 403,
+            why: format!("feature gate {gate} of kruise-manager is off"),
+        },
+        None => decide(&served.look, kind, mutate, &asked).await,
+    };
+    note(kind, mutate, &asked.namespace, &decision);
     Json(review.decided(&asked.object, decision)).into_response()
 }
 
-/// The controllers could not read it either.
-fn unreadable(why: &serde_json::Error) -> Decision {
-    Decision::Deny {
-        code: 422,
-        why: format!("this object cannot be read; fields may be nested some 120 levels deep: {why}"),
+/// Counts a decision, and logs a refusal.
+fn note(kind: &str, mutate: bool, namespace: &str, decision: &Decision) {
+    let step = step_of(mutate);
+    match decision {
+        Decision::Allow { .. } => count(kind, step, "allowed"),
+        Decision::Deny { code, why } => {
+            let why = &*cut(why, LONGEST_LOGGED);
+            tracing::info!(kind, namespace, why, "refused");
+            count(kind, step, if *code == 500 { "failed" } else { "refused" });
+        }
     }
+}
+
+fn step_of(mutate: bool) -> &'static str {
+    if mutate { "mutate" } else { "validate" }
 }
 
 fn count(kind: &str, step: &str, result: &str) {
@@ -226,6 +354,12 @@ fn route(step: &str) -> Option<(&str, bool)> {
 }
 
 async fn decide(look: &Look, kind: &str, mutate: bool, asked: &Request) -> Decision {
+    if let Some(refusal) = (kind == "cloneset")
+        .then(|| cloneset::too_long(&asked.object))
+        .flatten()
+    {
+        return refusal;
+    }
     match (kind, mutate) {
         ("cloneset", true) => cloneset::fill_in(asked, look.templates(asked).await),
         ("cloneset", false) => {
@@ -244,7 +378,7 @@ async fn decide(look: &Look, kind: &str, mutate: bool, asked: &Request) -> Decis
             },
         },
         _ => Decision::Allow {
-            object: asked.object.clone(),
+            object: asked.object.to_json(),
             warnings: Vec::new(),
         },
     }
@@ -257,6 +391,70 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_review_that_panics_fails_alone() {
+        let router = Router::new()
+            .route("/good", post(async || "good"))
+            .route(
+                "/{step}",
+                post(async |Path(step): Path<String>| -> String { panic!("{step}") }),
+            )
+            .layer(from_fn(isolate));
+        let ask = async |path: &str| {
+            let request = axum::http::Request::post(path)
+                .body(axum::body::Body::empty())
+                .unwrap();
+            tower::ServiceExt::oneshot(router.clone(), request)
+                .await
+                .unwrap()
+                .status()
+                .as_u16()
+        };
+        assert_eq!(ask("/mutate-apps-kruise-io-nodeimage").await, 500);
+        assert_eq!(ask("/good").await, 200);
+        let labels = [("kind", "nodeimage"), ("step", "mutate"), ("result", "failed")];
+        let labels = labels.map(|(label, value)| (label, value.to_owned()));
+        assert_eq!(metrics().reviews.get_or_create(&labels).get(), 1);
+    }
+
+    #[test]
+    fn an_object_is_one_at_every_place_that_decisions_look_at() {
+        let object = |part: Value| {
+            let mut object = json!({ "metadata": { "labels": {} }, "spec": {} });
+            json_patch::merge(&mut object, &part);
+            Object::parse(object)
+        };
+        assert!(object(json!({})).is_ok());
+        assert!(object(json!({ "spec": null, "metadata": { "labels": null } })).is_ok());
+        for wrong in [json!("x"), json!(1), json!(true), json!([]), json!([{}])] {
+            let why = |field: &str| format!("{field}: Invalid value: {wrong}: must be an object");
+            assert_eq!(Object::parse(wrong.clone()).unwrap_err(), why("object"));
+            for field in ["metadata", "spec", "status"] {
+                assert_eq!(object(json!({ field: wrong })).unwrap_err(), why(field));
+            }
+            for field in ["labels", "annotations"] {
+                let got = object(json!({ "metadata": { field: wrong } })).unwrap_err();
+                assert_eq!(got, why(&format!("metadata.{field}")));
+            }
+        }
+        let none = object(json!({ "metadata": null })).unwrap_err();
+        assert_eq!(none, "metadata: Required value: must be an object");
+    }
+
+    #[test]
+    fn messages_are_bounded_whatever_the_object_holds() {
+        let (mut problems, long) = (Problems::default(), "é".repeat(1 << 20));
+        for _ in 0..100_000 {
+            problems.add(&long, &json!(long), "too long");
+        }
+        let Decision::Deny { why, .. } = problems.decide(Value::Null, Vec::new()) else {
+            panic!("allowed")
+        };
+        assert!(why.len() < 100 << 10, "{}", why.len());
+        assert_eq!(cut("short", 5), "short");
+        assert_eq!(cut("longer", 5), "longe…");
+    }
 
     #[test]
     fn all_objects_of_a_list_are_converted_or_none() {

@@ -1,10 +1,12 @@
 //! Room for the texts of reviews: all that are being read or answered at a time are bounded, and whoever sends slowly, or
-//! more than that, gets an answer that says so.
+//! more than that, gets an answer that says so. No address gets all the room.
 //!
 //! In:  requests of anybody who reaches the port.
 //! Out: the same with their text complete, or a refusal.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -14,9 +16,10 @@ use axum::http::header::RETRY_AFTER;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
+use super::connections::Caller;
 use crate::ops::metrics::metrics;
 
 /// What there is no room for by then is refused. API servers wait for our answers for 5 s and more.
@@ -30,30 +33,42 @@ const READ: Duration = Duration::from_secs(10);
 pub(super) struct Room {
     left: Arc<Semaphore>,
     bytes: usize,
-    /// Bytes of the largest text.
+    /// Bytes of the largest text, and of all texts of one address.
     largest: usize,
+    /// What is left to each address that has any.
+    shares: Arc<Mutex<HashMap<IpAddr, Arc<Semaphore>>>>,
     wait: Duration,
     read: Duration,
 }
 
 impl Room {
-    /// Room for so many bytes, of which one text has `largest` at most.
+    /// Room for so many bytes, of which one text, and all texts of one address, have `largest` at most.
     pub fn new(bytes: usize, largest: usize) -> Self {
         Self {
             left: Arc::new(Semaphore::new(bytes)),
             bytes,
             largest,
+            shares: Arc::default(),
             wait: WAIT,
             read: READ,
         }
     }
 
-    /// Reads a text, and holds the room that it takes.
+    /// What is left to an address.
+    fn share(&self, address: IpAddr) -> Arc<Semaphore> {
+        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        shares.retain(|_, share| Arc::strong_count(share) > 1);
+        let share = shares.entry(address);
+        Arc::clone(share.or_insert_with(|| Arc::new(Semaphore::new(self.largest))))
+    }
+
+    /// Reads a text, and holds the room that it takes of the address's share and of all.
     async fn hold(
         &self,
+        share: &Arc<Semaphore>,
         mut body: Body,
-    ) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>), (StatusCode, String)> {
-        let (mut text, mut held) = (Vec::new(), None::<SemaphorePermit<'_>>);
+    ) -> Result<(Vec<u8>, Vec<Held>), (StatusCode, String)> {
+        let (mut text, mut held) = (Vec::new(), Vec::new());
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|why| {
                 let why = format!("the review did not arrive: {why}");
@@ -65,16 +80,19 @@ impl Room {
                 return Err((StatusCode::PAYLOAD_TOO_LARGE, why));
             }
             let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
-            let Ok(Ok(more)) = timeout(self.wait, self.left.acquire_many(length)).await else {
-                let why = format!(
-                    "reviews of {} bytes are being answered: there is no room for more",
-                    self.bytes
-                );
-                return Err((StatusCode::TOO_MANY_REQUESTS, why));
-            };
-            match &mut held {
-                Some(held) => held.merge(more),
-                None => held = Some(more),
+            // The own share first: who waits for it takes no room from others.
+            for (room, bytes, whose) in [
+                (share, self.largest, " of this client"),
+                (&self.left, self.bytes, ""),
+            ] {
+                let more = timeout(self.wait, Arc::clone(room).acquire_many_owned(length)).await;
+                let Ok(Ok(more)) = more else {
+                    let why = format!(
+                        "reviews{whose} of {bytes} bytes are being answered: there is no room for more"
+                    );
+                    return Err((StatusCode::TOO_MANY_REQUESTS, why));
+                };
+                keep(&mut held, more);
             }
             text.extend_from_slice(&data);
         }
@@ -82,10 +100,29 @@ impl Room {
     }
 }
 
+/// Room that is held.
+type Held = OwnedSemaphorePermit;
+
+/// Adds to what is held of the same room.
+fn keep(held: &mut Vec<Held>, more: Held) {
+    match held
+        .iter_mut()
+        .find(|held| Arc::ptr_eq(held.semaphore(), more.semaphore()))
+    {
+        Some(held) => held.merge(more),
+        None => held.push(more),
+    }
+}
+
 /// Reads the text of a request, and has it answered.
 pub(super) async fn held(State(room): State<Room>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
-    let (text, _held) = match timeout(room.read, room.hold(body)).await {
+    let caller = parts.extensions.get::<Caller>().cloned();
+    let address = caller
+        .as_ref()
+        .map_or(Ipv4Addr::UNSPECIFIED.into(), |caller| caller.address);
+    let share = room.share(address);
+    let (text, _held) = match timeout(room.read, room.hold(&share, body)).await {
         Ok(Ok(read)) => read,
         Ok(Err((code, why))) => return refused(code, why),
         Err(_) => {
@@ -93,7 +130,11 @@ pub(super) async fn held(State(room): State<Room>, request: Request, next: Next)
             return refused(StatusCode::REQUEST_TIMEOUT, why);
         }
     };
-    next.run(Request::from_parts(parts, Body::from(text))).await
+    let response = next.run(Request::from_parts(parts, Body::from(text))).await;
+    if let Some(caller) = caller.filter(|_| response.status().is_success()) {
+        caller.note_review();
+    }
+    response
 }
 
 fn refused(code: StatusCode, why: String) -> Response {
@@ -139,7 +180,12 @@ mod tests {
     }
 
     async fn answer(router: Router, body: Body) -> (u16, String) {
-        let request = Request::post("/").body(body).unwrap();
+        answer_to(1, router, body).await
+    }
+
+    async fn answer_to(client: u8, router: Router, body: Body) -> (u16, String) {
+        let caller = Caller::new([10, 0, 0, client].into());
+        let request = Request::post("/").extension(caller).body(body).unwrap();
         let answer = router.oneshot(request).await.unwrap();
         let code = answer.status().as_u16();
         assert_eq!(answer.headers().contains_key(RETRY_AFTER), code == 429);
@@ -156,12 +202,13 @@ mod tests {
         let parts = stream::iter(["abcd", "efg"].map(Ok::<_, std::io::Error>));
         let first = tokio::spawn(answer(router.clone(), Body::from_stream(parts)));
         here.recv().await.unwrap();
-        let (code, why) = answer(router.clone(), Body::from("abcd")).await;
-        assert_eq!(
-            (code, why.contains("of 10 bytes are being answered")),
-            (429, true),
-            "{why}"
-        );
+        for (client, words) in [
+            (1, "reviews of this client of 8 bytes are being"),
+            (2, "reviews of 10 bytes are being"),
+        ] {
+            let (code, why) = answer_to(client, router.clone(), Body::from("abcd")).await;
+            assert_eq!((code, why.contains(words)), (429, true), "{why}");
+        }
         go.add_permits(3);
         // What takes no room needs none.
         assert_eq!(answer(router.clone(), Body::empty()).await, (200, "0".to_owned()));

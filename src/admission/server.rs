@@ -4,6 +4,8 @@ use std::io::Cursor;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Extension;
+use axum::middleware::AddExtension;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -14,21 +16,30 @@ use rustls::server::{ClientHello, ResolvesServerCert, ServerConfig};
 use rustls::sign::CertifiedKey;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
+use tower::Layer;
 
 use super::Error;
 use super::bundle::Bundle;
+use super::connections::{Caller, Connections};
 use crate::ops::http;
 
 /// A client that has not shaken hands by then is let go.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// A client that has not had the answer to a review by then is let go. API servers connect to send one, and wait 10 s
+/// for the answer at most.
+const FIRST: Duration = Duration::from_secs(20);
+/// What is being answered on a connection whose place another address gets may take so long.
+const FAREWELL: Duration = Duration::from_secs(1);
 /// A client that has asked nothing for so long is let go, for it takes the place of others. API servers let go of an idle
 /// connection after 90 s themselves, so none is ended as they ask.
 const IDLE: Duration = Duration::from_secs(120);
 /// Connections at a time; an API server opens few and keeps them.
 const CONNECTIONS: usize = 512;
+/// Connections of one address at a time. An API server has one for each review that it waits for.
+const SHARE: usize = 256;
 
 /// Opens the port on all addresses.
 pub(super) async fn listen(port: u16) -> Result<TcpListener, Error> {
@@ -43,14 +54,10 @@ pub(super) async fn serve(
     shutdown: &CancellationToken,
 ) {
     let acceptor = TlsAcceptor::from(Arc::new(configuration(bundle)));
-    let service = TowerToHyperService::new(router);
-    let slots = Arc::new(Semaphore::new(CONNECTIONS));
+    let connections = Connections::new(CONNECTIONS, SHARE);
     loop {
-        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else {
-            return;
-        };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, caller) = match listener.accept().await {
+            Ok((stream, peer)) => (stream, Caller::new(peer.ip())),
             Err(why) => {
                 // Out of file descriptors, for example; others must end first.
                 tracing::warn!(%why, "cannot take a connection");
@@ -58,10 +65,16 @@ pub(super) async fn serve(
                 continue;
             }
         };
-        let (acceptor, service, shutdown) = (acceptor.clone(), service.clone(), shutdown.clone());
+        let Some(place) = connections.admit(caller.address) else {
+            tracing::debug!(address = %caller.address, "refused a connection: this address has its share");
+            continue;
+        };
+        let (acceptor, router, shutdown) = (acceptor.clone(), router.clone(), shutdown.clone());
         tokio::spawn(async move {
-            converse(stream, acceptor, service, shutdown).await;
-            drop(slot);
+            tokio::select! {
+                () = converse(stream, acceptor, router, caller, &place.taken, shutdown) => {}
+                () = farewell(&place.taken) => {}
+            }
         });
     }
 }
@@ -69,7 +82,9 @@ pub(super) async fn serve(
 async fn converse(
     stream: TcpStream,
     acceptor: TlsAcceptor,
-    service: TowerToHyperService<axum::Router>,
+    router: axum::Router,
+    caller: Caller,
+    taken: &CancellationToken,
     shutdown: CancellationToken,
 ) {
     let stream = match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
@@ -77,11 +92,14 @@ async fn converse(
         Ok(Err(why)) => return tracing::debug!(%why, "a client did not speak TLS with us"),
         Err(_) => return tracing::debug!("a client did not finish its handshake"),
     };
+    let idle = without_review(&caller, FIRST);
+    let service = TowerToHyperService::new(Extension(caller.clone()).layer(router));
     let connection = answers(stream, service, IDLE);
     tokio::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = shutdown.cancelled() => {
+        () = idle => return tracing::debug!(address = %caller.address, "a client asked for no review"),
+        () = either(&shutdown, taken) => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
@@ -91,12 +109,36 @@ async fn converse(
     }
 }
 
+/// Ends when the client got the answer to no review for so long from its beginning on.
+async fn without_review(caller: &Caller, first: Duration) {
+    tokio::time::sleep(first).await;
+    if caller.has_reviewed() {
+        std::future::pending::<()>().await;
+    }
+}
+
+async fn either(one: &CancellationToken, other: &CancellationToken) {
+    tokio::select! {
+        () = one.cancelled() => {}
+        () = other.cancelled() => {}
+    }
+}
+
+/// Ends a while after the place was given to another address.
+async fn farewell(taken: &CancellationToken) {
+    taken.cancelled().await;
+    tokio::time::sleep(FAREWELL).await;
+}
+
+/// What answers one client.
+type Answering = TowerToHyperService<AddExtension<axum::Router, Caller>>;
+
 /// Answers on one connection, until nothing is asked for so long.
 fn answers<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
-    service: TowerToHyperService<axum::Router>,
+    service: Answering,
     idle: Duration,
-) -> http1::Connection<TokioIo<S>, TowerToHyperService<axum::Router>> {
+) -> http1::Connection<TokioIo<S>, Answering> {
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(idle);
     builder.serve_connection(TokioIo::new(stream), service)
@@ -154,6 +196,15 @@ mod tests {
 
     use super::*;
 
+    #[tokio::test(start_paused = true)]
+    async fn who_asks_for_no_review_is_let_go_early() {
+        let caller = Caller::new([127, 0, 0, 1].into());
+        without_review(&caller, FIRST).await;
+        caller.note_review();
+        let stays = tokio::time::timeout(FIRST * 2, without_review(&caller, FIRST)).await;
+        assert!(stays.is_err());
+    }
+
     #[tokio::test]
     async fn who_asks_nothing_is_let_go() {
         for said in ["", "GET / HTT", "GET / HTTP/1.1\r\nHost: x\r\n\r\n"] {
@@ -162,7 +213,7 @@ mod tests {
             ours.write_all(said.as_bytes()).await.unwrap();
             let answers = answers(
                 theirs,
-                TowerToHyperService::new(router),
+                TowerToHyperService::new(Extension(Caller::new([127, 0, 0, 1].into())).layer(router)),
                 Duration::from_millis(200),
             );
             let ended = tokio::time::timeout(Duration::from_secs(60), answers).await;

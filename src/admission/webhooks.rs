@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use super::bundle::Bundle;
 use super::crd::Crd;
 use super::{Options, storage};
+use crate::api::json::set;
 use crate::api::{self, GROUP, V1BETA1, keys};
 use crate::cluster::write::{self, Object};
 use crate::cluster::{Cluster, Key, optional_mirror};
@@ -172,7 +173,11 @@ fn plan_configuration(there: &Value, ours: &Value, options: &Options, ca: &str) 
         let path = ours["clientConfig"]["service"]["path"]
             .as_str()
             .unwrap_or_default();
-        hook["clientConfig"] = without_nulls(client_config(options, ca, path));
+        set(
+            &mut hook,
+            &["clientConfig"],
+            without_nulls(client_config(options, ca, path)),
+        );
         wanted.push(hook);
     }
     (there != wanted).then(|| json!({ "webhooks": wanted }))

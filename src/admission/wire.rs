@@ -3,13 +3,18 @@
 //! A review that cannot be read is answered all the same, with a no: to the API server any other answer is a webhook
 //! that failed, and most of ours fail open.
 
+use axum::http::StatusCode;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use kube::core::Status;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::review::{Decision, Request};
+use super::review::{Decision, Object, Problems, Request, cut};
+use crate::api::names;
+
+/// The most that is said of a text that cannot be read, in characters: it may quote any part of it.
+const LONGEST_WHY: usize = 500;
 
 /// What is read of an `AdmissionReview`.
 #[derive(Deserialize)]
@@ -68,54 +73,101 @@ type Asked = Option<Request>;
 /// Objects to convert, and the `apiVersion` that they are to have.
 type Objects = (Vec<Value>, String);
 
+/// Values in one review. Each takes about 100 bytes of memory however short its text is; an object of 3 MiB, which is the
+/// API server's own limit, holds some 150,000.
+const MOST_ADMITTED: usize = 1 << 19;
+/// The same in a list that is converted: 10,000 objects of some 400 values.
+const MOST_CONVERTED: usize = 1 << 22;
+
 /// Why there is nothing to work on.
 #[derive(Debug)]
 pub(super) enum Unreadable {
-    /// It is no review.
-    Foreign(serde_json::Error),
-    /// It is a review, with something in it that cannot be read.
-    Review(Open, serde_json::Error),
+    /// It is no review, or none that can be read at all: the answer's status, and why.
+    Foreign(StatusCode, String),
+    /// It is a review, with something in it that cannot be worked on.
+    Review(Open, String),
 }
 
-fn read<'a, R: Deserialize<'a>, T>(
-    body: &'a [u8],
-    take: impl FnOnce(R) -> (String, T),
-) -> Result<(Open, T), Unreadable> {
-    let open = |api_version, kind, uid| Open {
+fn read<'a, R: Deserialize<'a>>(body: &'a [u8], most: usize) -> Result<(Open, R), Unreadable> {
+    if values(body) > most {
+        let why = format!("the review has too many values: {most} are the most");
+        return Err(Unreadable::Foreign(StatusCode::PAYLOAD_TOO_LARGE, why));
+    }
+    let open = |api_version, kind| Open {
         api_version,
         kind,
-        uid,
+        uid: String::new(),
     };
     match serde_json::from_slice::<Asking<R>>(body) {
-        Ok(review) => {
-            let (uid, taken) = take(review.request);
-            Ok((open(review.api_version, review.kind, uid), taken))
-        }
+        Ok(review) => Ok((open(review.api_version, review.kind), review.request)),
         // What is passed over may be of any depth.
         Err(why) => match serde_json::from_slice::<Asking<Named>>(body) {
             Ok(review) => {
-                let open = open(review.api_version, review.kind, review.request.uid);
-                Err(Unreadable::Review(open, why))
+                let mut open = open(review.api_version, review.kind);
+                open.uid = review.request.uid;
+                // The controllers could not read it either.
+                let why =
+                    format!("this object cannot be read; fields may be nested some 120 levels deep: {why}");
+                Err(Unreadable::Review(open, cut(&why, LONGEST_WHY).into_owned()))
             }
-            Err(_) => Err(Unreadable::Foreign(why)),
+            Err(_) => {
+                let why = format!("this is no review: {why}");
+                Err(Unreadable::Foreign(
+                    StatusCode::BAD_REQUEST,
+                    cut(&why, LONGEST_WHY).into_owned(),
+                ))
+            }
         },
     }
+}
+
+/// At most as many values as there are in a text: each but the first follows a comma, or opens a list or an object.
+fn values(text: &[u8]) -> usize {
+    let (mut count, mut quoted, mut escaped) = (1_usize, false, false);
+    for byte in text {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if quoted => escaped = true,
+            b'"' => quoted = !quoted,
+            b',' | b'[' | b'{' if !quoted => count += 1,
+            _ => {}
+        }
+    }
+    count
 }
 
 /// Reads an `AdmissionReview`.
 ///
 /// # Errors
-/// When it cannot be read.
+/// When it cannot be read, or says what no API server would.
 pub(super) fn admission(body: &[u8]) -> Result<(Open, Asked), Unreadable> {
-    read(body, |asked: Admission| {
-        let request = Request {
-            object: asked.object,
-            old: Some(asked.old_object).filter(|old| !old.is_null()),
-            namespace: asked.namespace.unwrap_or_default(),
-            version: asked.request_kind.unwrap_or(asked.kind).version,
-        };
-        (asked.uid, Some(request).filter(|asked| !asked.object.is_null()))
-    })
+    let (mut open, asked) = read::<Admission>(body, MOST_ADMITTED)?;
+    open.uid = asked.uid;
+    if asked.object.is_null() {
+        return Ok((open, None));
+    }
+    let namespace = asked.namespace.unwrap_or_default();
+    if !namespace.is_empty() && !names::is_label(&namespace) {
+        let mut problems = Problems::default();
+        problems.add("request.namespace", &namespace.into(), names::LABEL);
+        return Err(Unreadable::Review(open, problems.into_words().concat()));
+    }
+    let old = Some(asked.old_object).filter(|old| !old.is_null());
+    let objects =
+        Object::parse(asked.object).and_then(|object| Ok((object, old.map(Object::parse).transpose()?)));
+    match objects {
+        Ok((object, old)) => {
+            let version = asked.request_kind.unwrap_or(asked.kind).version;
+            let request = Request {
+                object,
+                old,
+                namespace,
+                version,
+            };
+            Ok((open, Some(request)))
+        }
+        Err(why) => Err(Unreadable::Review(open, why)),
+    }
 }
 
 /// Reads a `ConversionReview`.
@@ -123,9 +175,9 @@ pub(super) fn admission(body: &[u8]) -> Result<(Open, Asked), Unreadable> {
 /// # Errors
 /// When it cannot be read.
 pub(super) fn conversion(body: &[u8]) -> Result<(Open, Objects), Unreadable> {
-    read(body, |asked: Conversion| {
-        (asked.uid, (asked.objects, asked.desired_api_version))
-    })
+    let (mut open, asked) = read::<Conversion>(body, MOST_CONVERTED)?;
+    open.uid = asked.uid;
+    Ok((open, (asked.objects, asked.desired_api_version)))
 }
 
 /// A review with its answer.
@@ -308,11 +360,14 @@ mod tests {
         let asked = |request: Value| admission(&review(&request)).unwrap().1;
         let new = asked(json!({ "object": object(), "namespace": "ns" })).unwrap();
         assert_eq!((new.version.as_str(), new.namespace.as_str()), ("v", "ns"));
-        assert_eq!((new.object, new.old), (object(), None));
+        assert_eq!((new.object.to_json(), new.old), (object(), None));
         let other =
             json!({ "object": object(), "oldObject": object(), "requestKind": { "version": "older" } });
         let changed = asked(other).unwrap();
-        assert_eq!((changed.version.as_str(), changed.old), ("older", Some(object())));
+        assert_eq!(
+            (changed.version.as_str(), changed.old),
+            ("older", Some(Object::of(object())))
+        );
         assert!(asked(json!({ "oldObject": object() })).is_none(), "it goes");
     }
 
@@ -323,15 +378,53 @@ mod tests {
         match admission(text.replace("\"DEEP\"", &deep).as_bytes()) {
             Err(Unreadable::Review(open, why)) => {
                 assert_eq!(open.uid, "u");
-                assert!(why.to_string().contains("recursion"), "{why}");
+                assert!(why.contains("recursion"), "{why}");
             }
             other => panic!("{other:?}"),
         }
         for foreign in ["", "{}", &deep, r#"{"apiVersion":"v","kind":"K"}"#] {
             assert!(
-                matches!(admission(foreign.as_bytes()), Err(Unreadable::Foreign(_))),
+                matches!(
+                    admission(foreign.as_bytes()),
+                    Err(Unreadable::Foreign(StatusCode::BAD_REQUEST, _))
+                ),
                 "{foreign:.20}"
             );
+        }
+    }
+
+    #[test]
+    fn values_are_counted_outside_of_texts() {
+        for (text, most) in [
+            ("1", 1),
+            ("{}", 2),
+            (r#"{"a":[1,2],"b":{}}"#, 6),
+            (r#"["a,[{\",{",1]"#, 3),
+        ] {
+            assert_eq!(values(text.as_bytes()), most, "{text}");
+        }
+        let review = review(&json!({ "object": { "spec": vec![json!({}); 1 << 19] } }));
+        let Err(Unreadable::Foreign(code, why)) = admission(&review) else {
+            panic!("read")
+        };
+        assert_eq!(
+            (code.as_u16(), why.contains("524288 are the most")),
+            (413, true),
+            "{why}"
+        );
+    }
+
+    #[test]
+    fn a_namespace_that_none_can_be_is_refused_with_field_and_value() {
+        for namespace in ["default/podtemplates?x=", "../x", "a.b", "A", "#"] {
+            let text = review(&json!({ "object": object(), "namespace": namespace }));
+            let Err(Unreadable::Review(open, why)) = admission(&text) else {
+                panic!("{namespace:?} was read")
+            };
+            assert_eq!(open.uid, "u");
+            let start =
+                format!("request.namespace: Invalid value: {namespace:?}: a lowercase RFC 1123 label");
+            assert!(why.starts_with(&start), "{why}");
         }
     }
 }

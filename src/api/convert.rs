@@ -9,10 +9,13 @@
 //! As upstream does, upstream's two annotations stay on an object that goes to v1beta1; there the status
 //! counts, and on the way back it overwrites them.
 
+use std::collections::{HashMap, VecDeque};
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Map, Value, json};
 
 use super::container_recreate_request::ContainerRecreateRequestSyncContainerStatus;
+use super::json::set;
 use super::{GROUP, V1ALPHA1, V1BETA1, keys};
 
 mod cloneset;
@@ -105,7 +108,7 @@ pub fn convert(mut object: Value, to: &str) -> Result<Value, Error> {
     if !KINDS.contains(&kind.as_str()) {
         return Err(Error::UnknownKind { kind });
     }
-    object["apiVersion"] = json!(format!("{GROUP}/{want}"));
+    set(&mut object, &["apiVersion"], json!(format!("{GROUP}/{want}")));
     match (kind.as_str(), have, want) {
         (_, have, want) if have == want => {}
         ("CloneSet", V1ALPHA1, _) => cloneset::promote(&mut object),
@@ -129,12 +132,7 @@ fn entry<'a>(object: &'a Value, map: &str, key: &str) -> Option<&'a str> {
 }
 
 fn set_entry(object: &mut Value, map: &str, key: &str, value: String) {
-    let entries = &mut object["metadata"][map];
-    if let Some(all) = entries.as_object_mut() {
-        all.insert(key.to_owned(), value.into());
-    } else {
-        *entries = json!({ key: value });
-    }
+    set(object, &["metadata", map, key], value.into());
 }
 
 /// Takes a label or annotation away, and with the last one the map.
@@ -204,18 +202,18 @@ fn carry_modes(object: &mut Value) {
 fn restore_modes(object: &mut Value) {
     let carried = take_annotation(object, keys::NODE_IMAGE_SECRET_MODES);
     let carried = carried.and_then(|text| serde_json::from_str::<Map<String, Value>>(&text).ok());
-    let Some(mut carried) = carried else { return };
+    let Some(carried) = carried else { return };
     for (name, secrets) in images(object) {
-        let Some(triples) = carried.get_mut(name).and_then(Value::as_array_mut) else {
-            continue;
-        };
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let mut modes: HashMap<_, VecDeque<&Value>> = HashMap::new();
+        for triple in carried.get(name).and_then(Value::as_array).into_iter().flatten() {
+            let secret = (text(&triple[0]), text(&triple[1]));
+            modes.entry(secret).or_default().push_back(&triple[2]);
+        }
         for secret in secrets {
-            let same = |triple: &Value| triple[0] == secret["namespace"] && triple[1] == secret["name"];
-            let Some(at) = triples.iter().position(same) else {
-                continue;
-            };
-            let triple = triples.remove(at);
-            if let (Some(secret), mode @ Value::String(_)) = (secret.as_object_mut(), &triple[2]) {
+            let key = (text(&secret["namespace"]), text(&secret["name"]));
+            let mode = modes.get_mut(&key).and_then(VecDeque::pop_front);
+            if let (Some(secret), Some(mode @ Value::String(_))) = (secret.as_object_mut(), mode) {
                 secret.insert("mode".into(), mode.clone());
             }
         }
@@ -239,11 +237,11 @@ fn promote_request(object: &mut Value) {
         }
     }
     if !conditions.is_empty() {
-        *status_field(object, "conditions") = conditions.into();
+        set_status(object, "conditions", conditions.into());
     }
     let snapshot = annotated_list(object, keys::CRR_SYNC_CONTAINER_STATUSES);
     if let Some(snapshot) = snapshot.filter(|list| !list.is_empty() && list.iter().all(is_container_status)) {
-        *status_field(object, "containerStatusSnapshot") = snapshot.into();
+        set_status(object, "containerStatusSnapshot", snapshot.into());
     }
 }
 
@@ -288,12 +286,12 @@ fn demote_request(object: &mut Value) {
     }
 }
 
-/// A field of status, made with an empty phase when there is no status yet.
-fn status_field<'a>(object: &'a mut Value, field: &str) -> &'a mut Value {
+/// Sets a field of status, which is made with an empty phase when there is none yet.
+fn set_status(object: &mut Value, field: &str, value: Value) {
     if !object["status"].is_object() {
-        object["status"] = json!({ "phase": "" });
+        set(object, &["status", "phase"], json!(""));
     }
-    &mut object["status"][field]
+    set(object, &["status", field], value);
 }
 
 fn is_container_status(value: &Value) -> bool {

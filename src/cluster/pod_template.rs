@@ -11,6 +11,7 @@ use kube::core::Status;
 use serde_json::{Value, json};
 
 use super::{Cluster, Error, write};
+use crate::api::json::set;
 use crate::ops::{Gate, Gates};
 
 mod stored;
@@ -22,6 +23,9 @@ pub struct Templates {
     pub template: Value,
     /// `PersistentVolumeClaim`s.
     pub claims: Vec<Value>,
+    /// Labels of the workload that they are of, which policies for all kinds may ask for; null for none. They are in no
+    /// answer.
+    pub labels: Value,
 }
 
 /// What the API server says to templates.
@@ -77,9 +81,7 @@ pub async fn ask(
     let api: Api<PodTemplate> = Api::namespaced(cluster.client.clone(), namespace);
     match write::dry_run(&api, body.to_string()).await {
         Ok(answer) => Ok(read_back(&asked, &kept, answer, defaults)),
-        Err(Error::Api(status)) if [400, 422].contains(&status.code) => {
-            Ok(Answer::Bad(in_words(&status, &kept)))
-        }
+        Err(Error::Api(status)) if is_mistake(&status) => Ok(Answer::Bad(in_words(&status, &kept))),
         Err(Error::Api(mut status)) => {
             // The name is another each time, and not the user's.
             let name = status
@@ -119,15 +121,31 @@ fn body(templates: &Templates) -> (Value, Vec<usize>) {
         })
     }));
     if !all.is_empty() && template["spec"].is_object() {
-        template["spec"]["volumes"] = all.into();
+        set(&mut template, &["spec", "volumes"], all.into());
     }
     let object = json!({
         "apiVersion": "v1",
         "kind": "PodTemplate",
-        "metadata": { "generateName": "dry-run-" },
+        "metadata": { "generateName": "dry-run-", "labels": templates.labels },
         "template": template,
     });
     (object, kept)
+}
+
+/// Whether the API server found something wrong with the template itself: a field that is invalid, or that it cannot
+/// read. Webhooks, policies and quotas refuse with the same codes, and may refuse the object that is made in the dry run
+/// for what a Pod has.
+fn is_mistake(status: &Status) -> bool {
+    let causes = status.details.as_ref().map(|details| details.causes.as_slice());
+    let causes = causes.unwrap_or_default();
+    match status.code {
+        400 => status.reason == "BadRequest" && !status.message.contains("denied the request"),
+        422 => {
+            let in_template = |field: &str| field == "template" || field.starts_with("template.");
+            !causes.is_empty() && causes.iter().all(|cause| in_template(&cause.field))
+        }
+        _ => false,
+    }
 }
 
 /// Takes the volumes out of a template.
@@ -140,7 +158,7 @@ fn volumes(template: &mut Value) -> Vec<Value> {
 }
 
 fn read_back(asked: &Templates, kept: &[usize], mut answer: Value, defaults: Defaults) -> Answer {
-    let mut template = answer["template"].take();
+    let mut template = answer.get_mut("template").map(Value::take).unwrap_or_default();
     let mut all = volumes(&mut template).into_iter();
     let mut own = volumes(&mut asked.template.clone());
     for (at, volume) in kept.iter().zip(all.by_ref()) {
@@ -149,13 +167,16 @@ fn read_back(asked: &Templates, kept: &[usize], mut answer: Value, defaults: Def
         }
     }
     if !own.is_empty() {
-        template["spec"]["volumes"] = own.into();
+        set(&mut template, &["spec", "volumes"], own.into());
     }
     let mut claims = asked.claims.clone();
     for (claim, mut volume) in claims.iter_mut().zip(all) {
-        let mut spec = volume["ephemeral"]["volumeClaimTemplate"]["spec"].take();
+        let spec = volume
+            .pointer_mut("/ephemeral/volumeClaimTemplate/spec")
+            .map(Value::take);
+        let mut spec = spec.unwrap_or_default();
         stored::claim(&claim["spec"], &mut spec, defaults);
-        claim["spec"] = spec;
+        set(claim, &["spec"], spec);
     }
     stored::template(&asked.template, &mut template, defaults);
     let mut unknown = Vec::new();
@@ -169,7 +190,11 @@ fn read_back(asked: &Templates, kept: &[usize], mut answer: Value, defaults: Def
         );
     }
     Answer::Good {
-        templates: Templates { template, claims },
+        templates: Templates {
+            template,
+            claims,
+            labels: Value::Null,
+        },
         unknown,
     }
 }

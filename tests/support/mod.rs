@@ -22,6 +22,7 @@ pub mod programs;
 pub mod readiness;
 pub mod sets;
 pub mod settled;
+pub mod shapes;
 pub mod untyped;
 pub mod waits;
 pub mod workloads;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use super::*;
+use crate::admission::review::Object;
 
 fn spec() -> Value {
     json!({
@@ -21,8 +22,8 @@ fn changed(change: Value) -> Value {
 
 fn request(spec: Value, old: Option<Value>) -> Request {
     Request {
-        object: json!({ "metadata": { "uid": "u" }, "spec": spec }),
-        old: old.map(|spec| json!({ "metadata": { "uid": "u" }, "spec": spec })),
+        object: Object::of(json!({ "metadata": { "uid": "u" }, "spec": spec })),
+        old: old.map(|spec| Object::of(json!({ "metadata": { "uid": "u" }, "spec": spec }))),
         namespace: "ns".into(),
         version: "v1beta1".into(),
     }
@@ -58,6 +59,7 @@ fn what_the_api_server_makes_of_templates_is_taken_over() {
         templates: Templates {
             template: json!({ "filled": "in" }),
             claims: vec![json!({ "spec": 2 })],
+            labels: Value::Null,
         },
         unknown: vec!["spec.template.spec.typo".into()],
     };
@@ -74,7 +76,7 @@ fn what_the_api_server_makes_of_templates_is_taken_over() {
     assert!(denied(fill_in(&asked, Some(Ok(bad)))).contains("Required value"));
     let gone = cluster::Error::Transport("gone".into());
     let (object, warnings) = allowed(fill_in(&asked, Some(Err(gone))));
-    assert_eq!(object, asked.object);
+    assert_eq!(object, *asked.object);
     assert!(warnings.iter().any(|warning| warning.contains("gone")));
 }
 
@@ -127,6 +129,31 @@ fn mistakes_are_named() {
         allowed(check(&request(scaled, Some(spec)), &[], None));
     }
     assert!(mistakes(&spec()).is_empty());
+    let stored = hook(json!({ "finalizersHandler": ["plain"], "labelsHandler": { "a b": "-" } }));
+    assert!(mistakes(&stored).is_empty(), "a stored hook stops no rollout");
+}
+
+#[test]
+fn limits_that_let_nothing_be_updated_are_refused_when_they_or_replicas_are_set() {
+    let with = |replicas: i32, limits: Value| {
+        changed(json!({ "replicas": replicas, "updateStrategy": { "rollingUpdate": limits } }))
+    };
+    let none = || json!({ "maxUnavailable": 0, "maxSurge": "0%" });
+    let refused = |spec: Value, old: Option<Value>| {
+        matches!(check(&request(spec, old), &[], None), Decision::Deny { .. })
+    };
+    assert!(refused(with(1, none()), None));
+    assert!(refused(with(1, none()), Some(with(0, none()))));
+    assert!(!refused(with(0, none()), None));
+    assert!(
+        !refused(with(2, none()), Some(with(1, none()))),
+        "what is stored can be scaled"
+    );
+    assert!(!refused(
+        with(1, json!({ "maxUnavailable": 0, "maxSurge": 1 })),
+        None
+    ));
+    assert!(!refused(with(1, json!({})), None));
 }
 
 #[test]
@@ -146,10 +173,10 @@ fn pre_downloads_that_cannot_be_are_warned_of() {
     assert!(warnings(good).is_empty());
 
     // What v1alpha1 has as an annotation, and no field of v1beta1 can hold.
-    let mut asked = request(spec(), None);
     for (value, fine) in [("20%", true), ("a few", false), ("a%", false), ("-1%", false)] {
         let key = "apps.kruise.io/image-predownload-min-updated-ready-pods";
-        asked.object["metadata"]["annotations"] = json!({ key: value });
+        let mut asked = request(spec(), None);
+        asked.object = Object::of(json!({ "metadata": { "annotations": { key: value } }, "spec": spec() }));
         let said = allowed(check(&asked, &[], None)).1;
         assert_eq!(said.is_empty(), fine, "{said:?}");
         let begin = format!("imagePreDownloadMinUpdatedReadyPods is {value:?}");
@@ -226,4 +253,16 @@ fn pods_to_delete_are_those_of_the_cloneset() {
     assert!(!owns("v", &pod));
     pod.metadata.deletion_timestamp = Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
     assert!(!owns("u", &pod));
+}
+
+#[test]
+fn a_template_with_lists_longer_than_any_pod_has_is_refused() {
+    let containers =
+        |count| changed(json!({ "template": { "spec": { "containers": vec![json!({}); count] } } }));
+    assert!(too_long(&request(containers(1000), None).object).is_none());
+    let why = denied(too_long(&request(containers(1001), None).object).unwrap());
+    assert_eq!(
+        why,
+        "spec.template.spec.containers: Too many: 1001: must have at most 1000 items"
+    );
 }

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::admission::review::Object;
 
 fn pod(change: impl FnOnce(&mut Value)) -> Seen {
     let mut pod = json!({
@@ -39,8 +40,12 @@ fn status(name: &str, id: &str, restarts: i32) -> Value {
 }
 
 fn request(containers: Value) -> Request {
+    asked(json!({ "metadata": { "name": "r" }, "spec": { "podName": "web", "containers": containers } }))
+}
+
+fn asked(object: Value) -> Request {
     Request {
-        object: json!({ "metadata": { "name": "r" }, "spec": { "podName": "web", "containers": containers } }),
+        object: Object::of(object),
         old: None,
         namespace: "ns".into(),
         version: "v1beta1".into(),
@@ -98,10 +103,11 @@ fn a_native_sidecar_can_be_recreated() {
 
 #[test]
 fn the_users_own_values_stay() {
-    let mut asked = request(json!([{ "name": "app" }]));
-    asked.object["spec"]["strategy"] =
-        json!({ "failurePolicy": "Ignore", "terminationGracePeriodSeconds": 0 });
-    asked.object["metadata"]["labels"] = json!({ "mine": "1", keys::CRR_NODE_NAME: "elsewhere" });
+    let asked = asked(json!({
+        "metadata": { "labels": { "mine": "1", keys::CRR_NODE_NAME: "elsewhere" } },
+        "spec": { "podName": "web", "containers": [{ "name": "app" }],
+            "strategy": { "failurePolicy": "Ignore", "terminationGracePeriodSeconds": 0 } },
+    }));
     let object = allowed(&asked, &pod(|_| ()));
     assert_eq!(object["spec"]["strategy"], asked.object["spec"]["strategy"]);
     assert_eq!(object["metadata"]["labels"]["mine"], "1");
@@ -153,9 +159,13 @@ fn pods_that_take_no_requests_are_named() {
     ] {
         assert_eq!(denied(&asked, &seen), format!("{field}{why}"));
     }
-    let mut nameless = asked;
-    nameless.object["spec"]["podName"] = Value::Null;
-    assert!(denied(&nameless, &Seen::default()).starts_with("spec.podName: Required value"));
+    let of = |name: Value| super::tests::asked(json!({ "spec": { "podName": name } }));
+    assert!(denied(&of(Value::Null), &Seen::default()).starts_with("spec.podName: Required value"));
+    let why = denied(&of(json!("x?y=")), &Seen::default());
+    assert!(
+        why.starts_with("spec.podName: Invalid value: \"x?y=\": a lowercase RFC 1123 subdomain"),
+        "{why}"
+    );
 }
 
 /// An ended Pod whose sidecars are still being ended may have them recreated.
@@ -186,6 +196,12 @@ fn containers_that_cannot_be_recreated_are_named() {
         assert!(why.contains(part), "{part} is not in {why}");
     }
     assert!(denied(&request(json!([])), &pod(|_| ())).contains("spec.containers: Required value"));
+    let many = vec![json!({}); 1_000_000];
+    let why = denied(&request(json!(many)), &pod(|_| ()));
+    assert_eq!(
+        why,
+        "spec.containers: Too many: 1000000: must have at most 256 items"
+    );
 }
 
 proptest! {
@@ -195,8 +211,8 @@ proptest! {
     #[test]
     fn what_passes_is_complete(names in proptest::collection::vec("app|log|late|proxy|setup|x", 0..4), note in "[a-z]{0,3}") {
         let containers: Vec<_> = names.iter().map(|name| json!({ "name": name })).collect();
-        let mut asked = request(json!(containers));
-        asked.object["metadata"]["labels"] = json!({ "note": note });
+        let asked = asked(json!({ "metadata": { "labels": { "note": note } },
+            "spec": { "podName": "web", "containers": containers } }));
         let good = !names.is_empty()
             && names.iter().collect::<BTreeSet<_>>().len() == names.len()
             && names.iter().all(|name| ["app", "log", "proxy"].contains(&name.as_str()));
@@ -209,7 +225,7 @@ proptest! {
                     prop_assert_eq!(&container["name"], name);
                     prop_assert!(container["statusContext"]["containerID"].is_string());
                 }
-                let again = Request { object, ..asked };
+                let again = Request { object: Object::of(object), ..asked };
                 let refused = matches!(decide(&again, &pod(|_| ())), Decision::Deny { code: 422, .. });
                 prop_assert!(refused);
             }

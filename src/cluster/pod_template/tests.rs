@@ -25,6 +25,7 @@ fn templates() -> Templates {
             "metadata": { "name": "data", "labels": { "l": "1" } },
             "spec": { "accessModes": ["ReadWriteOnce"] },
         })],
+        labels: json!({ "team": "a" }),
     }
 }
 
@@ -33,6 +34,7 @@ fn claims_take_the_place_of_volumes_and_come_back_as_claims() {
     let asked = templates();
     let (body, kept) = body(&asked);
     assert_eq!(kept, [1]);
+    assert_eq!(body["metadata"]["labels"], json!({ "team": "a" }));
     let volumes = body["template"]["spec"]["volumes"].as_array().unwrap();
     assert_eq!(volumes[0]["name"], "tmp");
     assert_eq!(
@@ -76,6 +78,7 @@ fn a_template_without_volumes_gets_none() {
     let asked = Templates {
         template: json!({ "spec": { "containers": [] } }),
         claims: Vec::new(),
+        labels: Value::Null,
     };
     let (body, kept) = body(&asked);
     assert_eq!(body["template"], asked.template);
@@ -180,4 +183,76 @@ fn ports_of_the_host_are_filled_in_where_the_gate_says_so() {
         ..BARE
     };
     assert_eq!(filled(template(true), bare), Value::Null);
+}
+
+#[test]
+fn only_what_is_wrong_with_the_template_is_a_mistake() {
+    let status = |code: u16, reason: &str, message: &str, fields: &[&str]| -> Status {
+        let causes: Vec<_> = fields
+            .iter()
+            .map(|field| json!({ "field": field, "message": "m", "reason": "r" }))
+            .collect();
+        serde_json::from_value(
+            json!({ "status": "Failure", "code": code, "reason": reason, "message": message,
+            "details": { "name": "dry-run-x", "causes": causes } }),
+        )
+        .unwrap()
+    };
+    let unread =
+        r#"PodTemplate in version "v1" cannot be handled as a PodTemplate: json: cannot unmarshal string"#;
+    for (mistake, status) in [
+        (
+            true,
+            status(
+                422,
+                "Invalid",
+                "",
+                &["template.spec.containers[0].image", "template.labels"],
+            ),
+        ),
+        (true, status(400, "BadRequest", unread, &[])),
+        (
+            false,
+            status(
+                422,
+                "Invalid",
+                "ValidatingAdmissionPolicy 'team' with binding 'team' denied request: no team",
+                &[""],
+            ),
+        ),
+        (
+            false,
+            status(422, "Invalid", "", &["template.spec", "metadata.labels"]),
+        ),
+        (false, status(422, "Invalid", "", &[])),
+        (
+            false,
+            status(
+                400,
+                "BadRequest",
+                r#"admission webhook "w" denied the request: no"#,
+                &[],
+            ),
+        ),
+        (
+            false,
+            status(
+                400,
+                "",
+                r#"admission webhook "w" denied the request without explanation"#,
+                &[],
+            ),
+        ),
+        (
+            false,
+            status(
+                403,
+                "Forbidden",
+                "exceeded quota: q, requested: count/podtemplates=1",
+                &[],
+            ),
+        ),
+    ] {
+        assert_eq!(is_mistake(&status), mistake, "{status:?}");
+    }
 }

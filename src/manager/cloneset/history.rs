@@ -17,7 +17,7 @@ use crate::admission::cloneset::{mistakes, templates};
 use crate::api::cloneset::CloneSet;
 use crate::api::keys;
 use crate::api::owner::Owner as Controller;
-use crate::cluster::pod_template::{self, Answer, Defaults};
+use crate::cluster::pod_template::{self, Answer, Defaults, Templates};
 use crate::cluster::{Error, Key, write};
 use crate::in_place::Pod;
 use crate::manager::view::RevisionView;
@@ -192,7 +192,10 @@ async fn find_out(work: &Work<'_>, all: &[Revision], collisions: Option<i32>) ->
     if !mistakes.is_empty() {
         return Err(Unfit::Mistake(mistakes.join("; ")));
     }
-    let asked = templates(&spec);
+    let asked = Templates {
+        labels: json!(work.set.metadata.labels),
+        ..templates(&spec)
+    };
     let owner = owner(work.set);
     let of = |template: &Value, claims: &[Value]| revision::wanted(&owner, template, claims, collisions);
     // A template that a revision holds was checked when that was made; others may have been stored while the webhook
