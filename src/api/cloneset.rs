@@ -14,6 +14,10 @@ use super::schemas;
 pub use super::update_priority::{UpdatePriorityStrategy, UpdateScatterTerm};
 use super::words::words;
 
+/// Why `maxUnavailable` and `maxSurge` cannot both be zero: an update could neither take a Pod down nor make one more.
+pub const NO_ROOM: &str = "maxUnavailable and maxSurge are both 0, so that nothing could be updated; \
+    raise one of them to 1 or more";
+
 words! {
     open
     /// When Pods are updated. Absent means `RollingUpdate`.

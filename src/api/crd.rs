@@ -4,6 +4,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::CustomResourceExt;
 use serde_json::{Map, Value, json};
 
+use super::json::set;
 use super::rules::{self, Below, Rule};
 use super::{
     V1ALPHA1, V1BETA1, cloneset, container_recreate_request, image_pull_job, keys, node_image, v1alpha1,
@@ -287,10 +288,10 @@ impl Kind {
             "conversion": { "strategy": "None" },
         });
         if let Some(short) = names.short_names.as_ref().filter(|short| !short.is_empty()) {
-            spec["names"]["shortNames"] = json!(short);
+            set(&mut spec, &["names", "shortNames"], json!(short));
         }
         if self.differs {
-            spec["conversion"] = json!({
+            let conversion = json!({
                 "strategy": "Webhook",
                 "webhook": {
                     "conversionReviewVersions": ["v1"],
@@ -301,6 +302,7 @@ impl Kind {
                     } },
                 },
             });
+            set(&mut spec, &["conversion"], conversion);
         }
         json!({
             "apiVersion": "apiextensions.k8s.io/v1",
@@ -326,11 +328,12 @@ impl Kind {
         }
         let mut subresources = json!({ "status": {} });
         if self.scales {
-            subresources["scale"] = json!({
+            let scale = json!({
                 "specReplicasPath": ".spec.replicas",
                 "statusReplicasPath": ".status.replicas",
                 "labelSelectorPath": ".status.labelSelector",
             });
+            set(&mut subresources, &["scale"], scale);
         }
         json!({
             "name": name,
@@ -351,19 +354,23 @@ impl Kind {
         let twice = |name: &str| version == V1ALPHA1 && self.columns.iter().any(|(usual, ..)| *usual == name);
         let wide = self.wide.iter().filter(|(name, ..)| !twice(name)).map(|wide| {
             let mut column = column(wide);
-            column["priority"] = json!(1);
+            set(&mut column, &["priority"], json!(1));
             column
         });
         usual.map(column).chain(wide).collect()
     }
 
     fn complete_root(&self, schema: &mut Value) {
-        schema["properties"]["apiVersion"] =
-            json!({ "type": "string", "description": "Group and version of this object." });
-        schema["properties"]["kind"] = json!({ "type": "string", "description": "Kind of this object." });
-        schema["properties"]["metadata"] = json!({ "type": "object" });
+        let text = |description: &str| json!({ "type": "string", "description": description });
+        for (field, is) in [
+            ("apiVersion", text("Group and version of this object.")),
+            ("kind", text("Kind of this object.")),
+            ("metadata", json!({ "type": "object" })),
+        ] {
+            set(schema, &["properties", field], is);
+        }
         if self.spec_may_be_absent {
-            schema["properties"]["spec"]["default"] = json!({});
+            set(schema, &["properties", "spec", "default"], json!({}));
             if let Some(root) = schema.as_object_mut() {
                 root.remove("required");
             }
@@ -384,6 +391,12 @@ fn tidy(schema: &mut Value) {
     }
     if let Some(Value::Array(words)) = node.get_mut("enum") {
         words.retain(|word| !word.is_null());
+    }
+    // The API server takes any whole number whatever the format says, and clients could not read the object.
+    if node.get("format").is_some_and(|format| format == "int32") {
+        for (limit, value) in [("minimum", i32::MIN), ("maximum", i32::MAX)] {
+            node.entry(limit).or_insert(json!(value));
+        }
     }
     if node.get("x-kubernetes-int-or-string").is_some() {
         node.insert(
@@ -411,11 +424,13 @@ fn apply(schema: &mut Value, below: &str, rule: &Rule) {
     let mut at = schema;
     let steps = below.split('.').chain(rule.path.split('.'));
     for step in steps.filter(|step| !step.is_empty()) {
-        at = match step {
-            "[]" => &mut at["items"],
-            "{}" => &mut at["additionalProperties"],
-            name => &mut at["properties"][name],
+        let below = match step {
+            "[]" => at.get_mut("items"),
+            "{}" => at.get_mut("additionalProperties"),
+            name => at.get_mut("properties").and_then(|fields| fields.get_mut(name)),
         };
+        let Some(below) = below else { return };
+        at = below;
     }
     let (Value::Object(node), Value::Object(additions)) = (at, (rule.add)()) else {
         return;

@@ -59,7 +59,8 @@ pub struct ImagePullJobSpec {
     /// Limits of each node's pull.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pull_policy: Option<PullPolicy>,
-    /// When the job ends and goes.
+    /// When the job ends and goes; when all its nodes did, and not, when absent.
+    #[serde(default)]
     pub completion_policy: CompletionPolicy,
     /// Labels and annotations handed to the runtime with the pull.
     #[serde(default, skip_serializing_if = "Option::is_none")]

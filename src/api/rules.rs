@@ -6,6 +6,9 @@
 
 use serde_json::{Value, json};
 
+use super::json::set;
+use super::names;
+
 pub(super) mod cloneset;
 
 /// One addition to the schema at `path`.
@@ -26,9 +29,9 @@ fn says(rule: &str, message: &str, reason: &str) -> Value {
 
 /// A CEL rule that also looks at the value before, `oldSelf`, an optional, to let stay what is stored.
 fn says_unless_stored(rule: &str, message: &str, reason: &str) -> Value {
-    let mut keywords = says(rule, message, reason);
-    keywords["x-kubernetes-validations"][0]["optionalOldSelf"] = json!(true);
-    keywords
+    json!({ "x-kubernetes-validations": [
+        { "rule": rule, "message": message, "reason": reason, "optionalOldSelf": true }
+    ] })
 }
 
 /// A CEL rule whose message is an expression, to name the value.
@@ -56,6 +59,37 @@ fn not_empty() -> Value {
     json!({ "minLength": 1 })
 }
 
+/// The name of an object, such as a Pod.
+pub(super) fn name() -> Value {
+    json!({ "minLength": 1, "maxLength": names::LONGEST_SUBDOMAIN, "pattern": names::SUBDOMAIN_PATTERN })
+}
+
+/// The same where an empty name stands for none.
+fn name_or_empty() -> Value {
+    json!({ "maxLength": names::LONGEST_SUBDOMAIN, "pattern": format!("^$|{}", names::SUBDOMAIN_PATTERN) })
+}
+
+/// Seconds as `int64`: as many as an `int32` holds, 68 years, so that times can be reckoned with them. A Pod's own
+/// `activeDeadlineSeconds` has the same limit.
+fn seconds() -> Value {
+    json!({ "minimum": 0, "maximum": i32::MAX })
+}
+
+/// Labels and annotations that the manager copies to each node that the job selects.
+fn few_and_short() -> Value {
+    let mut keywords = says(
+        "self.all(key, size(key) <= 317)",
+        "a key is longer than 317 characters, the longest that a label or an annotation has",
+        INVALID,
+    );
+    set(&mut keywords, &["maxProperties"], json!(64));
+    keywords
+}
+
+fn short() -> Value {
+    json!({ "maxLength": 4096 })
+}
+
 fn pull_policy() -> Value {
     json!({ "enum": ["Always", "IfNotPresent"] })
 }
@@ -77,8 +111,17 @@ pub(super) const NODE_IMAGE: &[Rule] = &[
         },
     },
     Rule {
+        path: "spec.images.{}.pullSecrets.[].name",
+        add: name_or_empty,
+    },
+    Rule {
+        path: "spec.images.{}.pullSecrets.[].namespace",
+        add: name_or_empty,
+    },
+    // A tag has 128 characters at most, a digest 135.
+    Rule {
         path: "spec.images.{}.tags.[].tag",
-        add: not_empty,
+        add: || json!({ "minLength": 1, "maxLength": 256 }),
     },
     Rule {
         path: "spec.images.{}.tags.[].version",
@@ -102,15 +145,16 @@ pub(super) const NODE_IMAGE: &[Rule] = &[
     },
     Rule {
         path: "spec.images.{}.tags.[].pullPolicy.activeDeadlineSeconds",
-        add: not_negative,
+        add: seconds,
     },
 ];
 
 /// Rules of ImagePullJob.
 pub(super) const IMAGE_PULL_JOB: &[Rule] = &[
+    // A name has 255 characters at most, a tag 128, a digest 135.
     Rule {
         path: "spec.image",
-        add: not_empty,
+        add: || json!({ "minLength": 1, "maxLength": 1024 }),
     },
     Rule {
         path: "spec",
@@ -126,6 +170,26 @@ pub(super) const IMAGE_PULL_JOB: &[Rule] = &[
     Rule {
         path: "spec.selector.names",
         add: || json!({ "x-kubernetes-list-type": "set" }),
+    },
+    Rule {
+        path: "spec.selector.names.[]",
+        add: name,
+    },
+    Rule {
+        path: "spec.sandboxConfig.labels",
+        add: few_and_short,
+    },
+    Rule {
+        path: "spec.sandboxConfig.labels.{}",
+        add: short,
+    },
+    Rule {
+        path: "spec.sandboxConfig.annotations",
+        add: few_and_short,
+    },
+    Rule {
+        path: "spec.sandboxConfig.annotations.{}",
+        add: short,
     },
     Rule {
         path: "spec.selector",
@@ -170,7 +234,7 @@ pub(super) const IMAGE_PULL_JOB: &[Rule] = &[
     },
     Rule {
         path: "spec.pullSecrets.[]",
-        add: || json!({ "minLength": 1, "maxLength": 253 }),
+        add: name,
     },
     Rule {
         path: "spec.imagePullPolicy",
@@ -189,8 +253,12 @@ pub(super) const IMAGE_PULL_JOB: &[Rule] = &[
         add: || json!({ "enum": ["Always", "Never"] }),
     },
     Rule {
+        path: "spec.completionPolicy",
+        add: || json!({ "default": {} }),
+    },
+    Rule {
         path: "spec.completionPolicy.activeDeadlineSeconds",
-        add: positive,
+        add: || json!({ "minimum": 1, "maximum": i32::MAX }),
     },
     Rule {
         path: "spec.completionPolicy.ttlSecondsAfterFinished",
@@ -238,18 +306,26 @@ pub(super) const CONTAINER_RECREATE_REQUEST: &[Rule] = &[
     },
     Rule {
         path: "spec.podName",
-        add: not_empty,
+        add: name,
     },
     Rule {
         path: "spec.containers",
-        add: || json!({ "minItems": 1 }),
+        add: || json!({ "minItems": 1, "maxItems": 256 }),
     },
     Rule {
         path: "spec.containers.[].name",
-        add: not_empty,
+        add: || json!({ "minLength": 1, "maxLength": 63, "pattern": names::LABEL_PATTERN }),
+    },
+    Rule {
+        path: "spec.strategy.terminationGracePeriodSeconds",
+        add: seconds,
+    },
+    Rule {
+        path: "spec.strategy.unreadyGracePeriodSeconds",
+        add: seconds,
     },
     Rule {
         path: "spec.activeDeadlineSeconds",
-        add: || json!({ "minimum": 3 }),
+        add: || json!({ "minimum": 3, "maximum": i32::MAX }),
     },
 ];

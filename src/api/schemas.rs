@@ -3,6 +3,8 @@
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
+use super::json::set;
+
 /// An integer or a string, as `intstr.IntOrString`.
 pub(super) fn int_or_string(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "x-kubernetes-int-or-string": true })
@@ -16,11 +18,12 @@ pub(super) fn text(_: &mut SchemaGenerator) -> Schema {
 /// Node selector: names, or labels.
 pub(super) fn node_selector(_: &mut SchemaGenerator) -> Schema {
     let mut schema = label_selector_json("Which nodes pull the image; every node when absent.");
-    schema["properties"]["names"] = json!({
+    let names = json!({
         "type": "array",
         "items": { "type": "string" },
         "description": "Names of the nodes. Excludes labels in the same selector."
     });
+    set(&mut schema, &["properties", "names"], names);
     into_schema(schema)
 }
 

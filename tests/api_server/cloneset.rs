@@ -108,6 +108,11 @@ async fn good_limits_pass_and_the_selector_stays() {
         merge(&sets, "idle", json!({ "spec": { "replicas": 1 } })).await,
         "maxUnavailable and maxSurge are both 0",
     );
+    // An autoscaler cannot mend the limits.
+    world()
+        .plane
+        .kubectl(&["scale", "clone/idle", "--replicas=2"])
+        .unwrap();
     let on_delete = json!({ "updateStrategy": { "type": "OnDelete" } });
     create(&sets, set(BETA, "on-delete", on_delete)).await.unwrap();
     let change = json!({ "spec": {

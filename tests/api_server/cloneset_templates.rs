@@ -16,7 +16,7 @@ use xtask::cluster::Bound;
 
 use crate::cloneset::{set, sets};
 use crate::etcd::etcd;
-use crate::world::{create, get, merge, refused, typed, world};
+use crate::world::{PATIENCE, create, get, merge, refused, typed, world};
 
 const ALPHA: &str = "apps.kruise.io/v1alpha1";
 const BETA: &str = "apps.kruise.io/v1beta1";
@@ -263,5 +263,74 @@ async fn only_pods_of_the_cloneset_can_be_named_for_deletion() {
     refused(
         merge(&alpha, "naming", naming(json!(many))).await,
         "spec.scaleStrategy.podsToDelete: Invalid value: \"naming-139\"",
+    );
+}
+
+/// A policy for all kinds looks at the object of the dry run too: it has the CloneSet's labels, and what is refused of it alone
+/// does not refuse the CloneSet.
+#[tokio::test]
+async fn a_policy_that_the_dry_run_does_not_meet_is_no_mistake_of_the_template() {
+    let plane = &world().plane;
+    let policy = |name: &str, resources: &str, expression: &str| {
+        let rules = json!([{ "apiGroups": ["*"], "apiVersions": ["*"], "operations": ["CREATE"], "resources": [resources] }]);
+        json!({ "apiVersion": "v1", "kind": "List", "items": [
+            { "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": { "name": name },
+              "spec": { "matchConstraints": { "resourceRules": rules },
+                  "validations": [{ "expression": expression, "message": "no team" }] } },
+            { "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding", "metadata": { "name": name },
+              "spec": { "policyName": name, "validationActions": ["Deny"],
+                  "matchResources": { "namespaceSelector": { "matchLabels": { "policed": name } } } } },
+        ] })
+    };
+    let admin = world().admin().await;
+    for (name, resources, expression) in [
+        ("team", "*", "'team' in object.metadata.?labels.orValue({})"),
+        ("none", "podtemplates", "false"),
+    ] {
+        plane.kubectl(&["create", "namespace", name]).unwrap();
+        plane
+            .kubectl(&["label", "namespace", name, &format!("policed={name}")])
+            .unwrap();
+        plane
+            .apply(&policy(name, resources, expression).to_string())
+            .unwrap();
+        let probe = json!({ "apiVersion": "v1", "kind": "PodTemplate", "metadata": { "generateName": "probe-" },
+            "template": { "metadata": {}, "spec": { "containers": [{ "name": "c", "image": "i" }] } } });
+        let probes = typed(&admin, "v1", "PodTemplate", Some(name));
+        let start = std::time::Instant::now();
+        while create(&probes, probe.clone()).await.is_ok() {
+            assert!(start.elapsed() < PATIENCE, "policy {name} is not heeded");
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+        let mut object = set(BETA, "policed", json!({}));
+        object["metadata"]["labels"] = json!({ "team": "a" });
+        create(&typed(&admin, BETA, "CloneSet", Some(name)), object)
+            .await
+            .unwrap();
+        let policed: &[&str] = &[
+            "get",
+            "clone/policed",
+            "-o",
+            "jsonpath={.spec.template.spec.restartPolicy}",
+        ];
+        let filled = plane
+            .kubectl(&[policed, &["--namespace", name]].concat())
+            .unwrap();
+        assert_eq!(
+            filled,
+            if name == "team" { "Always" } else { "" },
+            "policy {name}"
+        );
+    }
+    let mut bad = set(
+        BETA,
+        "bad",
+        json!({ "template": { "spec": { "containers": [{ "name": "A" }] } } }),
+    );
+    bad["metadata"]["labels"] = json!({ "team": "a" });
+    let answer = create(&typed(&admin, BETA, "CloneSet", Some("team")), bad).await;
+    refused(
+        answer,
+        "spec.template.spec.containers[0].name: Invalid value: \"A\"",
     );
 }

@@ -4,8 +4,9 @@ use kruise::api::image_pull_job::ImagePullJob;
 use kruise::api::node_image::NodeImage;
 use kube::Api;
 use serde_json::{Value, json};
+use xtask::cluster::ControlPlane;
 
-use crate::world::{create, merge, refused, typed, world};
+use crate::world::{connect, create, install, merge, refused, typed, world};
 
 fn job(spec: Value) -> Value {
     let mut job = json!({
@@ -30,6 +31,26 @@ fn mistakes_in_selection() -> Vec<(Value, &'static str)> {
         (
             json!({ "selector": { "names": ["a", "b", "a"] } }),
             "spec.selector.names[2]: Duplicate value: \"a\"",
+        ),
+        (
+            json!({ "selector": { "names": ["n1", "?1"] } }),
+            "spec.selector.names[1]: Invalid value: \"?1\"",
+        ),
+        (
+            json!({ "pullSecrets": ["?x"] }),
+            "spec.pullSecrets[0]: Invalid value: \"?x\"",
+        ),
+        (
+            json!({ "image": "i".repeat(1025) }),
+            "spec.image: Too long: may not be more than 1024 bytes",
+        ),
+        (
+            json!({ "sandboxConfig": { "annotations": { "a": "b".repeat(4097) } } }),
+            "spec.sandboxConfig.annotations.a: Too long: may not be more than 4096 bytes",
+        ),
+        (
+            json!({ "sandboxConfig": { "labels": { "k".repeat(318): "b" } } }),
+            "spec.sandboxConfig.labels: Invalid value: a key is longer than 317 characters",
         ),
         (
             json!({ "parallelism": -1 }),
@@ -59,6 +80,14 @@ fn mistakes_in_limits() -> Vec<(Value, &'static str)> {
         (
             json!({ "pullPolicy": { "timeoutSeconds": 0 } }),
             "spec.pullPolicy.timeoutSeconds: Invalid value: 0",
+        ),
+        (
+            json!({ "pullPolicy": { "timeoutSeconds": 2_147_483_648_i64 } }),
+            "spec.pullPolicy.timeoutSeconds: Invalid value: 2147483648",
+        ),
+        (
+            json!({ "completionPolicy": { "activeDeadlineSeconds": 9_223_372_036_854_775_807_i64 } }),
+            "spec.completionPolicy.activeDeadlineSeconds: Invalid value",
         ),
         (
             json!({ "pullPolicy": { "backoffLimit": -2 } }),
@@ -184,6 +213,27 @@ async fn node_images_with_mistakes_are_refused_in_words() {
             "metadata": { "name": "rules" }, "spec": { "images": spec } });
         refused(create(&images, object).await, message);
     }
+}
+
+/// A job says no more than its image, whether or not a webhook is there to fill in the rest.
+#[tokio::test]
+async fn a_job_without_completion_policy_is_created_without_a_webhook() {
+    let plane = ControlPlane::start().unwrap();
+    install(&plane, "crds");
+    let jobs = typed(
+        &connect(plane.kubeconfig()).await,
+        "apps.kruise.io/v1beta1",
+        "ImagePullJob",
+        Some("default"),
+    );
+    let job = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob", "metadata": { "name": "plain" },
+        "spec": { "image": "busybox:1.36" } });
+    let made = create(&jobs, job).await.unwrap();
+    assert_eq!(made["spec"]["completionPolicy"], json!({}));
+    let explained = plane
+        .kubectl(&["explain", "imagepulljob.spec.completionPolicy"])
+        .unwrap();
+    assert!(!explained.contains("-required-"), "{explained}");
 }
 
 /// Both programs read into these types; an object that says nothing must not stop their watches.

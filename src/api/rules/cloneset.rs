@@ -3,28 +3,27 @@
 
 use serde_json::{Value, json};
 
-use super::{FORBIDDEN, INVALID, Rule, not_empty, not_negative, says, tells};
+use super::{FORBIDDEN, INVALID, Rule, name, not_empty, not_negative, says, says_unless_stored, tells};
+use crate::api::cloneset::NO_ROOM;
+use crate::api::json::set;
 
-/// Both zero: an update could neither take a Pod down nor make one more.
-const NO_ROOM: &str = "maxUnavailable and maxSurge are both 0, so that nothing could be updated; \
-    raise one of them to 1 or more";
 /// Pods stay, so none is made beyond `replicas`.
 const NO_SURGE: &str = "InPlaceOnly keeps every Pod, so there is nothing to surge with; set maxSurge to 0";
 
-/// Makes `rule` the rule, which an object that is stored with the mistake need not meet: it must be possible to
-/// scale it.
-fn unless_before(keywords: &mut Value, rule: &str) {
+/// `rule`, which an object that is stored with the mistake need not meet: it must be possible to scale it.
+fn unless_before(rule: &str) -> String {
     let before = rule.replace("self.", "oldSelf.value().");
-    let checked = &mut keywords["x-kubernetes-validations"][0];
-    checked["rule"] = json!(format!("{rule} || (oldSelf.hasValue() && !{before})"));
-    checked["optionalOldSelf"] = json!(true);
+    format!("{rule} || (oldSelf.hasValue() && !{before})")
 }
 
-/// An update must be able to do something.
-fn room(rule: &str) -> Value {
-    let mut keywords = says("", NO_ROOM, INVALID);
-    unless_before(&mut keywords, rule);
-    keywords
+/// One of these limits must let an update do something, unless there are no Pods, or both were zero before: the API server
+/// holds this against the scale subresource too, and nobody who scales from 0 there can mend the limits.
+fn room(max_unavailable: &str, max_surge: &str) -> Value {
+    let limits = format!(
+        "[self.?{max_unavailable}.orValue(1), self.?{max_surge}.orValue(0)].exists(limit, limit != 0 && limit != '0%')"
+    );
+    let rule = format!("self.?replicas.orValue(1) == 0 || {}", unless_before(&limits));
+    says_unless_stored(&rule, NO_ROOM, INVALID)
 }
 
 /// A number of Pods, or a percentage without fractions, which OpenKruise would take for 0.
@@ -46,7 +45,7 @@ fn percentage() -> Value {
 }
 
 fn with_default(mut keywords: Value, default: Value) -> Value {
-    keywords["default"] = default;
+    set(&mut keywords, &["default"], default);
     keywords
 }
 
@@ -108,7 +107,7 @@ fn finalizer() -> Value {
         "'it is %s; Pods take only finalizers of the form DOMAIN/NAME'.format([self])",
         "Pods take only finalizers of the form DOMAIN/NAME",
     );
-    keywords["maxLength"] = json!(317);
+    set(&mut keywords, &["maxLength"], json!(317));
     keywords
 }
 
@@ -138,19 +137,19 @@ pub(in crate::api) const BOTH: &[Rule] = &[
     Rule {
         path: "spec",
         add: || {
-            let mut keywords = tells(
-                "",
-                "'spec.progressDeadlineSeconds is %d, which is not more than spec.minReadySeconds, which is %d; \
-                 no rollout could be in time'.format([self.progressDeadlineSeconds, \
-                 self.?minReadySeconds.orValue(0)])",
-                "spec.progressDeadlineSeconds must be more than spec.minReadySeconds",
-            );
-            unless_before(
-                &mut keywords,
-                "(!has(self.progressDeadlineSeconds) || self.progressDeadlineSeconds == 2147483647 \
-                 || self.progressDeadlineSeconds > self.?minReadySeconds.orValue(0))",
-            );
-            keywords
+            json!({ "x-kubernetes-validations": [{
+                "rule": unless_before(
+                    "(!has(self.progressDeadlineSeconds) || self.progressDeadlineSeconds == 2147483647 \
+                     || self.progressDeadlineSeconds > self.?minReadySeconds.orValue(0))",
+                ),
+                "messageExpression":
+                    "'spec.progressDeadlineSeconds is %d, which is not more than spec.minReadySeconds, which is %d; \
+                     no rollout could be in time'.format([self.progressDeadlineSeconds, \
+                     self.?minReadySeconds.orValue(0)])",
+                "message": "spec.progressDeadlineSeconds must be more than spec.minReadySeconds",
+                "reason": INVALID,
+                "optionalOldSelf": true,
+            }] })
         },
     },
     Rule {
@@ -188,6 +187,10 @@ pub(in crate::api) const BOTH: &[Rule] = &[
     Rule {
         path: "spec.scaleStrategy.podsToDelete",
         add: || json!({ "x-kubernetes-list-type": "set" }),
+    },
+    Rule {
+        path: "spec.scaleStrategy.podsToDelete.[]",
+        add: name,
     },
     Rule {
         path: "spec.scaleStrategy.maxUnavailable",
@@ -245,8 +248,8 @@ pub(in crate::api) const V1BETA1: &[Rule] = &[
         path: "spec",
         add: || {
             room(
-                "(self.?replicas.orValue(1) == 0 || [self.?updateStrategy.?rollingUpdate.?maxUnavailable.orValue(1), \
-                 self.?updateStrategy.?rollingUpdate.?maxSurge.orValue(0)].exists(limit, limit != 0 && limit != '0%'))",
+                "updateStrategy.?rollingUpdate.?maxUnavailable",
+                "updateStrategy.?rollingUpdate.?maxSurge",
             )
         },
     },
@@ -276,12 +279,7 @@ pub(in crate::api) const V1ALPHA1: &[Rule] = &[
     },
     Rule {
         path: "spec",
-        add: || {
-            room(
-                "(self.?replicas.orValue(1) == 0 || [self.?updateStrategy.?maxUnavailable.orValue(1), \
-                 self.?updateStrategy.?maxSurge.orValue(0)].exists(limit, limit != 0 && limit != '0%'))",
-            )
-        },
+        add: || room("updateStrategy.?maxUnavailable", "updateStrategy.?maxSurge"),
     },
     Rule {
         path: "spec.updateStrategy",

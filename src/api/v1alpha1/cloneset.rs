@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::api::cloneset as beta;
+use crate::api::json::set;
 use crate::api::schemas;
 
 /// Which Pods there are to be, and how they are made, updated and deleted.
@@ -65,8 +66,8 @@ fn as_in_v1alpha1(schema: &mut Schema) {
     };
     properties.remove("podUpdatePolicy");
     if let Some(in_place) = properties.get_mut("inPlaceUpdateStrategy") {
-        in_place["description"] = json!(
-            "How Pods are updated in place. What is said of pre-downloads is overruled by annotations."
-        );
+        let description =
+            "How Pods are updated in place. What is said of pre-downloads is overruled by annotations.";
+        set(in_place, &["description"], json!(description));
     }
 }
