@@ -82,8 +82,12 @@ fn few_and_short() -> Value {
         "a key is longer than 317 characters, the longest that a label or an annotation has",
         INVALID,
     );
-    set(&mut keywords, &["maxProperties"], json!(64));
+    set(&mut keywords, &["maxProperties"], few()["maxProperties"].clone());
     keywords
+}
+
+fn few() -> Value {
+    json!({ "maxProperties": 64 })
 }
 
 fn short() -> Value {
@@ -109,6 +113,22 @@ pub(super) const NODE_IMAGE: &[Rule] = &[
                 INVALID,
             )
         },
+    },
+    Rule {
+        path: "spec.images.{}.sandboxConfig.labels",
+        add: few,
+    },
+    Rule {
+        path: "spec.images.{}.sandboxConfig.labels.{}",
+        add: short,
+    },
+    Rule {
+        path: "spec.images.{}.sandboxConfig.annotations",
+        add: few,
+    },
+    Rule {
+        path: "spec.images.{}.sandboxConfig.annotations.{}",
+        add: short,
     },
     Rule {
         path: "spec.images.{}.pullSecrets.[].name",

@@ -135,6 +135,7 @@ fn templates_are_stored_as_the_go_implementation_stores_them() {
             let mut asked = Templates {
                 template: line["asked"]["template"].clone(),
                 claims: line["asked"]["claims"].as_array().unwrap().clone(),
+                labels: Value::Null,
             };
             stored::prepare(&mut asked.template, defaults);
             let (_, kept) = body(&asked);
