@@ -128,7 +128,7 @@ async fn an_image_that_is_present_costs_a_write_or_two_and_no_pull() {
 async fn no_more_are_pulled_at_once_than_the_flag_says_and_small_jobs_do_not_wait_for_large_ones() {
     let bed = Bed::make("fair").await;
     bed.cri.state().pull_takes = Duration::from_millis(300);
-    let owner = |uid: &str| json!({"ownerReferences": [{"kind": "ImagePullJob", "namespace": "default", "name": uid, "uid": uid}]});
+    let owner = |uid: &str| json!({"ownerReferences": [{"kind": "ImagePullJob", "namespace": uid, "name": uid, "uid": uid}]});
     let mut tags: Vec<_> = (0..9)
         .map(|n| tag(&format!("large{n}"), owner("large")))
         .collect();

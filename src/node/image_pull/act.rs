@@ -7,14 +7,22 @@ use k8s_openapi::api::core::v1::{ObjectReference, Secret};
 use kube::{Api, Client, ResourceExt};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 
-use super::plan::keyring::{Credentials, Keyring};
+use super::plan::keyring::{Credentials, HelpersUnused, KEY_CFG, KEY_JSON, Keyring};
 use super::plan::{Again, Ended, Progress};
 use crate::api::keys::SECRET_REFERENCES;
 use crate::cluster::{self, write};
 use crate::cri::{Auth, Error, Image, PullCause, PullRequest, Reference, Runtime};
 
-/// How often bytes are asked for: containerd has no event for them.
-const PROGRESS_EVERY: Duration = Duration::from_secs(1);
+/// How often bytes are asked for while somebody looks at them: containerd has no event for them.
+const BYTES_WATCHED: Duration = Duration::from_secs(1);
+/// How often they are asked for otherwise, which is as often as the status is written for them.
+const BYTES_UNWATCHED: Duration = Duration::from_secs(10);
+/// What reading the pull secrets of one tag may take.
+pub(super) const SECRETS: Duration = Duration::from_secs(60);
+/// Bytes of Docker configuration that are read for one tag: what one Secret may hold. Their number is not bounded.
+const MAX_SECRET_BYTES: usize = 1 << 20;
+/// Secrets that cannot be used and are named in a message.
+const MAX_PROBLEMS: usize = 5;
 
 /// What to do in one attempt.
 #[derive(Debug, Clone)]
@@ -44,13 +52,15 @@ pub struct Pulled {
     pub note: Option<String>,
 }
 
-/// Makes the attempt and tells of bytes meanwhile. Dropping the future cancels the pull in the runtime.
+/// Makes the attempt and tells of bytes meanwhile, often where `watched`. Dropping the future cancels the pull in the
+/// runtime.
 ///
 /// # Errors
 /// What the runtime said; where several credentials were tried, the last of them.
 pub async fn attempt(
     runtime: &dyn Runtime,
     attempt: &Attempt,
+    watched: impl Fn() -> bool + Send,
     mut tell: impl FnMut(Progress) + Send,
 ) -> Result<Pulled, Error> {
     let deadline = Instant::now() + attempt.timeout;
@@ -60,7 +70,7 @@ pub async fn attempt(
         {
             return Ok(pulled(&attempt.image, Some(image), true));
         }
-        pull(runtime, attempt, deadline, &mut tell).await?;
+        pull(runtime, attempt, deadline, &watched, &mut tell).await?;
         // The pull succeeded; that its ID cannot be learnt is no failure.
         let image = runtime.image_status(&attempt.image).await.ok().flatten();
         Ok(pulled(&attempt.image, image, false))
@@ -102,6 +112,7 @@ async fn pull(
     runtime: &dyn Runtime,
     attempt: &Attempt,
     deadline: Instant,
+    watched: &(impl Fn() -> bool + Send),
     tell: &mut (impl FnMut(Progress) + Send),
 ) -> Result<(), Error> {
     let mut tries: Vec<Option<Auth>> = attempt.credentials.iter().map(|c| Some(auth(c))).collect();
@@ -117,7 +128,7 @@ async fn pull(
             annotations: attempt.annotations.clone(),
             timeout: deadline.saturating_duration_since(Instant::now()),
         };
-        match watched(runtime, &request, tell).await {
+        match pull_once(runtime, &request, watched, tell).await {
             Err(error) if tries.peek().is_some() && others_may_help(&error) => {}
             result => return result.map(|_| ()),
         }
@@ -137,20 +148,27 @@ fn others_may_help(error: &Error) -> bool {
 }
 
 /// Pulls, and tells of bytes meanwhile.
-async fn watched(
+async fn pull_once(
     runtime: &dyn Runtime,
     request: &PullRequest,
+    watched: &(impl Fn() -> bool + Send),
     tell: &mut (impl FnMut(Progress) + Send),
 ) -> Result<String, Error> {
     let pull = runtime.pull_image(request);
     tokio::pin!(pull);
-    let mut ticks = interval(PROGRESS_EVERY);
+    let mut ticks = interval(BYTES_WATCHED);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.reset();
+    let mut asked: Option<Instant> = None;
     loop {
         let bytes = async {
-            ticks.tick().await;
-            runtime.pull_progress(&request.image).await
+            loop {
+                let now = ticks.tick().await;
+                if watched() || asked.is_none_or(|asked| now >= asked + BYTES_UNWATCHED) {
+                    asked = Some(now);
+                    return runtime.pull_progress(&request.image).await;
+                }
+            }
         };
         tokio::select! {
             result = &mut pull => return result,
@@ -217,6 +235,8 @@ pub fn words(error: &Error) -> String {
         } => {
             format!("the pull did not end within its {} s", after.as_secs_f64().ceil())
         }
+        // Which image it is the reader knows.
+        Error::Pull { cause, message, .. } => format!("{cause}: {message}"),
         other => other.to_string(),
     }
 }
@@ -229,16 +249,27 @@ pub async fn keyring(
 ) -> (Keyring, Vec<String>) {
     let mut keyring = Keyring::default();
     let mut problems = Vec::new();
+    let mut left = MAX_SECRET_BYTES;
+    let deadline = Instant::now() + SECRETS;
     for (namespace, name) in secrets {
         let api: Api<Secret> = Api::namespaced(client.clone(), namespace);
-        let added = match write::get(&api, name).await {
-            Ok(Some(secret)) if !meant_for(&secret, owners) => Ok(()),
-            Ok(Some(secret)) => add(&mut keyring, &secret).map_err(|e| e.to_string()),
-            Ok(None) => Err("it does not exist".to_owned()),
-            Err(error) => Err(unreadable(&error)),
+        let added = match timeout_at(deadline, write::get(&api, name)).await {
+            Ok(Ok(Some(secret))) if !meant_for(&secret, owners) => Ok(None),
+            Ok(Ok(Some(secret))) => add(&mut keyring, &secret, &mut left),
+            Ok(Ok(None)) => Err("it does not exist".to_owned()),
+            Ok(Err(error)) => Err(unreadable(&error)),
+            Err(_) => Err(format!(
+                "the pull secrets were not read within {} s",
+                SECRETS.as_secs()
+            )),
         };
-        if let Err(why) = added {
-            problems.push(format!("pull secret {namespace}/{name} cannot be used: {why}"));
+        let problem = match added {
+            Ok(None) => continue,
+            Ok(Some(unused)) => format!("pull secret {namespace}/{name}: {unused}"),
+            Err(why) => format!("pull secret {namespace}/{name} cannot be used: {why}"),
+        };
+        if problems.len() < MAX_PROBLEMS {
+            problems.push(problem);
         }
     }
     (keyring, problems)
@@ -248,14 +279,19 @@ fn unreadable(error: &cluster::Error) -> String {
     format!("it cannot be read: {error}")
 }
 
-fn add(keyring: &mut Keyring, secret: &Secret) -> Result<(), super::plan::keyring::Error> {
-    let data: BTreeMap<String, Vec<u8>> = secret
-        .data
-        .iter()
-        .flatten()
-        .map(|(key, value)| (key.clone(), value.0.clone()))
-        .collect();
-    keyring.add_secret(secret.type_.as_deref().unwrap_or("Opaque"), &data)
+/// Adds what a Secret holds, if that is not longer than what is `left` for the tag.
+fn add(keyring: &mut Keyring, secret: &Secret, left: &mut usize) -> Result<Option<HelpersUnused>, String> {
+    let value = |key: &str| secret.data.as_ref()?.get(key).map(|value| value.0.as_slice());
+    let type_ = secret.type_.as_deref().unwrap_or("Opaque");
+    let bytes: usize = [KEY_JSON, KEY_CFG]
+        .into_iter()
+        .filter_map(value)
+        .map(<[u8]>::len)
+        .sum();
+    *left = left
+        .checked_sub(bytes)
+        .ok_or_else(|| format!("the pull secrets of this image are longer than {MAX_SECRET_BYTES} bytes"))?;
+    keyring.add_secret(type_, value).map_err(|e| e.to_string())
 }
 
 /// Credentials belong to the jobs that brought them: a copy that names its jobs serves the tags of these only. A

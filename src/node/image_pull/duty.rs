@@ -7,17 +7,19 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 use kube::Api;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use super::observe::{self, Seen};
 use super::plan::board::Outcome;
 use super::plan::publish::{self, Publisher, When};
-use super::plan::{self, Board, Ended, Limits, Progress, Step, TagKey, status};
+use super::plan::{self, Ask, Board, Ended, Limits, Progress, Step, TagKey, status};
 use super::{act, report};
 use crate::api::node_image::NodeImage;
 use crate::cluster::{self, Change, write};
+use crate::cri::{Reference, Runtimes};
 use crate::node::Context;
+use crate::ops::panics::{isolated, isolated_now};
 
 /// The API server's clock may be corrected while we sleep.
 const LONGEST_SLEEP: Duration = Duration::from_secs(30);
@@ -26,16 +28,29 @@ const LAST_WORDS: Duration = Duration::from_millis(1500);
 
 /// The duty's name in `/healthz`.
 const NAME: &str = "image pull";
+/// The pause after a pass that ended in a panic.
+const AFTER_PANIC: Duration = Duration::from_secs(5);
 
 type Bytes = (TagKey, u64, Progress);
+type Attempt = (TagKey, u64, Ended);
 type Written = Result<NodeImage, cluster::Error>;
+
+/// What has happened.
+enum News {
+    Seen(Change<Seen>),
+    Ended(Result<Attempt, JoinError>),
+    Bytes(Bytes),
+    Wrote(Option<Written>),
+    /// Something that no news tells: a runtime has come or gone, or time has passed.
+    Look,
+}
 
 pub(super) struct Duty {
     ctx: Context,
     changes: UnboundedReceiver<Change<Seen>>,
     seen: Option<std::sync::Arc<Seen>>,
     board: Board,
-    attempts: JoinSet<(TagKey, u64, Ended)>,
+    attempts: JoinSet<Attempt>,
     running: HashMap<TagKey, (u64, AbortHandle)>,
     bytes_tx: UnboundedSender<Bytes>,
     bytes: UnboundedReceiver<Bytes>,
@@ -73,38 +88,47 @@ impl Duty {
         let shutdown = self.ctx.shutdown.clone();
         let mut runtimes = self.ctx.runtimes.subscribe();
         let step = self.ctx.health.progress.waiting(NAME);
+        let mut news = News::Look;
         loop {
-            let wake = self.turn();
+            let passed = isolated_now(NAME, "pass", || self.pass(news));
+            let wake = passed.as_ref().map_or(Some(AFTER_PANIC), |wake| *wake);
             step.idle(wake);
-            tokio::select! {
-                Some(change) = self.changes.recv() => self.observe(change),
-                Some(ended) = self.attempts.join_next_with_id() => match ended {
-                    Ok((_, (key, run, ended))) => self.ended(&key, run, ended),
-                    Err(error) => self.broke(&error),
-                },
-                Some((key, run, progress)) = self.bytes.recv() => self.advanced(&key, run, progress),
-                Some(written) = self.writes.join_next() => self.wrote(written.ok()),
-                Ok(()) = runtimes.changed() => {}
-                () = nap(wake) => {}
-                () = shutdown.cancelled() => break,
+            // What happens meanwhile waits: it may be what the pass panics at.
+            if passed.is_err() && shutdown.run_until_cancelled(sleep(AFTER_PANIC)).await.is_none() {
+                break;
             }
+            news = tokio::select! {
+                Some(change) = self.changes.recv() => News::Seen(change),
+                Some(ended) = self.attempts.join_next() => News::Ended(ended),
+                Some(bytes) = self.bytes.recv() => News::Bytes(bytes),
+                Some(written) = self.writes.join_next() => News::Wrote(written.ok()),
+                Ok(()) = runtimes.changed() => News::Look,
+                () = nap(wake) => News::Look,
+                () = shutdown.cancelled() => break,
+            };
         }
         self.last_words().await;
     }
 
     fn limits(&self) -> Limits {
         let runtime = self.ctx.runtimes.health().iter().any(|s| s.healthy);
-        Limits {
-            max_parallel: self.ctx.options.max_pulls(),
-            runtime,
-        }
+        Limits::of_node(self.ctx.options.max_pulls(), runtime)
     }
 
-    /// Plans and acts. Returns how long to sleep if nothing happens; none is for ever.
-    fn turn(&mut self) -> Option<Duration> {
+    /// Takes in what has happened, plans and acts. Returns how long to sleep if nothing happens; none is for ever.
+    fn pass(&mut self, news: News) -> Option<Duration> {
+        match news {
+            News::Seen(change) => self.observe(change),
+            News::Ended(Ok((key, run, ended))) => self.ended(&key, run, ended),
+            // Only what was stopped ends without a result.
+            News::Ended(Err(_)) | News::Look => {}
+            News::Bytes((key, run, progress)) => self.advanced(&key, run, progress),
+            News::Wrote(written) => self.wrote(written),
+        }
         let (now, limits) = (self.ctx.cluster.clock.now(), self.limits());
         let plan = plan::plan(&self.board, &limits, now);
         for step in &plan.steps {
+            tracing::debug!(?step, "next step");
             self.act(step, now);
         }
         self.ctx.live.pulls.send_if_modified(|shown| {
@@ -125,7 +149,7 @@ impl Duty {
     fn act(&mut self, step: &Step, now: Timestamp) {
         let run = self.board.apply(step, now);
         match step {
-            Step::Start { key, timeout } => {
+            Step::Start { key, timeout, .. } => {
                 if let Some(run) = run {
                     self.start(key, run, *timeout);
                 }
@@ -139,48 +163,35 @@ impl Duty {
 
     fn start(&mut self, key: &TagKey, run: u64, timeout: SignedDuration) {
         let Some(task) = self.board.get(key) else { return };
-        let (ask, key, bytes) = (task.ask.clone(), key.clone(), self.bytes_tx.clone());
+        report::begun(key, task);
+        let (ask, name) = (task.ask.clone(), report::image(key, task));
         let (client, runtimes) = (self.ctx.cluster.client.clone(), self.ctx.runtimes.clone());
-        let name = key.clone();
+        let (pulls, bytes) = (self.ctx.live.pulls.clone(), self.bytes_tx.clone());
         let timeout = Duration::try_from(timeout).unwrap_or_default();
-        let secrets = u32::try_from(ask.secrets.len()).unwrap_or(u32::MAX);
         let step = self.ctx.health.progress.begin(
             NAME,
-            format!("pulling {}", ask.image.as_deref().unwrap_or_default()),
-            timeout.saturating_add(write::DEADLINE.saturating_mul(secrets)),
+            format!("pulling {name}"),
+            timeout
+                .saturating_add(act::SECRETS)
+                .saturating_add(write::DEADLINE),
         );
+        let own = key.clone();
         let handle = self.attempts.spawn(async move {
             let _step = step;
-            let (keyring, problems) = act::keyring(&client, &ask.secrets, &ask.owners).await;
-            let image = ask.image.unwrap_or_default();
-            let Some(runtime) = runtimes.first() else {
-                let words = "the container runtime has gone".to_owned();
-                return (
-                    key,
-                    run,
-                    Ended::Failed {
-                        words,
-                        again: plan::Again::Uncounted,
-                    },
-                );
-            };
-            let repository = crate::cri::Reference::parse(&image)
-                .map(|r| r.repository())
-                .unwrap_or_default();
-            let attempt = act::Attempt {
-                credentials: keyring.lookup(&repository),
-                image,
-                always: ask.always,
-                timeout,
-                labels: ask.labels,
-                annotations: ask.annotations,
-            };
-            let tell = |progress| drop(bytes.send((key.clone(), run, progress)));
-            let result = act::attempt(runtime.as_ref(), &attempt, tell).await;
-            let ended = act::ended(result, &problems);
-            (key, run, ended)
+            let tell = |progress| drop(bytes.send((own.clone(), run, progress)));
+            let watched = || pulls.receiver_count() > 0;
+            let attempt = isolated(
+                NAME,
+                &name,
+                attempt(client, runtimes, ask, timeout, watched, tell),
+            );
+            let ended = attempt.await.unwrap_or_else(|panicked| Ended::Failed {
+                words: panicked.to_string(),
+                again: plan::Again::Counted,
+            });
+            (own, run, ended)
         });
-        self.running.insert(name, (run, handle));
+        self.running.insert(key.clone(), (run, handle));
     }
 
     /// Stops an attempt; the runtime drops the pull when its caller does.
@@ -188,6 +199,7 @@ impl Duty {
         self.speeds.forget(key);
         if let Some((_, handle)) = self.running.remove(key) {
             handle.abort();
+            report::cancelled(key);
         }
     }
 
@@ -220,8 +232,10 @@ impl Duty {
             self.speeds.forget(key);
         }
         let now = self.ctx.cluster.clock.now();
-        if self.board.ended(key, run, ended, now) == Outcome::Over {
-            self.tell_end(key, now);
+        match self.board.ended(key, run, ended, now) {
+            Outcome::Over => self.tell_end(key, now),
+            Outcome::Continues => report::failed_attempt(key, &self.board),
+            Outcome::Stale => {}
         }
     }
 
@@ -229,39 +243,19 @@ impl Duty {
     fn advanced(&mut self, key: &TagKey, run: u64, progress: Progress) {
         if self.running.get(key).is_some_and(|(current, _)| *current == run) {
             self.speeds.sample(key, progress.done, Instant::now());
-            self.board.advance(key, run, progress);
+            self.board
+                .advance(key, run, progress, self.ctx.cluster.clock.now());
         }
-    }
-
-    /// An attempt ended without a result: it was stopped, or it is a defect of ours.
-    fn broke(&mut self, error: &tokio::task::JoinError) {
-        let of = self
-            .running
-            .iter()
-            .find(|(_, (_, handle))| handle.id() == error.id());
-        let Some((key, run)) = of.map(|(key, (run, _))| (key.clone(), *run)) else {
-            return;
-        };
-        let words = format!("the attempt broke: {error}");
-        self.ended(
-            &key,
-            run,
-            Ended::Failed {
-                words,
-                again: plan::Again::Counted,
-            },
-        );
     }
 
     fn tell_end(&self, key: &TagKey, now: Timestamp) {
         let (Some(seen), Some(task)) = (&self.seen, self.board.get(key)) else {
             return;
         };
-        let node = report::reference(&self.ctx.node_name, &seen.uid);
         let took = now.duration_since(task.started_at.unwrap_or(now));
         report::ended(
             &self.ctx.cluster.events,
-            &node,
+            (&self.ctx.node_name, &seen.uid),
             key,
             task,
             Duration::try_from(took).unwrap_or_default(),
@@ -344,6 +338,40 @@ impl Duty {
             );
         }
     }
+}
+
+/// One attempt: the credentials, and then the pull.
+async fn attempt(
+    client: kube::Client,
+    runtimes: Runtimes,
+    ask: Ask,
+    timeout: Duration,
+    watched: impl Fn() -> bool + Send,
+    tell: impl FnMut(Progress) + Send,
+) -> Ended {
+    let (keyring, problems) = act::keyring(&client, &ask.secrets, &ask.owners).await;
+    let image = ask.image.unwrap_or_default();
+    let Some(runtime) = runtimes.first() else {
+        return Ended::Failed {
+            words: "the container runtime has gone".to_owned(),
+            again: plan::Again::Uncounted,
+        };
+    };
+    let repository = Reference::parse(&image)
+        .map(|r| r.repository())
+        .unwrap_or_default();
+    let attempt = act::Attempt {
+        credentials: keyring.lookup(&repository),
+        image,
+        always: ask.always,
+        timeout,
+        labels: ask.labels,
+        annotations: ask.annotations,
+    };
+    act::ended(
+        act::attempt(runtime.as_ref(), &attempt, watched, tell).await,
+        &problems,
+    )
 }
 
 async fn nap(time: Option<Duration>) {

@@ -3,8 +3,8 @@
 //! In:  our NodeImage (watch), pull secrets (by name), the runtime's image service.
 //! Out: NodeImage status, events on the NodeImage and the tags' owners, metrics `image_pull_*`, live bytes.
 //!
-//! One task per tag; at most `--max-workers-for-pull-image` attempts at once, shared fairly between owners. See
-//! [`plan`] for every decision. After a crash of ours the runtime keeps what it has fetched, unfinished tags start
+//! One task per tag; at most `--max-workers-for-pull-image` attempts at once, shared fairly between namespaces and
+//! owners. See [`plan`] for every decision. After a crash of ours the runtime keeps what it has fetched, unfinished tags start
 //! again and keep their deadline, and finished ones are not repeated; attempts are counted anew.
 
 pub mod act;
@@ -17,7 +17,7 @@ use kube::Api;
 use kube::api::ListParams;
 
 use super::Context;
-use crate::api::node_image::NodeImage;
+use crate::cluster::{Readable, readable};
 
 /// Why the duty ended before it should.
 #[derive(Debug, thiserror::Error)]
@@ -48,11 +48,10 @@ impl Error {
 /// # Errors
 /// When the watch ends by itself.
 pub async fn run(ctx: Context) -> Result<(), Error> {
-    let api: Api<NodeImage> = Api::all(ctx.cluster.client.clone());
+    let api: Api<Readable<observe::Raw>> = Api::all(ctx.cluster.client.clone());
     let config = ListParams::default().fields(&format!("metadata.name={}", ctx.node_name));
-    let (seen, watch) = ctx
-        .cluster
-        .mirror(api, config, |image| Some(observe::observe(image)));
+    let read = readable(&ctx.cluster.events, |image| Some(observe::observe(image)));
+    let (seen, watch) = ctx.cluster.mirror(api, config, read);
     let duty = duty::Duty::new(ctx, seen.subscribe());
     tokio::select! {
         () = watch => Err(Error::WatchEnded),

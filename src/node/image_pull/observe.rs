@@ -1,14 +1,20 @@
 //! From the NodeImage to what [`super::plan`] wants to know.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
-use kube::ResourceExt;
+use k8s_openapi::ClusterResourceScope;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{Resource, ResourceExt};
+use serde::Deserialize;
+use serde_json::{Value, json};
 
 use super::plan::{Ask, TagKey};
 use crate::api::keys::{PULLING_IMAGE_BY, PULLING_IMAGE_BY_DAEMON};
 use crate::api::node_image::{ImagePullPolicy, ImageSpec, ImageTagSpec, NodeImage, NodeImageStatus};
 use crate::cri::Reference;
+use crate::ops::panics::isolated_now;
 
 const TIMEOUT_SECONDS: i32 = 600;
 const BACKOFF_LIMIT: u32 = 3;
@@ -26,38 +32,93 @@ pub(super) struct Seen {
     pub(super) status: NodeImageStatus,
 }
 
-pub(super) fn observe(object: NodeImage) -> Seen {
+/// A NodeImage whose parts are read one by one, so that one that cannot be read hides no other.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Raw {
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: RawSpec,
+    #[serde(default)]
+    status: Value,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct RawSpec {
+    #[serde(default)]
+    images: BTreeMap<String, Value>,
+}
+
+impl Resource for Raw {
+    type DynamicType = ();
+    type Scope = ClusterResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        NodeImage::kind(&())
+    }
+    fn group((): &()) -> Cow<'_, str> {
+        NodeImage::group(&())
+    }
+    fn version((): &()) -> Cow<'_, str> {
+        NodeImage::version(&())
+    }
+    fn plural((): &()) -> Cow<'_, str> {
+        NodeImage::plural(&())
+    }
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+pub(super) fn observe(object: Raw) -> Seen {
+    let read = |(name, image): (String, Value)| {
+        isolated_now("image pull", &name, || asks_of(&name, image)).unwrap_or_default()
+    };
     Seen {
         uid: object.uid().unwrap_or_default(),
         version: version(&object),
-        asks: object
-            .spec
-            .images
-            .iter()
-            .flat_map(|(name, image)| asks_of(name, image))
-            .collect(),
-        status: object.status.unwrap_or_default(),
+        asks: object.spec.images.into_iter().flat_map(read).collect(),
+        status: serde_json::from_value(object.status).unwrap_or_default(),
     }
 }
 
 /// The object's resource version as a number.
-pub(super) fn version(object: &NodeImage) -> u64 {
+pub(super) fn version(object: &impl ResourceExt) -> u64 {
     object
         .resource_version()
         .and_then(|v| v.parse().ok())
         .unwrap_or(0)
 }
 
-fn asks_of(name: &str, image: &ImageSpec) -> Vec<(TagKey, Ask)> {
-    let key = |tag: &ImageTagSpec| TagKey {
-        name: name.to_owned(),
-        tag: tag.tag.clone(),
+/// What is asked for the tags of one image. A tag that cannot be read, or whose image cannot, cannot be pulled.
+fn asks_of(name: &str, mut image: Value) -> Vec<(TagKey, Ask)> {
+    let tags = image
+        .as_object_mut()
+        .and_then(|image| image.insert("tags".to_owned(), json!([])));
+    let Some(Value::Array(tags)) = tags else {
+        return Vec::new();
     };
-    image
-        .tags
-        .iter()
-        .map(|tag| (key(tag), ask(name, image, tag)))
-        .collect()
+    let image = serde_json::from_value::<ImageSpec>(image).map_err(|e| e.to_string());
+    let of_tag = |tag: Value| {
+        let key = TagKey {
+            name: name.to_owned(),
+            tag: tag.get("tag")?.as_str()?.to_owned(),
+        };
+        let version = tag.get("version").and_then(Value::as_i64).unwrap_or_default();
+        let read = image.as_ref().map_err(Clone::clone).and_then(|image| {
+            let tag = serde_json::from_value(tag).map_err(|e| e.to_string())?;
+            Ok(ask(name, image, &tag))
+        });
+        let unreadable = |why| Ask {
+            version,
+            image: Err(format!("the NodeImage's entry for it cannot be read: {why}")),
+            ..ask(name, &ImageSpec::default(), &ImageTagSpec::default())
+        };
+        Some((key, read.unwrap_or_else(unreadable)))
+    };
+    tags.into_iter().filter_map(of_tag).collect()
 }
 
 fn ask(name: &str, image: &ImageSpec, tag: &ImageTagSpec) -> Ask {
@@ -95,8 +156,6 @@ fn ask(name: &str, image: &ImageSpec, tag: &ImageTagSpec) -> Ask {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-    use serde_json::json;
 
     use super::*;
 
@@ -147,5 +206,35 @@ mod tests {
         assert_eq!(ask.image.unwrap(), format!("quay.io/a@{DIGEST}"));
         let ask = only(&json!({"Bad": {"tags": [{"tag": "1"}]}}));
         assert!(ask.image.unwrap_err().contains("\"Bad:1\" is not valid"));
+    }
+
+    #[test]
+    fn one_unreadable_entry_fails_alone() {
+        let seen = seen(&json!({
+            "good": {"tags": [{"tag": "1"}, {"tag": "2", "pullPolicy": {"timeoutSeconds": 99_999_999_999_i64}, "version": 4}]},
+            "bad": {"tags": [{"tag": "1"}], "sandboxConfig": "x"},
+            "odd": "x",
+            "none": {"tags": null},
+        }));
+        let asks: Vec<_> = seen
+            .asks
+            .iter()
+            .map(|(key, ask)| {
+                (
+                    key.name.as_str(),
+                    key.tag.as_str(),
+                    ask.version,
+                    ask.image.is_ok(),
+                )
+            })
+            .collect();
+        assert_eq!(
+            asks,
+            [
+                ("bad", "1", 0, false),
+                ("good", "1", 0, true),
+                ("good", "2", 4, false)
+            ]
+        );
     }
 }

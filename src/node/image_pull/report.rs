@@ -17,13 +17,53 @@ use crate::ops::metrics::metrics;
 /// Speed is measured over the last seconds.
 const WINDOW: Duration = Duration::from_secs(5);
 
-/// Tells the end of a tag: one event on the NodeImage and one on each owner, and how long it took.
-pub(super) fn ended(events: &Events, node: &ObjectReference, key: &TagKey, task: &Task, took: Duration) {
+/// Tells that an attempt begins.
+pub(super) fn begun(key: &TagKey, task: &Task) {
+    tracing::info!(
+        image = image(key, task),
+        jobs = owners(task),
+        attempt = task.attempts,
+        "pulling image"
+    );
+}
+
+/// Tells that an attempt failed and there will be another.
+pub(super) fn failed_attempt(key: &TagKey, board: &Board) {
+    let Some(task) = board.get(key) else { return };
+    let next = match &task.stage {
+        Stage::BackOff { until } => until.to_string(),
+        _ => String::new(),
+    };
+    tracing::warn!(
+        image = image(key, task),
+        jobs = owners(task),
+        attempt = task.attempts,
+        error = task.last_error,
+        next,
+        "failed to pull image; will retry"
+    );
+}
+
+/// Tells that an attempt was stopped.
+pub(super) fn cancelled(key: &TagKey) {
+    let image = crate::cri::reference::join(&key.name, &key.tag);
+    tracing::info!(image, "cancelled the pull of the image");
+}
+
+/// Tells the end of a tag: one event on the NodeImage and one on each owner, and how long it took. The events that the
+/// Go implementation has are in its words.
+pub(super) fn ended(events: &Events, (node, uid): (&str, &str), key: &TagKey, task: &Task, took: Duration) {
     let Stage::Done(status) = &task.stage else { return };
     let image = crate::cri::reference::join(&key.name, &key.tag);
-    let (type_, reason, word, note) = if status.phase == ImagePullPhase::Succeeded {
-        let note = format!("Image {image}, elapsed time {:.3}s", took.as_secs_f64());
-        (EventType::Normal, EVENT_PULL_SUCCEEDED, "succeeded", note)
+    let (type_, reason, word, on_node, on_owners) = if status.phase == ImagePullPhase::Succeeded {
+        let seconds = took.as_secs_f64();
+        (
+            EventType::Normal,
+            EVENT_PULL_SUCCEEDED,
+            "succeeded",
+            format!("Image {image}, ecalpsedTime {}", go_duration(took)),
+            format!("{node} pulled {image} in {seconds:.1} s"),
+        )
     } else {
         let error = status.message.as_deref().unwrap_or("unknown error");
         (
@@ -31,20 +71,49 @@ pub(super) fn ended(events: &Events, node: &ObjectReference, key: &TagKey, task:
             EVENT_PULL_FAILED,
             "failed",
             format!("Image {image} {error}"),
+            format!("Image {image} on {node}: {error}"),
         )
     };
-    tracing::info!(image, result = word, took_seconds = took.as_secs_f64(), "{note}");
+    tracing::info!(
+        image,
+        jobs = owners(task),
+        result = word,
+        attempts = task.attempts,
+        took_seconds = took.as_secs_f64(),
+        message = status.message,
+        "pull of the image ended"
+    );
     metrics()
         .image_pulls
         .get_or_create(&[("result", word.to_owned())])
         .observe(took.as_secs_f64());
-    for object in std::iter::once(node).chain(&task.ask.owners) {
-        events.publish(object.clone(), type_, reason, "PullImage", note.clone());
+    events.publish(reference(node, uid), type_, reason, "PullImage", on_node);
+    for object in &task.ask.owners {
+        events.publish(object.clone(), type_, reason, "PullImage", on_owners.clone());
+    }
+}
+
+/// As Go prints a duration, to the millisecond: `4.13s`, `1m0.5s`.
+fn go_duration(took: Duration) -> String {
+    let millis = took.as_millis();
+    if millis < 1000 {
+        return format!("{millis}ms");
+    }
+    let (hours, minutes, seconds) = (millis / 3_600_000, millis / 60_000 % 60, millis / 1000 % 60);
+    let fraction = format!(".{:03}", millis % 1000);
+    let seconds = format!(
+        "{seconds}{}s",
+        fraction.trim_end_matches('0').trim_end_matches('.')
+    );
+    match (hours, minutes) {
+        (0, 0) => seconds,
+        (0, _) => format!("{minutes}m{seconds}"),
+        _ => format!("{hours}h{minutes}m{seconds}"),
     }
 }
 
 /// Whom events on the NodeImage are about.
-pub(super) fn reference(name: &str, uid: &str) -> ObjectReference {
+fn reference(name: &str, uid: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some(NodeImage::api_version(&()).into_owned()),
         kind: Some(NodeImage::kind(&()).into_owned()),
@@ -52,6 +121,17 @@ pub(super) fn reference(name: &str, uid: &str) -> ObjectReference {
         uid: Some(uid.to_owned()),
         ..ObjectReference::default()
     }
+}
+
+/// The full reference of a tag's image.
+pub(super) fn image(key: &TagKey, task: &Task) -> String {
+    let full = task.ask.image.clone();
+    full.unwrap_or_else(|_| crate::cri::reference::join(&key.name, &key.tag))
+}
+
+/// The jobs of a tag, as `namespace/name` separated by commas.
+fn owners(task: &Task) -> String {
+    task.ask.owners.iter().map(owner).collect::<Vec<_>>().join(",")
 }
 
 /// Bytes over time, per pull.
@@ -119,15 +199,16 @@ fn pull(key: &TagKey, task: &Task, limits: &Limits, speeds: &Speeds) -> live::Pu
     };
     let progress = task.progress.unwrap_or_default();
     live::Pull {
-        image: task
-            .ask
-            .image
-            .clone()
-            .unwrap_or_else(|_| crate::cri::reference::join(&key.name, &key.tag)),
+        image: image(key, task),
         phase,
         owners: task.ask.owners.iter().map(owner).collect(),
         waits_for: waits_for(task, limits),
-        bytes_done: progress.done,
+        // The last look at the bytes was before the end.
+        bytes_done: if phase == live::PullPhase::Succeeded {
+            progress.total
+        } else {
+            progress.done
+        },
         bytes_total: task.progress.map(|p| p.total),
         bytes_per_second: speeds.of(key),
         attempt: task.attempts,
@@ -151,4 +232,23 @@ fn owner(owner: &ObjectReference) -> String {
         .namespace
         .as_deref()
         .map_or_else(|| name.to_owned(), |ns| format!("{ns}/{name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_printed_as_go_prints_them() {
+        for (millis, text) in [
+            (0, "0ms"),
+            (999, "999ms"),
+            (4_130, "4.13s"),
+            (60_000, "1m0s"),
+            (64_500, "1m4.5s"),
+            (3_605_007, "1h0m5.007s"),
+        ] {
+            assert_eq!(go_duration(Duration::from_millis(millis)), text);
+        }
+    }
 }

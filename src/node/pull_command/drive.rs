@@ -62,6 +62,7 @@ pub(super) async fn drive(
         board: Board::default(),
         limits: Limits {
             max_parallel: parallel,
+            max_per_namespace: parallel,
             runtime: true,
         },
         given: wanted.iter().map(|w| (w.key.clone(), w.given.clone())).collect(),
@@ -92,7 +93,7 @@ impl Driver {
             tokio::select! {
                 Some(Ok((key, run, result))) = self.attempts.join_next() => self.ended(&key, run, result),
                 Some((key, run, progress)) = bytes.recv() => {
-                    self.board.advance(&key, run, progress);
+                    self.board.advance(&key, run, progress, Timestamp::now());
                     self.view.bytes(&key, progress);
                 }
                 () = sleep(wake) => {}
@@ -109,7 +110,7 @@ impl Driver {
         for step in &plan.steps {
             let run = self.board.apply(step, now);
             match step {
-                Step::Start { key, timeout } => {
+                Step::Start { key, timeout, .. } => {
                     if let Some(run) = run {
                         self.start(key, run, *timeout);
                     }
@@ -142,7 +143,7 @@ impl Driver {
         let (key, runtime, bytes) = (key.clone(), Arc::clone(&self.runtime), self.bytes_tx.clone());
         self.attempts.spawn(async move {
             let tell = |progress| drop(bytes.send((key.clone(), run, progress)));
-            let result = act::attempt(runtime.as_ref(), &attempt, tell).await;
+            let result = act::attempt(runtime.as_ref(), &attempt, || true, tell).await;
             (key, run, result)
         });
     }

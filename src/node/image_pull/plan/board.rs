@@ -1,19 +1,24 @@
 //! The tasks, and what changes them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Again, Ask, Ended, Progress, Stage, Step, TagKey, Task, back_off, owner};
+use super::{Again, Ask, Ended, Owner, Progress, Stage, Step, TagKey, Task, back_off, owners};
 use crate::api::node_image::{ImagePullPhase, ImageTagStatus};
+
+/// Attempts in a row that the runtime's end under them does not make failed ones. With more the image itself may be what
+/// ends the runtime.
+const UNCOUNTED: u32 = 3;
 
 /// One task per tag of the NodeImage.
 #[derive(Debug, Clone, Default)]
 pub struct Board {
     tasks: BTreeMap<TagKey, Task>,
     next: u64,
-    served: BTreeMap<String, u64>,
+    served: BTreeMap<Owner, u64>,
+    served_namespaces: BTreeMap<String, u64>,
 }
 
 /// What came of the end of an attempt.
@@ -38,9 +43,11 @@ impl Board {
         self.tasks.get(key)
     }
 
-    /// Order in which owners were given a slot last; 0 for never.
-    pub(super) fn last_served(&self, owner: &str) -> u64 {
-        self.served.get(owner).copied().unwrap_or(0)
+    /// Order in which the owner's namespace, and the owner, were given a slot last; 0 for never.
+    pub(super) fn last_served(&self, owner: &Owner) -> (u64, u64) {
+        let namespace = self.served_namespaces.get(&owner.namespace);
+        let own = self.served.get(owner);
+        (namespace.copied().unwrap_or(0), own.copied().unwrap_or(0))
     }
 
     /// Takes in what is asked and what the NodeImage's status says already. Returns the tags whose attempts must be
@@ -74,9 +81,11 @@ impl Board {
                 task.stage = Stage::Done(Box::new(said.clone()));
             }
         }
-        let tasks = &self.tasks;
-        self.served
-            .retain(|name, _| tasks.values().any(|t| owner(t) == name));
+        let wanted: BTreeSet<Owner> = self.tasks.values().flat_map(|t| owners(&t.ask)).collect();
+        self.served.retain(|owner, _| wanted.contains(owner));
+        let namespaces: BTreeSet<&str> = wanted.iter().map(|o| o.namespace.as_str()).collect();
+        self.served_namespaces
+            .retain(|namespace, _| namespaces.contains(namespace.as_str()));
         stop
     }
 
@@ -88,16 +97,18 @@ impl Board {
     /// Carries a step out. Returns the number of the attempt's run where one begins.
     pub fn apply(&mut self, step: &Step, now: Timestamp) -> Option<u64> {
         match step {
-            Step::Start { key, .. } => {
+            Step::Start { key, owner, .. } => {
                 let run = self.next;
                 self.next += 1;
                 let task = self.tasks.get_mut(key)?;
                 task.started_at.get_or_insert(now);
-                task.attempts += 1;
+                task.attempts = task.attempts.saturating_add(1);
                 task.progress = None;
+                task.moved_at = now;
+                task.owner = owner.clone();
                 task.stage = Stage::Running { run };
-                let owner = owner(task).to_owned();
-                self.served.insert(owner, run);
+                self.served.insert(owner.clone(), run);
+                self.served_namespaces.insert(owner.namespace.clone(), run);
                 Some(run)
             }
             Step::GiveUp { key, words } => {
@@ -108,10 +119,13 @@ impl Board {
     }
 
     /// Takes in the bytes of an attempt.
-    pub fn advance(&mut self, key: &TagKey, run: u64, progress: Progress) {
+    pub fn advance(&mut self, key: &TagKey, run: u64, progress: Progress, now: Timestamp) {
         if let Some(task) = self.tasks.get_mut(key)
             && task.stage == (Stage::Running { run })
         {
+            if task.progress != Some(progress) {
+                task.moved_at = now;
+            }
             task.progress = Some(progress);
         }
     }
@@ -133,17 +147,19 @@ impl Board {
             Ended::Failed {
                 words,
                 again: Again::Uncounted,
-            } => {
-                task.attempts -= 1;
+            } if task.interruptions < UNCOUNTED => {
+                task.attempts = task.attempts.saturating_sub(1);
                 task.interruptions += 1;
                 task.pause(words, task.interruptions, now);
                 Outcome::Continues
             }
             Ended::Failed {
                 words,
-                again: Again::Counted,
+                again: again @ (Again::Counted | Again::Uncounted),
             } if task.attempts <= task.ask.retries => {
-                task.interruptions = 0;
+                if again == Again::Counted {
+                    task.interruptions = 0;
+                }
                 task.pause(words, task.attempts, now);
                 Outcome::Continues
             }
@@ -166,6 +182,8 @@ impl Task {
             // After a restart of ours the tag's deadline still counts from its first start.
             started_at: said.and_then(|s| s.start_time.as_ref()).map(|t| t.0),
             progress: None,
+            moved_at: Timestamp::MIN,
+            owner: Owner::default(),
             last_error: None,
         }
     }

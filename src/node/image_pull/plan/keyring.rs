@@ -2,20 +2,31 @@
 //!
 //! Entries are matched by host (a `*` stands for part of a name between dots) and by the beginning of the path, the
 //! most specific first; all that match are kept, to be tried in order. Docker Hub has a default entry.
+//!
+//! Anybody who may create a job chooses what is in its Secrets: how much of them is kept is bounded, and to match an
+//! entry takes time in proportion to its length.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
-use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 /// `kubernetes.io/dockerconfigjson`
 pub const TYPE_JSON: &str = "kubernetes.io/dockerconfigjson";
 /// `kubernetes.io/dockercfg`
 pub const TYPE_CFG: &str = "kubernetes.io/dockercfg";
-const KEY_JSON: &str = ".dockerconfigjson";
-const KEY_CFG: &str = ".dockercfg";
+/// The key of the Docker configuration in a Secret of type [`TYPE_JSON`].
+pub const KEY_JSON: &str = ".dockerconfigjson";
+/// The key of the Docker configuration in a Secret of type [`TYPE_CFG`].
+pub const KEY_CFG: &str = ".dockercfg";
 const DEFAULT_REGISTRY: &str = "index.docker.io";
+/// Entries of one Docker configuration.
+const MAX_ENTRIES: usize = 1000;
+/// Bytes of an entry's registry. No image name has more than 255, and some more are for `*`, scheme and version.
+const MAX_REGISTRY: usize = 512;
 
 /// Why credentials cannot be read. Says nothing of what is in them.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +47,12 @@ pub enum Error {
         entry: &'static str,
         /// Where reading stopped.
         at: String,
+    },
+    /// It has more entries than are kept.
+    #[error("its {entry} has more than {MAX_ENTRIES} entries")]
+    TooMany {
+        /// The entry, or the file.
+        entry: &'static str,
     },
     /// An `auth` is not base64 of `user:password`.
     #[error("its entry for {registry:?} has an auth that is not base64 of USER:PASSWORD")]
@@ -66,24 +83,129 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
-#[derive(Deserialize)]
+/// A Docker configuration file.
+#[derive(Default)]
 struct ConfigJson {
-    #[serde(default)]
-    auths: BTreeMap<String, Entry>,
+    auths: Auths,
+    helpers: bool,
 }
 
-#[derive(Deserialize, Default)]
+impl<'de> Fields<'de> for ConfigJson {
+    fn field<A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error> {
+        match name.to_ascii_lowercase().as_str() {
+            "auths" => self.auths = map.next_value_seed(Object::new())?,
+            "credsstore" | "credhelpers" => {
+                let given: serde_json::Value = map.next_value()?;
+                self.helpers |= given.as_str().is_some_and(|s| !s.is_empty())
+                    || given.as_object().is_some_and(|o| !o.is_empty());
+            }
+            _ => drop(map.next_value::<IgnoredAny>()?),
+        }
+        Ok(())
+    }
+}
+
+/// The entries of a Docker configuration, by registry.
+#[derive(Default)]
+struct Auths {
+    entries: BTreeMap<String, Entry>,
+    too_many: bool,
+}
+
+impl<'de> Fields<'de> for Auths {
+    fn field<A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error> {
+        if self.entries.len() == MAX_ENTRIES {
+            self.too_many = true;
+            map.next_value::<IgnoredAny>()?;
+        } else {
+            self.entries
+                .insert(name.to_owned(), map.next_value_seed(Object::new())?);
+        }
+        Ok(())
+    }
+}
+
+#[derive(Default)]
 struct Entry {
-    #[serde(default)]
     username: String,
-    #[serde(default)]
     password: String,
-    #[serde(default)]
     auth: String,
-    #[serde(default, alias = "identityToken")]
-    identitytoken: String,
-    #[serde(default, alias = "registryToken")]
-    registrytoken: String,
+    identity_token: String,
+    registry_token: String,
+}
+
+impl<'de> Fields<'de> for Entry {
+    fn field<A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error> {
+        let field = match name.to_ascii_lowercase().as_str() {
+            "username" => &mut self.username,
+            "password" => &mut self.password,
+            "auth" => &mut self.auth,
+            "identitytoken" => &mut self.identity_token,
+            "registrytoken" => &mut self.registry_token,
+            _ => {
+                map.next_value::<IgnoredAny>()?;
+                return Ok(());
+            }
+        };
+        if let Some(text) = map.next_value::<Option<String>>()? {
+            *field = text;
+        }
+        Ok(())
+    }
+}
+
+/// What is read field by field as Go's decoder reads it: names in any case, the last of two equal ones, and `null`
+/// for an object without fields.
+trait Fields<'de>: Default {
+    /// Reads the value of one field.
+    fn field<A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error>;
+}
+
+/// Reads a `T`.
+struct Object<T>(PhantomData<T>);
+
+impl<T> Object<T> {
+    fn new() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<'de, T: Fields<'de>> DeserializeSeed<'de> for Object<T> {
+    type Value = T;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de, T: Fields<'de>> Visitor<'de> for Object<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_unit<E>(self) -> Result<T, E> {
+        Ok(T::default())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<T, A::Error> {
+        let mut read = T::default();
+        while let Some(name) = map.next_key::<String>()? {
+            read.field(&name, &mut map)?;
+        }
+        Ok(read)
+    }
+}
+
+/// A configuration wants a credential helper's program too, which is not called: its credentials are not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HelpersUnused;
+
+impl fmt::Display for HelpersUnused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("its credsStore and credHelpers are not used: only credentials in auths are")
+    }
 }
 
 /// Credentials by the registry, and path in it, that they are for.
@@ -93,14 +215,19 @@ pub struct Keyring {
 }
 
 impl Keyring {
-    /// Adds what a Secret holds.
-    pub fn add_secret(&mut self, type_: &str, data: &BTreeMap<String, Vec<u8>>) -> Result<(), Error> {
+    /// Adds what a Secret of that type holds; `data` gives the value of one of its keys.
+    ///
+    /// # Errors
+    /// Where that cannot be used; nothing of it is added then.
+    pub fn add_secret<'a>(
+        &mut self,
+        type_: &str,
+        data: impl Fn(&'static str) -> Option<&'a [u8]>,
+    ) -> Result<Option<HelpersUnused>, Error> {
+        let value = |key| data(key).ok_or(Error::NoEntry(key));
         match type_ {
-            TYPE_JSON => self.add_config_json(data.get(KEY_JSON).ok_or(Error::NoEntry(KEY_JSON))?, KEY_JSON),
-            TYPE_CFG => {
-                let auths = data.get(KEY_CFG).ok_or(Error::NoEntry(KEY_CFG))?;
-                self.add(read(auths, KEY_CFG)?)
-            }
+            TYPE_JSON => self.add_config_json(value(KEY_JSON)?, KEY_JSON),
+            TYPE_CFG => self.add(read(value(KEY_CFG)?, KEY_CFG)?, KEY_CFG).map(|()| None),
             other => Err(Error::Type {
                 found: other.to_owned(),
             }),
@@ -108,16 +235,34 @@ impl Keyring {
     }
 
     /// Adds a Docker configuration file's `auths`. `entry` names it in errors.
-    pub fn add_config_json(&mut self, json: &[u8], entry: &'static str) -> Result<(), Error> {
-        self.add(read::<ConfigJson>(json, entry)?.auths)
+    ///
+    /// # Errors
+    /// Where that cannot be used; nothing of it is added then.
+    pub fn add_config_json(
+        &mut self,
+        json: &[u8],
+        entry: &'static str,
+    ) -> Result<Option<HelpersUnused>, Error> {
+        let config: ConfigJson = read(json, entry)?;
+        self.add(config.auths, entry)?;
+        Ok(config.helpers.then_some(HelpersUnused))
     }
 
-    fn add(&mut self, auths: BTreeMap<String, Entry>) -> Result<(), Error> {
-        let read: Result<Vec<_>, Error> = auths
-            .into_iter()
-            .map(|(r, e)| Ok((key(&r), credentials(&r, e)?)))
-            .collect();
-        for (key, credentials) in read? {
+    fn add(&mut self, auths: Auths, entry: &'static str) -> Result<(), Error> {
+        if auths.too_many {
+            return Err(Error::TooMany { entry });
+        }
+        let mut read = Vec::new();
+        for (registry, entry) in auths.entries {
+            let credentials = credentials(&registry, entry)?;
+            // Docker Desktop writes empty entries for registries whose credentials a helper has.
+            if let Some(key) = key(&registry)
+                && credentials != Credentials::default()
+            {
+                read.push((key, credentials));
+            }
+        }
+        for (key, credentials) in read {
             self.entries.entry(key).or_default().push(credentials);
         }
         Ok(())
@@ -140,44 +285,52 @@ impl Keyring {
     }
 }
 
-fn read<'a, T: Deserialize<'a>>(json: &'a [u8], entry: &'static str) -> Result<T, Error> {
+fn read<'a, T: Fields<'a>>(json: &'a [u8], entry: &'static str) -> Result<T, Error> {
+    let mut deserializer = serde_json::Deserializer::from_slice(json);
+    let read = Object::new().deserialize(&mut deserializer);
+    let read = read.and_then(|read| deserializer.end().map(|()| read));
     // serde's own words may quote the value, which is a secret: only the place is told.
-    serde_json::from_slice(json).map_err(|e| Error::Malformed {
+    read.map_err(|e| Error::Malformed {
         entry,
         at: format!("line {}, column {}", e.line(), e.column()),
     })
 }
 
-/// A registry as users write it, reduced to `HOST[/PATH]`: no scheme, no `/v1/` or `/v2/`.
-fn key(registry: &str) -> String {
+/// A registry as users write it, reduced to `HOST[:PORT][/PATH]`: no scheme, user or query, no `/v1/` or `/v2/`. None
+/// where no image can be of that registry.
+fn key(registry: &str) -> Option<String> {
+    if registry.len() > MAX_REGISTRY {
+        return None;
+    }
     let bare = registry
         .strip_prefix("https://")
         .or_else(|| registry.strip_prefix("http://"))
         .unwrap_or(registry);
+    let bare = bare.split(['?', '#']).next().unwrap_or(bare);
     let (host, path) = bare.split_at(bare.find('/').unwrap_or(bare.len()));
-    let path = match path {
-        "/v1" | "/v2" => "",
-        _ => path
-            .strip_prefix("/v1/")
-            .or_else(|| path.strip_prefix("/v2/"))
-            .map_or(path, |rest| {
-                let at = path.len() - rest.len() - 1;
-                &path[at..]
-            }),
-    };
-    if path == "/" {
-        host.to_owned()
-    } else {
-        format!("{host}{path}")
+    let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+    let host = host.strip_suffix(':').unwrap_or(host);
+    let in_host = |b: u8| b.is_ascii_alphanumeric() || b".-_*:[]".contains(&b);
+    let star_in_address = host.contains('[') && host.contains('*');
+    if host.is_empty() || star_in_address || !host.bytes().all(in_host) {
+        return None;
     }
+    let path = ["/v1/", "/v2/"]
+        .iter()
+        .find_map(|version| path.strip_prefix(version))
+        .map_or_else(|| path.to_owned(), |rest| format!("/{rest}"));
+    Some(match path.as_str() {
+        "/" => host.to_owned(),
+        _ => format!("{host}{path}"),
+    })
 }
 
 fn credentials(registry: &str, entry: Entry) -> Result<Credentials, Error> {
     let mut found = Credentials {
         username: entry.username,
         password: entry.password,
-        identity_token: entry.identitytoken,
-        registry_token: entry.registrytoken,
+        identity_token: entry.identity_token,
+        registry_token: entry.registry_token,
     };
     if !entry.auth.is_empty() {
         let invalid = || Error::Auth {
@@ -196,31 +349,38 @@ fn credentials(registry: &str, entry: Entry) -> Result<Credentials, Error> {
 }
 
 fn matches(key: &str, repository: &str) -> bool {
-    let split = |s: &str| {
+    let split = |s: &'_ str| {
         let (host, path) = s.split_at(s.find('/').unwrap_or(s.len()));
-        let (name, port) = host.split_at(host.find(':').unwrap_or(host.len()));
+        // An IPv6 host has colons of its own, between brackets.
+        let port = host.rfind(':').filter(|_| !host.ends_with(']'));
+        let (name, port) = host.split_at(port.unwrap_or(host.len()));
         (name.to_owned(), port.to_owned(), path.to_owned())
     };
     let (name, port, path) = split(key);
     let (image_name, image_port, image_path) = split(repository);
-    let parts: Vec<&str> = name.split('.').collect();
-    let image_parts: Vec<&str> = image_name.split('.').collect();
     port == image_port
-        && parts.len() == image_parts.len()
         && image_path.starts_with(&path)
-        && parts
-            .iter()
-            .zip(&image_parts)
-            .all(|(pattern, part)| glob(pattern.as_bytes(), part.as_bytes()))
+        && name.split('.').count() == image_name.split('.').count()
+        && name
+            .split('.')
+            .zip(image_name.split('.'))
+            .all(|(pattern, part)| glob(pattern, part))
 }
 
-/// `*` stands for any characters, `?` for one; an IPv6 host's brackets are themselves.
-fn glob(pattern: &[u8], text: &[u8]) -> bool {
-    match (pattern.split_first(), text.split_first()) {
-        (None, None) => true,
-        (Some((b'*', rest)), _) => (0..=text.len()).any(|n| glob(rest, &text[n..])),
-        (Some((b'?', rest)), Some((_, text))) => glob(rest, text),
-        (Some((p, rest)), Some((t, text))) => p == t && glob(rest, text),
-        _ => false,
-    }
+/// Whether `text` is like `pattern`, in which `*` stands for any characters. Of what stands between two stars the
+/// first place that fits is as good as any later one, so nothing is tried twice.
+fn glob(pattern: &str, text: &str) -> bool {
+    let Some((first, rest)) = pattern.split_once('*') else {
+        return pattern == text;
+    };
+    let (middle, last) = rest.rsplit_once('*').unwrap_or(("", rest));
+    let between = text.strip_prefix(first).and_then(|text| text.strip_suffix(last));
+    let Some(mut left) = between else { return false };
+    middle.split('*').all(|piece| match left.split_once(piece) {
+        Some((_, after)) => {
+            left = after;
+            true
+        }
+        None => false,
+    })
 }

@@ -23,6 +23,8 @@ pub use board::Board;
 const BACK_OFF_FIRST: SignedDuration = SignedDuration::from_secs(1);
 /// The longest pause between attempts.
 const BACK_OFF_LAST: SignedDuration = SignedDuration::from_secs(30);
+/// An attempt without new bytes for so long does not keep its slot from the images of other namespaces.
+const STALLED: SignedDuration = SignedDuration::from_secs(600);
 /// Upstream's words, which clients match.
 const DEADLINE_EXCEEDED: &str = "pulling exceeds the activeDeadlineSeconds";
 
@@ -95,7 +97,7 @@ pub enum Again {
     Never,
     /// It may, and it counts.
     Counted,
-    /// It may, and it does not count: the runtime went away under it.
+    /// It may, and three of them in a row do not count: the runtime went away under it.
     Uncounted,
 }
 
@@ -116,6 +118,10 @@ pub struct Task {
     pub started_at: Option<Timestamp>,
     /// Bytes of the present attempt.
     pub progress: Option<Progress>,
+    /// When the present attempt began, or its bytes last changed.
+    pub moved_at: Timestamp,
+    /// For whom the present attempt began.
+    pub owner: Owner,
     /// Why the last attempt failed.
     pub last_error: Option<String>,
 }
@@ -139,13 +145,36 @@ pub enum Stage {
     Done(Box<ImageTagStatus>),
 }
 
+/// On whose behalf an attempt has its slot.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Owner {
+    /// Its namespace; empty where it has none.
+    pub namespace: String,
+    /// Its UID, or its name where it has none.
+    pub id: String,
+}
+
 /// What bounds the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Attempts at once, at least 1.
     pub max_parallel: usize,
+    /// Attempts at once on behalf of one namespace, at least 1.
+    pub max_per_namespace: usize,
     /// Whether a runtime is there to pull with.
     pub runtime: bool,
+}
+
+impl Limits {
+    /// Those of a node: one slot is in reserve, so that a namespace whose images come from a registry that never
+    /// answers does not have them all.
+    pub fn of_node(max_parallel: usize, runtime: bool) -> Self {
+        Self {
+            max_parallel,
+            max_per_namespace: max_parallel.saturating_sub(1).max(1),
+            runtime,
+        }
+    }
 }
 
 /// One thing to do.
@@ -157,6 +186,8 @@ pub enum Step {
         key: TagKey,
         /// Until the attempt's own limit or the tag's deadline, whichever is sooner.
         timeout: SignedDuration,
+        /// For whom.
+        owner: Owner,
     },
     /// End the tag as failed, stopping its attempt if there is one.
     GiveUp {
@@ -180,6 +211,7 @@ pub struct Plan {
 pub fn plan(board: &Board, limits: &Limits, now: Timestamp) -> Plan {
     let mut plan = Plan::default();
     let mut shares = Shares::default();
+    let mut next_stall = None;
     let mut ready: Vec<(&TagKey, &Task)> = Vec::new();
     for (key, task) in board.tasks() {
         match verdict(task, now) {
@@ -189,7 +221,9 @@ pub fn plan(board: &Board, limits: &Limits, now: Timestamp) -> Plan {
                 words,
             }),
             Verdict::Running(deadline) => {
-                shares.add(owner(task));
+                let stalls = task.stalls_at().filter(|at| now < *at);
+                shares.add(&task.owner, stalls.is_some());
+                next_stall = earliest(next_stall, stalls);
                 plan.wake = earliest(plan.wake, deadline);
             }
             Verdict::Pause(until) => plan.wake = earliest(plan.wake, Some(until)),
@@ -199,18 +233,29 @@ pub fn plan(board: &Board, limits: &Limits, now: Timestamp) -> Plan {
             }
         }
     }
-    while limits.runtime && shares.total < limits.max_parallel {
-        let next = ready.iter().enumerate().min_by_key(|(_, (_, task))| {
-            let owner = owner(task);
-            (shares.of(owner), board.last_served(owner), task.seq)
+    while limits.runtime && shares.slots < limits.max_parallel {
+        let candidates = ready.iter().enumerate().flat_map(|(index, (_, task))| {
+            let owners = owners(&task.ask);
+            owners.into_iter().map(move |owner| (index, owner, task.seq))
         });
-        let Some((index, _)) = next else { break };
+        let next = candidates
+            .filter(|(_, owner, _)| shares.of_namespace(&owner.namespace) < limits.max_per_namespace)
+            .min_by_key(|(_, owner, seq)| {
+                let (namespace, id) = board.last_served(owner);
+                let in_namespace = (shares.of_namespace(&owner.namespace), namespace);
+                (in_namespace, shares.of(owner), id, *seq)
+            });
+        let Some((index, owner, _)) = next else { break };
         let (key, task) = ready.swap_remove(index);
-        shares.add(owner(task));
+        shares.add(&owner, true);
         plan.steps.push(Step::Start {
             key: key.clone(),
             timeout: attempt_timeout(task, now),
+            owner,
         });
+    }
+    if !ready.is_empty() {
+        plan.wake = earliest(plan.wake, next_stall);
     }
     plan
 }
@@ -261,18 +306,36 @@ impl Task {
         self.started_at?.checked_add(self.ask.active_deadline?).ok()
     }
 
+    /// When the present attempt counts as stalled; never where all bytes are there and the runtime unpacks them.
+    fn stalls_at(&self) -> Option<Timestamp> {
+        let unpacks = self.progress.is_some_and(|p| p.total > 0 && p.done >= p.total);
+        let at = self.moved_at.checked_add(STALLED).unwrap_or(Timestamp::MAX);
+        Some(if unpacks { Timestamp::MAX } else { at })
+    }
+
     /// Whether it is over.
     pub fn is_done(&self) -> bool {
         matches!(self.stage, Stage::Done(_))
     }
 }
 
-/// Whom a task's slot is charged to: its first owner.
-fn owner(task: &Task) -> &str {
-    task.ask
-        .owners
-        .first()
-        .map_or("", |o| o.uid.as_deref().or(o.name.as_deref()).unwrap_or_default())
+/// On whose behalf a tag may be pulled; at least one.
+fn owners(ask: &Ask) -> Vec<Owner> {
+    let mut owners: Vec<Owner> = ask.owners.iter().map(Owner::of).collect();
+    if owners.is_empty() {
+        owners.push(Owner::default());
+    }
+    owners
+}
+
+impl Owner {
+    fn of(reference: &ObjectReference) -> Self {
+        let id = reference.uid.as_ref().or(reference.name.as_ref());
+        Self {
+            namespace: reference.namespace.clone().unwrap_or_default(),
+            id: id.cloned().unwrap_or_default(),
+        }
+    }
 }
 
 /// The pause after a number of failures, 1 or more.
@@ -288,20 +351,27 @@ fn earliest(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
     }
 }
 
-/// Slots in use, by owner.
+/// Attempts under way.
 #[derive(Default)]
-struct Shares<'a> {
-    total: usize,
-    by_owner: BTreeMap<&'a str, usize>,
+struct Shares {
+    /// Those that no other may take the slot of.
+    slots: usize,
+    by_owner: BTreeMap<Owner, usize>,
+    by_namespace: BTreeMap<String, usize>,
 }
 
-impl<'a> Shares<'a> {
-    fn add(&mut self, owner: &'a str) {
-        self.total += 1;
-        *self.by_owner.entry(owner).or_default() += 1;
+impl Shares {
+    fn add(&mut self, owner: &Owner, keeps_slot: bool) {
+        self.slots += usize::from(keeps_slot);
+        *self.by_owner.entry(owner.clone()).or_default() += 1;
+        *self.by_namespace.entry(owner.namespace.clone()).or_default() += 1;
     }
 
-    fn of(&self, owner: &str) -> usize {
+    fn of(&self, owner: &Owner) -> usize {
         self.by_owner.get(owner).copied().unwrap_or(0)
+    }
+
+    fn of_namespace(&self, namespace: &str) -> usize {
+        self.by_namespace.get(namespace).copied().unwrap_or(0)
     }
 }

@@ -44,25 +44,34 @@ pub fn by_tag(status: &NodeImageStatus) -> BTreeMap<TagKey, ImageTagStatus> {
         .collect()
 }
 
-/// What a task waits for, in words; none if it works or is over.
+/// What a task waits for, in words that follow "waits for"; none if it works or is over.
 pub fn waits_for(task: &Task, limits: &Limits) -> Option<String> {
     match &task.stage {
         Stage::Running { .. } | Stage::Done(_) => None,
-        Stage::BackOff { until } => Some(format!("waits until {} for its next attempt", whole(*until))),
-        Stage::Waiting if !limits.runtime => {
-            Some("waits for the container runtime, which does not answer".to_owned())
+        Stage::BackOff { until } => Some(format!("its next attempt at {}", whole(*until))),
+        Stage::Waiting if !limits.runtime => Some("the container runtime, which does not answer".to_owned()),
+        Stage::Waiting => {
+            let Limits {
+                max_parallel: all,
+                max_per_namespace: share,
+                ..
+            } = limits;
+            let share = (share < all).then(|| format!(", of which one namespace has {share} at most"));
+            Some(format!(
+                "one of {all} pull slots of this node{}",
+                share.unwrap_or_default()
+            ))
         }
-        Stage::Waiting => Some(format!(
-            "waits for one of {} pull slots of this node",
-            limits.max_parallel
-        )),
     }
 }
 
 fn tag_status(key: &TagKey, task: &Task, limits: &Limits) -> ImageTagStatus {
     let (phase, message) = match &task.stage {
         Stage::Done(status) => return (**status).clone(),
-        Stage::Waiting => (ImagePullPhase::Waiting, waits_for(task, limits)),
+        Stage::Waiting => (
+            ImagePullPhase::Waiting,
+            waits_for(task, limits).map(|wait| format!("waits for {wait}")),
+        ),
         Stage::Running { .. } => (
             ImagePullPhase::Pulling,
             task.last_error.as_deref().map(|e| failed(task, e)),
@@ -72,7 +81,7 @@ fn tag_status(key: &TagKey, task: &Task, limits: &Limits) -> ImageTagStatus {
             let wait = waits_for(task, limits).unwrap_or_default();
             (
                 ImagePullPhase::Pulling,
-                Some(format!("{wait}; {}", failed(task, error))),
+                Some(format!("waits for {wait}; {}", failed(task, error))),
             )
         }
     };

@@ -3,11 +3,15 @@ use base64::engine::general_purpose::STANDARD;
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::super::keyring::{Error, Keyring, TYPE_CFG, TYPE_JSON};
-use super::*;
+use super::super::keyring::{Error, HelpersUnused, Keyring, TYPE_CFG, TYPE_JSON};
 
-fn data(entry: &str, value: &serde_json::Value) -> BTreeMap<String, Vec<u8>> {
-    [(entry.to_owned(), value.to_string().into_bytes())].into()
+/// Adds a Secret of that type with one entry.
+fn add(ring: &mut Keyring, type_: &str, entry: &str, value: &str) -> Result<Option<HelpersUnused>, Error> {
+    ring.add_secret(type_, |key| (key == entry).then_some(value.as_bytes()))
+}
+
+fn add_json(ring: &mut Keyring, config: &serde_json::Value) {
+    add(ring, TYPE_JSON, ".dockerconfigjson", &config.to_string()).unwrap();
 }
 
 /// A keyring with a user per registry; the user has the registry's name.
@@ -57,8 +61,7 @@ fn a_star_stands_for_a_part_between_dots() {
 fn the_port_must_be_the_same() {
     let mut ring = Keyring::default();
     let auths = json!({"auths": {"host:5000": {"username": "u", "password": "p"}}});
-    ring.add_secret(TYPE_JSON, &data(".dockerconfigjson", &auths))
-        .unwrap();
+    add_json(&mut ring, &auths);
     assert_eq!(users(&ring, "host:5000/x"), ["u"]);
     assert!(users(&ring, "host:5001/x").is_empty() && users(&ring, "host/x").is_empty());
 }
@@ -72,8 +75,7 @@ fn docker_hub_has_a_default_entry() {
     ] {
         let mut ring = Keyring::default();
         let auths = json!({"auths": {written: {"username": "hub", "password": "p"}}});
-        ring.add_secret(TYPE_JSON, &data(".dockerconfigjson", &auths))
-            .unwrap();
+        add_json(&mut ring, &auths);
         assert_eq!(users(&ring, "docker.io/library/nginx"), ["hub"], "{written}");
         assert!(users(&ring, "quay.io/x").is_empty());
     }
@@ -88,9 +90,8 @@ fn both_types_of_secret_are_read_and_the_order_of_secrets_is_kept() {
     let mut ring = Keyring::default();
     let first = json!({"quay.io": {"username": "first", "password": "p"}});
     let second = json!({"auths": {"https://quay.io": {"auth": STANDARD.encode("second:p:with:colons")}}});
-    ring.add_secret(TYPE_CFG, &data(".dockercfg", &first)).unwrap();
-    ring.add_secret(TYPE_JSON, &data(".dockerconfigjson", &second))
-        .unwrap();
+    add(&mut ring, TYPE_CFG, ".dockercfg", &first.to_string()).unwrap();
+    add_json(&mut ring, &second);
     let found = ring.lookup("quay.io/x");
     assert_eq!(
         found.iter().map(|c| c.username.as_str()).collect::<Vec<_>>(),
@@ -102,8 +103,7 @@ fn both_types_of_secret_are_read_and_the_order_of_secrets_is_kept() {
 #[test]
 fn what_is_wrong_with_a_secret_is_said_without_its_content() {
     let read = |type_: &str, entry: &str, value: &str| {
-        let data = [(entry.to_owned(), value.as_bytes().to_vec())].into();
-        Keyring::default().add_secret(type_, &data).unwrap_err()
+        add(&mut Keyring::default(), type_, entry, value).unwrap_err()
     };
     assert_eq!(
         read("Opaque", "a", "b"),
@@ -134,13 +134,173 @@ fn what_is_wrong_with_a_secret_is_said_without_its_content() {
     }
 }
 
+/// Whether credentials for `registry` are used for `repository`.
+fn used(registry: &str, repository: &str) -> bool {
+    let mut ring = Keyring::default();
+    add_json(
+        &mut ring,
+        &json!({"auths": {registry: {"username": "u", "password": "p"}}}),
+    );
+    !ring.lookup(repository).is_empty()
+}
+
+/// The results are kubelet's (`Add` and `URLsMatchStr` in pkg/credentialprovider/keyring.go of Kubernetes 1.34), but
+/// for the last one: kubelet takes the brackets of an IPv6 host without port for a set of characters.
+#[test]
+fn registries_match_as_in_kubelet() {
+    for (registry, repository, expected) in [
+        ("quay.io", "quay.io/a", true),
+        ("https://quay.io", "quay.io/a", true),
+        ("http://quay.io/", "quay.io/a", true),
+        ("https://quay.io/v1/", "quay.io/a", true),
+        ("quay.io/v2/", "quay.io/a", true),
+        ("quay.io/v1", "quay.io/a", false),
+        ("quay.io/v1", "quay.io/v1/a", true),
+        ("quay.io/v1/team", "quay.io/team/a", true),
+        ("quay.io/team", "quay.io/team-secret/a", true),
+        ("*.quay.io", "a.quay.io/x", true),
+        ("*.quay.io", "a.b.quay.io/x", false),
+        ("*.quay.io", "quay.io/x", false),
+        ("*", "localhost/x", true),
+        ("*", "quay.io/x", false),
+        ("*.*", "quay.io/x", true),
+        ("q*y.io", "quay.io/x", true),
+        ("q*y*.io", "quay.io/x", true),
+        ("**.io", "quay.io/x", true),
+        ("*a*a*b.io", "aaaaab.io/x", true),
+        ("*a*a*b.io", "aaaaa.io/x", false),
+        ("qua?.io", "quay.io/x", false),
+        ("quay?.io", "quay/x", true),
+        ("quay.io?x=1", "quay.io/x", true),
+        ("quay.io#x", "quay.io/x", true),
+        ("[q]uay.io", "quay.io/x", false),
+        ("q[a-z]ay.io", "quay.io/x", false),
+        ("qu\\ay.io", "quay.io/x", false),
+        ("host:5000", "host:5000/x", true),
+        ("host:5000", "host:5001/x", false),
+        ("host:*", "host:5000/x", false),
+        ("*:5000", "host:5000/x", true),
+        ("host:", "host/x", true),
+        ("host:5000/a", "host:5000/a/b", true),
+        ("[::1]:5000", "[::1]:5000/x", true),
+        ("[fd00::*]:5000", "[fd00::1]:5000/x", false),
+        ("user@quay.io", "quay.io/x", true),
+        ("user:pw@quay.io", "quay.io/x", true),
+        ("QUAY.io", "quay.io/x", false),
+        ("quay.io/*", "quay.io/a", false),
+        ("quay io", "quay.io/x", false),
+        ("quay%2eio", "quay.io/x", false),
+        ("", "quay.io/x", false),
+        ("/team", "quay.io/team", false),
+        ("https://", "quay.io/x", false),
+        ("ftp://quay.io", "quay.io/x", false),
+        ("quay.io//a", "quay.io//a", true),
+        ("*.io", "quay.io/x", true),
+        ("quay.*", "quay.io/x", true),
+        ("[::1]", "[::1]/x", true),
+    ] {
+        assert_eq!(
+            used(registry, repository),
+            expected,
+            "{registry:?} for {repository:?}"
+        );
+    }
+}
+
+#[test]
+fn a_configuration_is_read_as_go_reads_it() {
+    for (config, expected) in [
+        (r#"{"auths": null}"#, None),
+        ("null", None),
+        (r#"{"auths": {"r.test": null}}"#, None),
+        (
+            r#"{"auths": {"r.test": {"username": null, "password": "p"}}}"#,
+            Some(("", "p")),
+        ),
+        (
+            r#"{"Auths": {"r.test": {"UserName": "u", "Password": "p", "email": 5}}}"#,
+            Some(("u", "p")),
+        ),
+        (
+            r#"{"auths": {"r.test": {"username": "a", "username": "b", "username": null}}}"#,
+            Some(("b", "")),
+        ),
+    ] {
+        let mut ring = Keyring::default();
+        add(&mut ring, TYPE_JSON, ".dockerconfigjson", config).unwrap();
+        let found = ring.lookup("r.test/x");
+        let found = found.first().map(|c| (c.username.as_str(), c.password.as_str()));
+        assert_eq!(found, expected, "{config}");
+    }
+}
+
+#[test]
+fn credential_helpers_are_named_and_their_empty_entries_mean_anonymous() {
+    let mut ring = Keyring::default();
+    let config = json!({"auths": {"https://index.docker.io/v1/": {}}, "credsStore": "desktop"});
+    let told = add(&mut ring, TYPE_JSON, ".dockerconfigjson", &config.to_string());
+    assert_eq!(told, Ok(Some(HelpersUnused)));
+    assert!(ring.lookup("docker.io/library/nginx").is_empty());
+    let config = json!({"credHelpers": {}, "credsStore": ""});
+    let told = add(&mut ring, TYPE_JSON, ".dockerconfigjson", &config.to_string());
+    assert_eq!(told, Ok(None));
+}
+
+#[test]
+fn entries_are_bounded_in_number_and_length() {
+    let config = |n: usize| {
+        let auths: serde_json::Map<_, _> = (0..n)
+            .map(|n| (format!("r{n}.test"), json!({"username": "u"})))
+            .collect();
+        json!({ "auths": auths }).to_string()
+    };
+    let mut ring = Keyring::default();
+    assert!(add(&mut ring, TYPE_JSON, ".dockerconfigjson", &config(1000)).is_ok());
+    assert_eq!(ring.lookup("r999.test/x").len(), 1);
+    let mut ring = Keyring::default();
+    let refused = add(&mut ring, TYPE_JSON, ".dockerconfigjson", &config(1001)).unwrap_err();
+    assert!(
+        refused
+            .to_string()
+            .contains(".dockerconfigjson has more than 1000 entries"),
+        "{refused}"
+    );
+    assert!(ring.lookup("r0.test/x").is_empty());
+    assert!(used(&"*".repeat(512), "host/x"));
+    assert!(!used(&"*".repeat(513), "host/x"));
+}
+
+/// Whether they match, by trying each pair of positions once.
+fn by_table(pattern: &[u8], text: &[u8]) -> bool {
+    let mut row: Vec<bool> = (0..=text.len()).map(|n| n == 0).collect();
+    for p in pattern {
+        let mut next = vec![*p == b'*' && row[0]];
+        for (n, t) in text.iter().enumerate() {
+            next.push(if *p == b'*' {
+                row[n + 1] || next[n]
+            } else {
+                row[n] && p == t
+            });
+        }
+        row = next;
+    }
+    row[text.len()]
+}
+
 proptest! {
+    /// Stars match what a table of all positions says, however many there are: tried one by one, forty stars against
+    /// two hundred letters would take longer than the machine lives.
+    #[test]
+    fn stars_match_in_bounded_steps(pattern in "[*a]{1,40}b?", text in "a{0,200}b?x?") {
+        let expected = by_table(pattern.as_bytes(), text.as_bytes());
+        prop_assert_eq!(used(&pattern, &format!("{text}/x")), expected);
+    }
+
     /// Whatever a secret holds, reading it ends.
     #[test]
     fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200), repository in "[a-z.:/*]{0,30}") {
         let mut ring = Keyring::default();
-        let data = [(".dockerconfigjson".to_owned(), bytes)].into();
-        let _ = ring.add_secret(TYPE_JSON, &data);
+        let _ = ring.add_secret(TYPE_JSON, |_| Some(&bytes));
         let _ = ring.lookup(&repository);
     }
 

@@ -44,8 +44,16 @@ pub(super) fn ask(owner: &str) -> Ask {
     }
 }
 
+/// What a job of that namespace asks.
+pub(super) fn ask_in(namespace: &str, owner: &str) -> Ask {
+    let mut ask = ask(owner);
+    ask.owners[0].namespace = Some(namespace.to_owned());
+    ask
+}
+
 pub(super) const LIMITS: Limits = Limits {
     max_parallel: 2,
+    max_per_namespace: 2,
     runtime: true,
 };
 
@@ -123,7 +131,7 @@ fn a_failure_waits_longer_each_time_and_the_last_one_ends_the_tag_at_once() {
         assert_eq!((waiting.steps.len(), waiting.wake), (0, Some(at(now + pause))));
         let message = said(&board, "1").message.unwrap();
         assert!(
-            message.contains("waits until") && message.contains("no luck"),
+            message.starts_with("waits for its next attempt at ") && message.contains("no luck"),
             "{message}"
         );
         now += pause;
@@ -165,7 +173,7 @@ fn an_invalid_reference_ends_the_tag_without_an_attempt() {
 }
 
 #[test]
-fn a_runtime_that_goes_away_costs_no_attempt() {
+fn a_runtime_that_goes_away_costs_no_attempt_three_times_in_a_row() {
     let (mut board, _) = board_of(&[(
         "1",
         Ask {
@@ -174,7 +182,7 @@ fn a_runtime_that_goes_away_costs_no_attempt() {
         },
     )]);
     let mut now = 0;
-    for _ in 0..20 {
+    for _ in 0..3 {
         let (key, run) = go(&mut board, &LIMITS, at(now)).remove(0);
         assert_eq!(
             board.ended(&key, run, failed(Again::Uncounted), at(now)),
@@ -183,7 +191,8 @@ fn a_runtime_that_goes_away_costs_no_attempt() {
         now += 30;
     }
     let (key, run) = go(&mut board, &LIMITS, at(now)).remove(0);
-    assert_eq!(board.ended(&key, run, pulled(), at(now)), Outcome::Over);
+    let last = board.ended(&key, run, failed(Again::Uncounted), at(now));
+    assert_eq!(last, Outcome::Over, "the image may be what ends the runtime");
 }
 
 #[test]
@@ -318,15 +327,97 @@ fn a_small_job_does_not_queue_behind_a_large_one() {
     assert_eq!(tags, ["large00", "small"]);
 }
 
+/// A board with so many tags of each namespace, asked for in this order.
+fn board_in(namespaces: &[(&str, usize)]) -> Board {
+    let mut board = Board::default();
+    let mut all = BTreeMap::new();
+    for (namespace, tags) in namespaces {
+        for n in 0..*tags {
+            let ask = ask_in(namespace, &format!("{namespace}-{n}"));
+            all.insert(key(&format!("{namespace}-{n}")), ask);
+            board.desire(&all, &BTreeMap::new());
+        }
+    }
+    board
+}
+
+/// Three slots, of which a namespace has two.
+const SHARED: Limits = Limits {
+    max_parallel: 3,
+    max_per_namespace: 2,
+    runtime: true,
+};
+
+fn tags(begun: Vec<(TagKey, u64)>) -> Vec<String> {
+    begun.into_iter().map(|(key, _)| key.tag).collect()
+}
+
+#[test]
+fn one_namespace_leaves_a_slot_to_the_others() {
+    let mut board = board_in(&[("greedy", 9)]);
+    assert_eq!(go(&mut board, &SHARED, at(0)).len(), 2);
+    let mut board = board_in(&[("greedy", 9), ("plain", 1)]);
+    assert_eq!(
+        tags(go(&mut board, &SHARED, at(0))),
+        ["greedy-0", "plain-0", "greedy-1"]
+    );
+}
+
+#[test]
+fn an_image_that_two_namespaces_want_waits_for_neither_alone() {
+    let mut board = board_in(&[("greedy", 3)]);
+    go(&mut board, &SHARED, at(0));
+    let mut both = ask_in("greedy", "last");
+    both.owners.extend(ask_in("plain", "p").owners);
+    let mut asks: BTreeMap<_, _> = board
+        .tasks()
+        .iter()
+        .map(|(k, t)| (k.clone(), t.ask.clone()))
+        .collect();
+    asks.insert(key("both"), both);
+    board.desire(&asks, &BTreeMap::new());
+    assert_eq!(tags(go(&mut board, &SHARED, at(1))), ["both"]);
+    assert_eq!(board.get(&key("both")).unwrap().owner.namespace, "plain");
+}
+
+#[test]
+fn pulls_without_progress_do_not_keep_their_slots_from_other_namespaces() {
+    let mut board = board_in(&[("a", 9), ("b", 9)]);
+    let begun = go(&mut board, &SHARED, at(0));
+    assert_eq!(tags(begun.clone()), ["a-0", "b-0", "a-1"]);
+    let (slow, unpacks) = (&begun[0], &begun[1]);
+    let some = Progress { done: 5, total: 9 };
+    board.advance(&slow.0, slow.1, some, at(100));
+    board.advance(&slow.0, slow.1, some, at(500));
+    let all = Progress { done: 9, total: 9 };
+    board.advance(&unpacks.0, unpacks.1, all, at(100));
+    let nothing_until = |seconds| Plan {
+        steps: Vec::new(),
+        wake: Some(at(seconds)),
+    };
+    assert_eq!(plan(&board, &SHARED, at(599)), nothing_until(600));
+    assert_eq!(
+        tags(go(&mut board, &SHARED, at(600))),
+        ["b-1"],
+        "the first attempt without bytes lends its slot"
+    );
+    assert_eq!(plan(&board, &SHARED, at(600)), nothing_until(700));
+    assert_eq!(
+        plan(&board, &SHARED, at(9999)).steps,
+        [],
+        "each namespace has its share"
+    );
+}
+
 #[test]
 fn per_cents_come_from_bytes_and_never_say_100_before_the_end() {
     let (mut board, _) = board_of(&[("1", ask("a"))]);
     let (key, run) = go(&mut board, &LIMITS, at(0)).remove(0);
     for (done, total, per_cent) in [(0, 0, 0), (1, 3, 33), (3, 3, 99), (u64::MAX, u64::MAX, 99)] {
-        board.advance(&key, run, Progress { done, total });
+        board.advance(&key, run, Progress { done, total }, at(1));
         assert_eq!(said(&board, "1").progress, per_cent);
     }
-    board.advance(&key, run + 1, Progress { done: 1, total: 2 });
+    board.advance(&key, run + 1, Progress { done: 1, total: 2 }, at(1));
     assert_eq!(
         said(&board, "1").progress,
         99,

@@ -50,6 +50,7 @@ fn bytes_are_told_once_in_ten_seconds() {
                 done: u64::try_from(ms).unwrap(),
                 total: 60_000,
             },
+            at_ms(ms),
         );
         if publisher.when(&now(&board), at_ms(ms)) == When::Now {
             publisher.wrote(now(&board), at_ms(ms));
@@ -112,7 +113,7 @@ fn any_status() -> impl Strategy<Value = NodeImageStatus> {
             &mut board,
             &Limits {
                 max_parallel: 3,
-                runtime: true,
+                ..LIMITS
             },
             at(0),
         );
@@ -120,7 +121,7 @@ fn any_status() -> impl Strategy<Value = NodeImageStatus> {
             match tags[&(key.name.clone(), key.tag.clone())] {
                 0 => drop(board.ended(&key, run, pulled(), at(1))),
                 1 => drop(board.ended(&key, run, failed(Again::Never), at(1))),
-                2 => board.advance(&key, run, Progress { done: 1, total: 2 }),
+                2 => board.advance(&key, run, Progress { done: 1, total: 2 }, at(1)),
                 _ => {}
             }
         }

@@ -6,6 +6,7 @@ use super::*;
 
 #[derive(Debug, Clone)]
 struct Job {
+    namespace: u8,
     owner: u8,
     arrives: i64,
     retries: u32,
@@ -17,21 +18,24 @@ struct Job {
 
 fn any_job() -> impl Strategy<Value = Job> {
     (
-        0..4u8,
+        (0..3u8, 0..4u8),
         0..40i64,
         0..4u32,
         prop::option::of(0..90i64),
         1..30i64,
         prop::collection::vec((0..40i64, 0..10u8), 1..6),
     )
-        .prop_map(|(owner, arrives, retries, deadline, timeout, attempts)| Job {
-            owner,
-            arrives,
-            retries,
-            deadline,
-            timeout,
-            attempts,
-        })
+        .prop_map(
+            |((namespace, owner), arrives, retries, deadline, timeout, attempts)| Job {
+                namespace,
+                owner,
+                arrives,
+                retries,
+                deadline,
+                timeout,
+                attempts,
+            },
+        )
 }
 
 struct World {
@@ -46,10 +50,7 @@ struct World {
 
 impl World {
     fn new(jobs: Vec<Job>, max_parallel: usize) -> Self {
-        let limits = Limits {
-            max_parallel,
-            runtime: true,
-        };
+        let limits = Limits::of_node(max_parallel, true);
         Self {
             board: Board::default(),
             limits,
@@ -110,8 +111,8 @@ impl World {
 
     fn act(&mut self) -> Result<(), TestCaseError> {
         for step in plan(&self.board, &self.limits, at(self.now)).steps {
-            if let Step::Start { key, timeout } = &step {
-                self.fair(key)?;
+            if let Step::Start { key, timeout, owner } = &step {
+                self.fair(key, owner)?;
                 let job = self.job(key).clone();
                 let n = self.begun.entry(key.clone()).or_default();
                 let (takes, how) = job.attempts[(*n as usize).min(job.attempts.len() - 1)];
@@ -119,8 +120,7 @@ impl World {
                 let ended = match how {
                     0..=3 => pulled(),
                     4..=7 => failed(Again::Counted),
-                    // Not for ever, or nothing need end.
-                    8 if *n < 20 => failed(Again::Uncounted),
+                    8 => failed(Again::Uncounted),
                     _ => failed(Again::Never),
                 };
                 let takes = takes.min(timeout.as_secs());
@@ -136,13 +136,18 @@ impl World {
         Ok(())
     }
 
-    /// No owner that waits has fewer slots than the owner that is given one.
-    fn fair(&self, chosen: &TagKey) -> Result<(), TestCaseError> {
-        let share = |owner: &str| {
-            let of = |t: &&Task| matches!(t.stage, Stage::Running { .. }) && super::super::owner(t) == owner;
-            self.board.tasks().values().filter(of).count()
+    /// No namespace that waits has fewer slots than the one that is given one, and in it no owner.
+    fn fair(&self, chosen: &TagKey, for_: &Owner) -> Result<(), TestCaseError> {
+        let count = |of: &dyn Fn(&Owner) -> bool| {
+            let running = |t: &&Task| matches!(t.stage, Stage::Running { .. }) && of(&t.owner);
+            self.board.tasks().values().filter(running).count()
         };
-        let mine = share(super::super::owner(self.board.get(chosen).unwrap()));
+        let share = |owner: &Owner| {
+            let namespace = count(&|o| o.namespace == owner.namespace);
+            (namespace, count(&|o| o == owner))
+        };
+        let mine = share(for_);
+        prop_assert!(mine.0 < self.limits.max_per_namespace);
         for task in self
             .board
             .tasks()
@@ -150,7 +155,10 @@ impl World {
             .filter(|t| t.stage == Stage::Waiting && t.ask.image.is_ok())
         {
             prop_assert!(
-                mine <= share(super::super::owner(task)),
+                owners(&task.ask).iter().all(|o| {
+                    let theirs = share(o);
+                    mine.0 < theirs.0 || o.namespace != for_.namespace || mine <= theirs
+                }),
                 "{chosen:?} was preferred to one with fewer slots"
             );
         }
@@ -187,6 +195,11 @@ impl World {
                 counted <= task.ask.retries,
                 "{key:?} was tried more often than allowed"
             );
+            let begun = self.begun.get(key).copied().unwrap_or(0);
+            prop_assert!(
+                begun <= 4 * (task.ask.retries + 1),
+                "{key:?} took the runtime down {begun} times"
+            );
             let waits = status::waits_for(task, &self.limits).is_some();
             prop_assert!(
                 waits || matches!(task.stage, Stage::Running { .. }),
@@ -202,7 +215,7 @@ fn ask_of(job: &Job) -> Ask {
         retries: job.retries,
         timeout: SignedDuration::from_secs(job.timeout),
         active_deadline: job.deadline.map(SignedDuration::from_secs),
-        ..ask(&job.owner.to_string())
+        ..ask_in(&format!("ns-{}", job.namespace), &job.owner.to_string())
     }
 }
 
