@@ -40,7 +40,7 @@ enum News {
     Seen(Change<Seen>),
     Ended(Result<Attempt, JoinError>),
     Bytes(Bytes),
-    Wrote(Option<Written>),
+    Wrote(Option<Box<Written>>),
     /// Something that no news tells: a runtime has come or gone, or time has passed.
     Look,
 }
@@ -101,7 +101,7 @@ impl Duty {
                 Some(change) = self.changes.recv() => News::Seen(change),
                 Some(ended) = self.attempts.join_next() => News::Ended(ended),
                 Some(bytes) = self.bytes.recv() => News::Bytes(bytes),
-                Some(written) = self.writes.join_next() => News::Wrote(written.ok()),
+                Some(written) = self.writes.join_next() => News::Wrote(written.ok().map(Box::new)),
                 Ok(()) = runtimes.changed() => News::Look,
                 () = nap(wake) => News::Look,
                 () = shutdown.cancelled() => break,
@@ -123,7 +123,7 @@ impl Duty {
             // Only what was stopped ends without a result.
             News::Ended(Err(_)) | News::Look => {}
             News::Bytes((key, run, progress)) => self.advanced(&key, run, progress),
-            News::Wrote(written) => self.wrote(written),
+            News::Wrote(written) => self.wrote(written.map(|written| *written)),
         }
         let (now, limits) = (self.ctx.cluster.clock.now(), self.limits());
         let plan = plan::plan(&self.board, &limits, now);
