@@ -8,10 +8,11 @@ use std::path::Path;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
-use support::fault_cri::Bed;
-use tokio::io::AsyncWriteExt;
-use tokio::process::Command;
+use support::fault_cri::{Bed, FaultCri};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, Command};
 
 /// Runs the command; it must end by itself.
 async fn pull(socket: &Path, args: &[&str], stdin: &str) -> Output {
@@ -180,28 +181,84 @@ async fn without_a_runtime_it_says_where_it_looked() {
     );
 }
 
-#[tokio::test]
-async fn an_interrupt_ends_it_and_the_pull() {
-    let bed = Bed::start();
-    bed.server.state().pull_takes = Duration::from_secs(600);
-    let child = Command::new(env!("CARGO_BIN_EXE_kruise-daemon"))
+/// Starts `pull` of one image; more arguments, and where its standard output goes.
+fn start(socket: &Path, args: &[&str], stdout: Stdio) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_kruise-daemon"))
         .args(["pull", "nginx", "--socket-file"])
-        .arg(bed.socket())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+        .arg(socket)
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(stdout)
+        .stderr(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
-        .unwrap();
-    bed.server.until("the pull begins", |s| s.pulling == 1).await;
-    let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap());
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
-    let out = tokio::time::timeout(Duration::from_secs(30), child.wait_with_output())
-        .await
         .unwrap()
-        .unwrap();
-    assert_eq!(out.status.code(), Some(1));
-    assert!(text(&out.stdout).contains("interrupted"), "{}", text(&out.stdout));
-    bed.server
-        .until("the pull is given up", |s| s.pulls_dropped == 1)
-        .await;
+}
+
+async fn end(child: Child) -> Output {
+    tokio::time::timeout(Duration::from_secs(60), child.wait_with_output())
+        .await
+        .expect("pull did not end within 60 s")
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_signal_ends_it_and_the_pull() {
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        let bed = Bed::start();
+        bed.server.state().pull_takes = Duration::from_secs(600);
+        let child = start(&bed.socket(), &[], Stdio::piped());
+        bed.server.until("the pull begins", |s| s.pulling == 1).await;
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap());
+        nix::sys::signal::kill(pid, signal).unwrap();
+        let out = end(child).await;
+        assert_eq!(out.status.code(), Some(1), "{signal}");
+        assert!(text(&out.stdout).contains("interrupted"), "{}", text(&out.stdout));
+        bed.server
+            .until("the pull is given up", |s| s.pulls_dropped == 1)
+            .await;
+    }
+}
+
+#[tokio::test]
+async fn it_waits_for_a_runtime_as_long_as_it_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("late.sock");
+    let mut child = start(&socket, &["--wait", "60"], Stdio::piped());
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let line = lines.next_line().await.unwrap().unwrap();
+    assert!(
+        line.contains("waiting 60 s for a container runtime: no socket at"),
+        "{line}"
+    );
+    let _runtime = FaultCri::start(&socket);
+    let out = end(child).await;
+    assert!(out.status.success(), "{}", text(&out.stdout));
+}
+
+#[tokio::test]
+async fn a_closed_pipe_is_no_panic_and_the_image_is_pulled_all_the_same() {
+    let bed = Bed::start();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let out = end(start(&bed.socket(), &[], writer.into())).await;
+    assert!(out.status.success());
+    assert!(!text(&out.stderr).contains("panic"), "{}", text(&out.stderr));
+    assert_eq!(bed.server.calls("PullImage"), 1);
+}
+
+#[tokio::test]
+async fn credential_helpers_are_named() {
+    let bed = Bed::start();
+    let config = r#"{"auths": {"https://index.docker.io/v1/": {}}, "credsStore": "desktop"}"#;
+    std::fs::write(bed.dir.path().join("config.json"), config).unwrap();
+    let folder = bed.dir.path().to_str().unwrap();
+    let out = bed.pull(&["nginx", "--docker-config", folder]).await;
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let told = text(&out.stderr);
+    assert!(
+        told.contains("config.json: its credsStore and credHelpers are not used"),
+        "{told}"
+    );
+    assert_eq!(bed.server.state().pulls[0].auth, None, "anonymously");
 }

@@ -1,5 +1,6 @@
 //! The node daemon: pulls images ahead of time, recreates containers in place, and says what it does.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
 }
 
 fn fail(error: &dyn std::error::Error) -> ExitCode {
-    eprintln!("kruise-daemon: {error}");
+    // Who does not read it has the exit status.
+    let _ = writeln!(std::io::stderr(), "kruise-daemon: {error}");
     ExitCode::FAILURE
 }

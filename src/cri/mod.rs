@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-pub use discovery::{Options, Runtimes, SocketHealth};
+pub use discovery::{Options, Runtimes, SocketHealth, why_none};
 pub use error::{Error, PullCause};
 pub use reference::{InvalidReference, Reference};
 pub use types::{

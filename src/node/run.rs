@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::live::Runtime;
 use super::{Context, Live, Options, container_meta, control, fence, image_pull, pods, recreate};
 use crate::cluster::{self, Cluster};
-use crate::cri::{Options as Discovery, Runtimes, SocketHealth};
+use crate::cri::{Options as Discovery, Runtimes, SocketHealth, why_none};
 use crate::ops::http::{self, Serve};
 use crate::ops::metrics::{self, Program};
 use crate::ops::supervise::{self, Supervisor};
@@ -105,23 +105,31 @@ async fn tell_runtimes(ctx: Context) {
         let sockets = ctx.runtimes.health();
         match sockets.iter().find(|s| s.healthy) {
             Some(socket) => ctx.health.ready("container runtime", &socket.words),
-            None => ctx.health.unready("container runtime", why_none(&sockets)),
+            None => {
+                let why = format!("none answers: {}", why_none(&sockets));
+                ctx.health.unready("container runtime", why);
+            }
         }
-        ctx.live
-            .runtimes
-            .send_replace(sockets.into_iter().map(view).collect());
+        ctx.live.runtimes.send_replace(views(sockets));
         if changes.changed().await.is_err() {
             return;
         }
     }
 }
 
-fn why_none(sockets: &[SocketHealth]) -> String {
-    let words: Vec<&str> = sockets.iter().map(|s| s.words.as_str()).collect();
-    format!("none answers: {}", words.join("; "))
+/// What the control API shows: the sockets that are there; all places that were looked at only where none answers.
+fn views(sockets: Vec<SocketHealth>) -> Vec<Runtime> {
+    let answers = sockets.iter().any(|s| s.healthy);
+    let shown = sockets.into_iter().filter(|s| !answers || s.found());
+    shown.map(view).collect()
 }
 
 fn view(socket: SocketHealth) -> Runtime {
+    let message = match (socket.healthy, socket.found()) {
+        (true, _) => String::new(),
+        (false, true) => socket.words,
+        (false, false) => "there is no socket".to_owned(),
+    };
     let (name, version) = socket
         .version
         .map(|v| (v.runtime_name, v.runtime_version))
@@ -131,6 +139,39 @@ fn view(socket: SocketHealth) -> Runtime {
         version,
         socket: socket.socket.display().to_string(),
         healthy: socket.healthy,
-        message: socket.words,
+        message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cri::Version;
+
+    fn socket(path: &str, healthy: bool) -> SocketHealth {
+        SocketHealth {
+            socket: path.into(),
+            version: healthy.then(Version::default),
+            present: healthy,
+            healthy,
+            words: format!("words of {path}"),
+        }
+    }
+
+    #[test]
+    fn missing_sockets_are_shown_only_where_no_runtime_answers() {
+        let rows = |sockets| -> Vec<_> {
+            let views = views(sockets);
+            views.into_iter().map(|r| (r.socket, r.message)).collect()
+        };
+        let row = |path: &str, words: &str| (path.to_owned(), words.to_owned());
+        assert_eq!(
+            rows(vec![socket("/a", false), socket("/b", true)]),
+            [row("/b", "")]
+        );
+        assert_eq!(
+            rows(vec![socket("/a", false), socket("/b", false)]),
+            [row("/a", "there is no socket"), row("/b", "there is no socket")]
+        );
     }
 }

@@ -44,7 +44,7 @@ async fn everything(suite: &'static str) {
 
 async fn by_tag_and_digest(bed: &Bed) {
     assert_eq!(bed.client.image_status(TERM).await.unwrap(), None);
-    let first = attempt(bed.client.as_ref(), &attempt_of(TERM, vec![]), |_| ())
+    let first = attempt(bed.client.as_ref(), &attempt_of(TERM, vec![]), || true, |_| ())
         .await
         .unwrap();
     assert!(
@@ -56,7 +56,7 @@ async fn by_tag_and_digest(bed: &Bed) {
                 .starts_with("kruise-test/term@sha256:"),
         "{first:?}"
     );
-    let again = attempt(bed.client.as_ref(), &attempt_of(TERM, vec![]), |_| ())
+    let again = attempt(bed.client.as_ref(), &attempt_of(TERM, vec![]), || true, |_| ())
         .await
         .unwrap();
     assert!(
@@ -78,7 +78,7 @@ async fn by_tag_and_digest(bed: &Bed) {
 /// The digest of an image that is present is present; without the image it is pulled, and does not bring the tag.
 async fn a_digest_by_itself(bed: &Bed, image: &kruise::cri::Image) {
     let pinned = image.repo_digests[0].clone();
-    let by_digest = attempt(bed.client.as_ref(), &attempt_of(&pinned, vec![]), |_| ())
+    let by_digest = attempt(bed.client.as_ref(), &attempt_of(&pinned, vec![]), || true, |_| ())
         .await
         .unwrap();
     assert!(by_digest.present, "{pinned} is not recognised as present");
@@ -94,7 +94,7 @@ async fn a_digest_by_itself(bed: &Bed, image: &kruise::cri::Image) {
         );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let by_digest = attempt(bed.client.as_ref(), &attempt_of(&pinned, vec![]), |_| ())
+    let by_digest = attempt(bed.client.as_ref(), &attempt_of(&pinned, vec![]), || true, |_| ())
         .await
         .unwrap();
     assert!(!by_digest.present);
@@ -111,6 +111,7 @@ async fn with_a_password(bed: &Bed) {
     let wrong = attempt(
         bed.client.as_ref(),
         &attempt_of(&image, vec![login("wrong")]),
+        || true,
         |_| (),
     )
     .await
@@ -126,7 +127,7 @@ async fn with_a_password(bed: &Bed) {
         "{wrong:?}"
     );
     let both = vec![login("wrong"), login(REGISTRY_PASSWORD)];
-    let right = attempt(bed.client.as_ref(), &attempt_of(&image, both), |_| ())
+    let right = attempt(bed.client.as_ref(), &attempt_of(&image, both), || true, |_| ())
         .await
         .unwrap();
     assert!(!right.present);
@@ -171,6 +172,7 @@ async fn what_cannot_be_pulled(bed: &Bed) {
     let only = attempt(
         bed.client.as_ref(),
         &attempt_of("fake.test/elsewhere:only", vec![]),
+        || true,
         |_| (),
     )
     .await

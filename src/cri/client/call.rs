@@ -51,6 +51,7 @@ impl Call<'_> {
             }) => "not_found",
             Err(error) => error.category(),
         };
+        tracing::debug!(method = self.method, result = label, took = ?start.elapsed(), "CRI call");
         metrics().cri_call(self.method, label, start.elapsed());
         result
     }

@@ -14,7 +14,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use containerd_client::services::v1::content_client::ContentClient;
 use containerd_client::services::v1::{
@@ -32,6 +32,11 @@ const SOURCE_LABEL: &str = "containerd.io/distribution.source.";
 const CONFIG_LABEL: &str = "containerd.io/gc.ref.content.config";
 /// Longer manifests than this are not read.
 const MAX_MANIFEST: i64 = 4 << 20;
+/// Blobs of one repository that are looked at for a manifest.
+const MAX_BLOBS: usize = 4096;
+/// The pauses between looks for a manifest that is not there yet.
+const FIND_FIRST: Duration = Duration::from_secs(1);
+const FIND_LAST: Duration = Duration::from_secs(10);
 
 /// containerd's content store, and the pulls whose bytes we count.
 pub(super) struct Content {
@@ -49,6 +54,17 @@ struct Pull {
     callers: usize,
     /// Its manifest, once that is there.
     manifest: Option<Manifest>,
+    /// How often it was looked for in vain, and when to look again: a look lists all blobs of the repository.
+    misses: u32,
+    look_at: Option<Instant>,
+}
+
+impl Pull {
+    fn missed(&mut self, now: Instant) {
+        let pause = FIND_FIRST.saturating_mul(2_u32.saturating_pow(self.misses));
+        self.misses = self.misses.saturating_add(1);
+        self.look_at = now.checked_add(pause.min(FIND_LAST));
+    }
 }
 
 /// An image manifest, and what it consists of.
@@ -121,8 +137,10 @@ impl Content {
     /// How far the pull of `image` has come. None while its manifest is not there, where two pulls from one
     /// repository cannot be told apart, and where containerd's own API does not answer.
     pub(super) async fn progress(&self, image: &str) -> Result<Option<Bytes>, Error> {
-        let Some(known) = self.lock().get(image).map(|pull| pull.manifest.clone()) else {
-            return Ok(None);
+        let now = Instant::now();
+        let known = match self.lock().get(image) {
+            Some(pull) if pull.look_at.is_none_or(|at| now >= at) => pull.manifest.clone(),
+            _ => return Ok(None),
         };
         let in_flight = self.in_flight().await?;
         let found = match known {
@@ -130,11 +148,15 @@ impl Content {
             None => self.find(image, &in_flight).await?,
         };
         let Some(mut manifest) = found else {
+            if let Some(pull) = self.lock().get_mut(image) {
+                pull.missed(now);
+            }
             return Ok(None);
         };
         let bytes = self.measure(&mut manifest.parts, &in_flight).await?;
         if let Some(pull) = self.lock().get_mut(image) {
             pull.manifest = Some(manifest);
+            pull.look_at = None;
         }
         Ok(Some(bytes))
     }
@@ -210,7 +232,9 @@ impl Content {
     /// Everything in the store that came from the image's repository.
     async fn blobs_of(&self, reference: &Reference) -> Result<Vec<Info>, Error> {
         let label = format!("{SOURCE_LABEL}{}", reference.host());
-        let filter = format!("labels.\"{label}\"");
+        // The label lists repositories, separated by commas. Of the regular expression only the dot has a meaning.
+        let path = reference.path().replace('.', "[.]");
+        let filter = format!("labels.\"{label}\"~=\"(^|,){path}(,|$)\"");
         let call = self.call("containerd Content.List");
         let mut client = self.client.clone();
         let request = in_namespace(call.request(ListContentRequest {
@@ -219,10 +243,10 @@ impl Content {
         let mut stream = call.run(client.list(request)).await?;
         let mut blobs = Vec::new();
         while let Some(page) = call.next(&mut stream).await? {
-            blobs.extend(page.info.into_iter().filter(|blob| {
-                let repositories = blob.labels.get(&label).map_or("", String::as_str);
-                repositories.split(',').any(|r| r == reference.path())
-            }));
+            blobs.extend(page.info.into_iter().take(MAX_BLOBS - blobs.len()));
+            if blobs.len() == MAX_BLOBS {
+                break;
+            }
         }
         Ok(blobs)
     }
@@ -255,9 +279,9 @@ impl Content {
     async fn measure(&self, parts: &mut [Part], in_flight: &[Status]) -> Result<Bytes, Error> {
         let mut bytes = Bytes::default();
         for part in parts {
-            bytes.total += part.size;
+            bytes.total = bytes.total.saturating_add(part.size);
             let ingest = in_flight.iter().find(|s| s.r#ref.ends_with(&part.digest));
-            bytes.done += match ingest {
+            let done = match ingest {
                 _ if part.complete => part.size,
                 Some(ingest) => u64::try_from(ingest.offset).unwrap_or(0).min(part.size),
                 None => {
@@ -265,6 +289,7 @@ impl Content {
                     if part.complete { part.size } else { 0 }
                 }
             };
+            bytes.done = bytes.done.saturating_add(done);
         }
         Ok(bytes)
     }
@@ -321,6 +346,18 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use super::*;
+
+    #[test]
+    fn looks_for_a_manifest_become_rare() {
+        let (start, mut pull) = (Instant::now(), Pull::default());
+        let pauses: Vec<_> = (0..6)
+            .map(|_| {
+                pull.missed(start);
+                pull.look_at.unwrap().duration_since(start).as_secs()
+            })
+            .collect();
+        assert_eq!(pauses, [1, 2, 4, 8, 10, 10]);
+    }
 
     #[test]
     fn counts_each_blob_of_a_manifest_once() {

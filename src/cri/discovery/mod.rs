@@ -91,10 +91,32 @@ pub struct SocketHealth {
     pub socket: PathBuf,
     /// Who answered there, if anyone ever did.
     pub version: Option<Version>,
+    /// Whether there is something at that path.
+    pub present: bool,
     /// Whether the last call was answered.
     pub healthy: bool,
     /// The state in words.
     pub words: String,
+}
+
+impl SocketHealth {
+    /// Whether there is, or ever was, a runtime at that path: none of the known places is of interest otherwise.
+    #[must_use]
+    pub fn found(&self) -> bool {
+        self.present || self.version.is_some()
+    }
+}
+
+/// Why no runtime answers, in words.
+#[must_use]
+pub fn why_none(sockets: &[SocketHealth]) -> String {
+    let (found, missing): (Vec<_>, Vec<_>) = sockets.iter().partition(|s| s.found());
+    let mut words: Vec<String> = found.iter().map(|s| s.words.clone()).collect();
+    if !missing.is_empty() {
+        let paths: Vec<_> = missing.iter().map(|s| s.socket.display().to_string()).collect();
+        words.push(format!("no socket at {}", paths.join(", ")));
+    }
+    words.join("; ")
 }
 
 /// The node's runtimes. Clones share one state.
@@ -122,6 +144,7 @@ impl Slot {
         let health = SocketHealth {
             socket,
             version: None,
+            present: false,
             healthy: false,
             words,
         };
@@ -236,7 +259,11 @@ impl Runtimes {
                 words,
                 ..
             } = &slot.health;
-            tracing::info!(socket = %socket.display(), healthy, "{words}");
+            if slot.health.found() {
+                tracing::info!(socket = %socket.display(), healthy, "{words}");
+            } else {
+                tracing::debug!(socket = %socket.display(), "{words}");
+            }
             drop(slots);
             self.shared.changed.send_modify(|n| *n = n.wrapping_add(1));
         }
@@ -255,11 +282,13 @@ impl Runtimes {
 async fn look(mut slot: Slot) -> Slot {
     let now = Instant::now();
     if let Some(words) = missing(&slot.health.socket).await {
+        slot.health.present = false;
         slot.health.healthy = false;
         slot.health.words = words;
         slot.due = Some(now + LOOK_AGAIN);
         return slot;
     }
+    slot.health.present = true;
     match ask(&slot).await {
         Ok((runtime, version)) => {
             slot.health.words = format!(

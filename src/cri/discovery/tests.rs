@@ -35,6 +35,17 @@ fn the_wait_between_looks_grows_to_a_limit() {
     assert_eq!(retry_after(40), RETRY_LAST);
 }
 
+#[test]
+fn why_none_answers_names_missing_sockets_once() {
+    let mut slots: Vec<_> = ["/a", "/b", "/c"].map(|s| Slot::new(s.into()).health).into();
+    slots[0].present = true;
+    slots[0].words = "runtime at /a did not answer".to_owned();
+    assert_eq!(
+        why_none(&slots),
+        "runtime at /a did not answer; no socket at /b, /c"
+    );
+}
+
 #[tokio::test]
 async fn says_what_is_at_the_path() {
     let dir = tempfile::tempdir().unwrap();

@@ -19,6 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::live::Live;
 
+pub(super) use render::printable;
+
 /// The generated messages and stubs.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]
 pub mod v1 {

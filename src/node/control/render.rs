@@ -1,5 +1,6 @@
 //! The status as text: tables for people, JSON for scripts.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use jiff::Timestamp;
@@ -9,7 +10,7 @@ use super::v1::pull::Phase;
 use super::v1::{Pull, Recreate, RecreateContainer, Restart, Runtime};
 
 /// All that the daemon says of itself.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Status {
     pub(super) pulls: Vec<Pull>,
     pub(super) recreates: Vec<Recreate>,
@@ -54,7 +55,7 @@ fn section<const N: usize>(
     header: &[&str; N],
     rows: impl Iterator<Item = [String; N]>,
 ) {
-    let rows: Vec<[String; N]> = rows.collect();
+    let rows: Vec<[String; N]> = rows.map(|row| row.map(|cell| printable(&cell))).collect();
     if rows.is_empty() {
         // Writing into a String cannot fail.
         let _ = writeln!(text, "{title}: none\n");
@@ -78,6 +79,66 @@ fn section<const N: usize>(
     text.push('\n');
 }
 
+/// Text of others as a terminal may have it: what is no character that one sees is escaped.
+pub(in crate::node) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        // Those that change the direction of what follows hide text too.
+        let turns = matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if c.is_control() || turns {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+/// What has changed from `old` to `new`, a line each. Bytes count in tenths of an image.
+pub(super) fn changes(old: &Status, new: &Status) -> String {
+    let (old, new) = (lines(old), lines(new));
+    let mut text = String::new();
+    for (what, line) in new.iter().filter(|(what, line)| old.get(*what) != Some(line)) {
+        let _ = writeln!(text, "{}", printable(format!("{what}: {line}").trim_end()));
+    }
+    for what in old.keys().filter(|what| !new.contains_key(*what)) {
+        let _ = writeln!(text, "{}: gone", printable(what));
+    }
+    text
+}
+
+/// Each row of the table by what it is about.
+fn lines(status: &Status) -> BTreeMap<String, String> {
+    let mut lines = BTreeMap::new();
+    for runtime in &status.runtimes {
+        let [name, version, socket, state] = runtime_row(runtime);
+        lines.insert(format!("runtime {socket}"), format!("{name} {version} {state}"));
+    }
+    for pull in &status.pulls {
+        let tenths = pull.bytes_done.saturating_mul(10).checked_div(pull.bytes_total);
+        let percent = match (pull.phase(), tenths) {
+            (Phase::Pulling, Some(tenths)) => format!(" {}%", tenths.min(10) * 10),
+            _ => String::new(),
+        };
+        let line = format!("{}{percent} {}", phase(pull), note(pull));
+        lines.insert(format!("pull {}", pull.image), line);
+    }
+    for recreate in &status.recreates {
+        for [request, pod, phase, container, step, waits] in recreate_rows(recreate) {
+            let what = format!("recreate {request} container {container}");
+            lines.insert(what, format!("Pod {pod} {phase} {step} {waits}"));
+        }
+    }
+    for restart in &status.restarts {
+        let [pod, container, step, waits] = restart_row(restart);
+        lines.insert(
+            format!("restart {pod} container {container}"),
+            format!("{step} {waits}"),
+        );
+    }
+    lines
+}
+
 fn runtime_row(runtime: &Runtime) -> [String; 4] {
     let mark = if runtime.healthy { "ok" } else { "NOT OK" };
     let state = if runtime.message.is_empty() {
@@ -94,11 +155,6 @@ fn runtime_row(runtime: &Runtime) -> [String; 4] {
 }
 
 fn pull_row(pull: &Pull) -> [String; 7] {
-    let note = if pull.waits_for.is_empty() {
-        pull.message.clone()
-    } else {
-        format!("waits for {}", pull.waits_for)
-    };
     let speed = if pull.bytes_per_second > 0 {
         format!("{}/s", bytes(pull.bytes_per_second))
     } else {
@@ -112,8 +168,16 @@ fn pull_row(pull: &Pull) -> [String; 7] {
         speed,
         left,
         dash(&pull.owners.join(",")),
-        note,
+        note(pull),
     ]
+}
+
+fn note(pull: &Pull) -> String {
+    match (pull.waits_for.as_str(), pull.message.as_str()) {
+        ("", message) => message.to_owned(),
+        (wait, "") => format!("waits for {wait}"),
+        (wait, error) => format!("waits for {wait}; the last attempt failed: {error}"),
+    }
 }
 
 fn phase(pull: &Pull) -> &'static str {
@@ -130,6 +194,7 @@ fn phase(pull: &Pull) -> &'static str {
 fn progress(pull: &Pull) -> String {
     let total = match (pull.phase(), pull.bytes_total) {
         (Phase::Succeeded, 0) => return "done".into(),
+        (Phase::Succeeded, total) => return format!("done, {}", bytes(total)),
         (_, 0) => {
             return if pull.bytes_done > 0 {
                 bytes(pull.bytes_done)
@@ -241,6 +306,13 @@ fn time(at: Option<prost_types::Timestamp>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::image_pull::plan::status::waits_for;
+    use crate::node::image_pull::plan::{Limits, Stage};
+
+    /// What a pull in that stage says that it waits for.
+    fn waits(stage: Stage) -> String {
+        waits_for(&stage, &Limits::of_node(5, true)).unwrap_or_default()
+    }
 
     fn status() -> Status {
         let pull = |image: &str, phase: Phase, done, total| Pull {
@@ -266,10 +338,18 @@ mod tests {
                     ..pull("nginx:alpine", Phase::Pulling, 12 << 20, 36 << 20)
                 },
                 Pull {
-                    waits_for: "a free slot (5 of 5 in use)".into(),
+                    waits_for: waits(Stage::Waiting),
                     ..pull("redis:7", Phase::Waiting, 0, 0)
                 },
+                Pull {
+                    waits_for: waits(Stage::BackOff {
+                        until: Timestamp::UNIX_EPOCH,
+                    }),
+                    message: "no such image\u{1b}[2J".into(),
+                    ..pull("httpd:2", Phase::Pulling, 0, 0)
+                },
                 pull("busybox:1.36", Phase::Succeeded, 0, 0),
+                pull("alpine:3", Phase::Succeeded, 97 << 20, 97 << 20),
             ],
             recreates: vec![],
             restarts: vec![Restart {
@@ -293,8 +373,10 @@ mod tests {
         PULLS
           IMAGE          PHASE       PROGRESS                                  SPEED       LEFT   FOR        NOTE
           nginx:alpine   Pulling     [######..............]  33% of 36.0 MiB   4.0 MiB/s   6s     shop/web
-          redis:7        Waiting     -                                         -           -      -          waits for a free slot (5 of 5 in use)
+          redis:7        Waiting     -                                         -           -      -          waits for one of 5 pull slots of this node, of which one namespace has 4 at most
+          httpd:2        Pulling     -                                         -           -      -          waits for its next attempt at 1970-01-01T00:00:00Z; the last attempt failed: no such image\u{1b}[2J
           busybox:1.36   Succeeded   done                                      -           -      -
+          alpine:3       Succeeded   done, 97.0 MiB                            -           -      -
 
         RECREATES: none
 
@@ -305,10 +387,29 @@ mod tests {
     }
 
     #[test]
+    fn only_changes_are_told_and_bytes_in_tenths() {
+        let old = status();
+        assert_eq!(changes(&old, &old), "");
+        let mut new = old.clone();
+        new.pulls[0].bytes_done += 1;
+        new.pulls[1].waits_for.clear();
+        new.pulls[1].set_phase(Phase::Pulling);
+        new.restarts.clear();
+        assert_eq!(
+            changes(&old, &new),
+            "pull redis:7: Pulling\nrestart shop/web-x container app: gone\n"
+        );
+        new.pulls[0].bytes_done = 18 << 20;
+        assert!(changes(&old, &new).starts_with("pull nginx:alpine: Pulling 50%\n"));
+        assert_eq!(changes(&Status::default(), &old).lines().count(), 7);
+    }
+
+    #[test]
     fn json_names_are_stable() {
         let value = json(&status());
         assert_eq!(value["pulls"][0]["secondsLeft"], 6);
-        assert_eq!(value["pulls"][1]["waitsFor"], "a free slot (5 of 5 in use)");
+        let waits = "one of 5 pull slots of this node, of which one namespace has 4 at most";
+        assert_eq!(value["pulls"][1]["waitsFor"], waits);
         assert_eq!(value["runtimes"][0]["healthy"], true);
         assert_eq!(value["restarts"][0]["containerID"], "containerd://1");
     }

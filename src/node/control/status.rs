@@ -1,14 +1,22 @@
 //! `kruise-daemon status`: what a node is doing, as a table or as JSON, once or live.
 
 use std::error::Error as _;
+use std::fs::File;
+use std::future::pending;
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use hyper_util::rt::TokioIo;
+use nix::fcntl::OFlag;
+use tokio::io::Interest;
 use tokio::net::UnixStream;
+use tokio::net::unix::pipe;
+use tokio::time::timeout;
 use tokio_stream::StreamExt;
+use tonic::Response;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::v1::node_control_client::NodeControlClient;
@@ -18,7 +26,7 @@ use super::{DEFAULT_SOCKET, render};
 /// Arguments of `kruise-daemon status`.
 #[derive(Args, Clone, Debug)]
 pub struct StatusArgs {
-    /// Stay, and show every change until interrupted
+    /// Stay, and show every change until interrupted, or until standard input or output is closed
     #[arg(long, short)]
     pub watch: bool,
     /// Table for people, or JSON for scripts (one object a line with --watch)
@@ -52,6 +60,12 @@ pub enum Error {
         /// The reason.
         why: String,
     },
+    /// The daemon takes connections and does not answer.
+    #[error("kruise-daemon at {socket} did not answer within {} s; is it stopped?", DEADLINE.as_secs())]
+    Silent {
+        /// The socket.
+        socket: PathBuf,
+    },
     /// The daemon answered with an error, or went away.
     #[error("kruise-daemon: {0}")]
     Call(#[from] tonic::Status),
@@ -65,34 +79,56 @@ const DEADLINE: Duration = Duration::from_secs(5);
 
 type Client = NodeControlClient<Channel>;
 
-/// Prints the status; with `watch`, until the daemon goes away or the output is closed.
+/// Prints the status; with `watch`, until the daemon goes away or the one who reads it does.
 ///
 /// # Errors
 /// When no daemon answers.
 pub async fn run(args: &StatusArgs) -> Result<(), Error> {
+    match show(args).await {
+        // Who reads no further has what was wanted.
+        Err(Error::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        shown => shown,
+    }
+}
+
+async fn show(args: &StatusArgs) -> Result<(), Error> {
     let mut client = connect(args).await?;
     if args.watch {
         return watch(args, client).await;
     }
+    let socket = &args.control_socket;
     let status = render::Status {
-        pulls: client.list_pulls(ListPullsRequest {}).await?.into_inner().pulls,
-        recreates: client
-            .list_recreates(ListRecreatesRequest {})
+        pulls: answer(socket, client.list_pulls(ListPullsRequest {}))
             .await?
-            .into_inner()
+            .pulls,
+        recreates: answer(socket, client.list_recreates(ListRecreatesRequest {}))
+            .await?
             .recreates,
-        restarts: client
-            .list_restarts(ListRestartsRequest {})
+        restarts: answer(socket, client.list_restarts(ListRestartsRequest {}))
             .await?
-            .into_inner()
             .restarts,
-        runtimes: client
-            .list_runtimes(ListRuntimesRequest {})
+        runtimes: answer(socket, client.list_runtimes(ListRuntimesRequest {}))
             .await?
-            .into_inner()
             .runtimes,
     };
-    print(args.output, &status, false)
+    let text = match args.output {
+        Output::Json => format!("{}\n", render::json(&status)),
+        Output::Table => render::table(&status),
+    };
+    Ok(print(&text)?)
+}
+
+/// The answer to one call. A daemon that hangs takes connections all the same.
+async fn answer<T>(
+    socket: &Path,
+    call: impl Future<Output = Result<Response<T>, tonic::Status>>,
+) -> Result<T, Error> {
+    match timeout(DEADLINE, call).await {
+        Ok(answer) => Ok(answer?.into_inner()),
+        Err(_) => Err(Error::Silent {
+            socket: socket.to_owned(),
+        }),
+    }
 }
 
 async fn connect(args: &StatusArgs) -> Result<Client, Error> {
@@ -102,7 +138,12 @@ async fn connect(args: &StatusArgs) -> Result<Client, Error> {
         async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) }
     });
     // The URI is never looked up: the connector goes to the socket.
-    let endpoint = Endpoint::from_static("http://control").connect_timeout(DEADLINE);
+    let endpoint = Endpoint::from_static("http://control")
+        .connect_timeout(DEADLINE)
+        // A daemon that is stopped while one watches is noticed.
+        .http2_keep_alive_interval(DEADLINE)
+        .keep_alive_timeout(DEADLINE)
+        .keep_alive_while_idle(true);
     let channel = endpoint
         .connect_with_connector(connector)
         .await
@@ -122,43 +163,104 @@ enum News {
 }
 
 async fn watch(args: &StatusArgs, mut client: Client) -> Result<(), Error> {
-    let pulls = client.watch_pulls(ListPullsRequest {}).await?.into_inner();
-    let recreates = client
-        .watch_recreates(ListRecreatesRequest {})
-        .await?
-        .into_inner();
-    let restarts = client.watch_restarts(ListRestartsRequest {}).await?.into_inner();
-    let runtimes = client.watch_runtimes(ListRuntimesRequest {}).await?.into_inner();
+    let socket = &args.control_socket;
+    let pulls = answer(socket, client.watch_pulls(ListPullsRequest {})).await?;
+    let recreates = answer(socket, client.watch_recreates(ListRecreatesRequest {})).await?;
+    let restarts = answer(socket, client.watch_restarts(ListRestartsRequest {})).await?;
+    let runtimes = answer(socket, client.watch_runtimes(ListRuntimesRequest {})).await?;
     let mut news = pulls
         .map(|m| m.map(|m| News::Pulls(m.pulls)))
         .merge(recreates.map(|m| m.map(|m| News::Recreates(m.recreates))))
         .merge(restarts.map(|m| m.map(|m| News::Restarts(m.restarts))))
         .merge(runtimes.map(|m| m.map(|m| News::Runtimes(m.runtimes))));
     let mut status = render::Status::default();
-    let live = io::stdout().is_terminal();
-    while let Some(item) = news.next().await {
-        match item? {
-            News::Pulls(pulls) => status.pulls = pulls,
-            News::Recreates(recreates) => status.recreates = recreates,
-            News::Restarts(restarts) => status.restarts = restarts,
-            News::Runtimes(runtimes) => status.runtimes = runtimes,
+    let mut screen = Screen::new(args.output);
+    let mut gone = std::pin::pin!(reader_gone());
+    // Each list is told once before the end: without standard input the reader counts as gone at once.
+    let mut lists = 0_usize;
+    loop {
+        let item = tokio::select! {
+            item = news.next() => item,
+            () = &mut gone, if lists >= 4 => return Ok(()),
+        };
+        match item.transpose()? {
+            None => return Ok(()),
+            Some(News::Pulls(pulls)) => status.pulls = pulls,
+            Some(News::Recreates(recreates)) => status.recreates = recreates,
+            Some(News::Restarts(restarts)) => status.restarts = restarts,
+            Some(News::Runtimes(runtimes)) => status.runtimes = runtimes,
         }
-        print(args.output, &status, live)?;
+        lists = lists.saturating_add(1);
+        screen.show(&status)?;
     }
-    Ok(())
 }
 
-/// Prints; `in_place` wipes the terminal first, so that the table stands still.
-fn print(output: Output, status: &render::Status, in_place: bool) -> Result<(), Error> {
-    let mut out = io::stdout().lock();
-    match output {
-        Output::Json => writeln!(out, "{}", render::json(status))?,
-        Output::Table => {
-            let wipe = if in_place { "\x1b[H\x1b[2J" } else { "" };
-            write!(out, "{wipe}{}", render::table(status))?;
+/// Where `--watch` prints.
+struct Screen {
+    output: Output,
+    terminal: bool,
+    shown: Option<render::Status>,
+}
+
+impl Screen {
+    fn new(output: Output) -> Self {
+        Self {
+            output,
+            terminal: io::stdout().is_terminal(),
+            shown: None,
         }
     }
-    Ok(out.flush()?)
+
+    /// A terminal has a table that stands still; a file or a pipe gets what has changed.
+    fn show(&mut self, status: &render::Status) -> io::Result<()> {
+        if self.shown.as_ref() == Some(status) {
+            return Ok(());
+        }
+        let text = match self.output {
+            Output::Json => format!("{}\n", render::json(status)),
+            Output::Table if self.terminal => format!("\x1b[H\x1b[2J{}", render::table(status)),
+            Output::Table => render::changes(&self.shown.take().unwrap_or_default(), status),
+        };
+        self.shown = Some(status.clone());
+        print(&text)
+    }
+}
+
+/// Returns when there is nobody any more who could read: `kubectl exec` leaves a program running when it ends itself,
+/// and closes its standard input, if it has one.
+async fn reader_gone() {
+    tokio::select! {
+        () = input_ends() => {}
+        () = output_closes() => {}
+    }
+}
+
+/// A terminal that goes away sends a signal.
+async fn input_ends() {
+    if io::stdin().is_terminal() {
+        return pending().await;
+    }
+    // An input that cannot be read has ended, too.
+    let _ = tokio::task::spawn_blocking(|| io::copy(&mut io::stdin().lock(), &mut io::sink())).await;
+}
+
+/// Only a pipe tells.
+async fn output_closes() {
+    let closes = || {
+        let mut stdout = File::options();
+        stdout.write(true).custom_flags(OFlag::O_NONBLOCK.bits());
+        pipe::Sender::from_file(stdout.open("/proc/self/fd/1")?)
+    };
+    match closes() {
+        Ok(pipe) => drop(pipe.ready(Interest::ERROR).await),
+        Err(_) => pending().await,
+    }
+}
+
+fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
 }
 
 #[cfg(test)]
@@ -166,6 +268,20 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_daemon_that_hangs_is_told_of_within_the_deadline() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("control.sock");
+        let _silent = tokio::net::UnixListener::bind(&socket).unwrap();
+        let args = StatusArgs {
+            watch: false,
+            output: Output::Table,
+            control_socket: socket,
+        };
+        let told = run(&args).await.unwrap_err().to_string();
+        assert!(told.contains("did not answer within 5 s"), "{told}");
+    }
 
     #[tokio::test]
     async fn where_nobody_answers_the_reason_and_what_to_look_at_are_told() {

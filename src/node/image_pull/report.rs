@@ -202,7 +202,7 @@ fn pull(key: &TagKey, task: &Task, limits: &Limits, speeds: &Speeds) -> live::Pu
         image: image(key, task),
         phase,
         owners: task.ask.owners.iter().map(owner).collect(),
-        waits_for: waits_for(task, limits),
+        waits_for: waits_for(&task.stage, limits),
         // The last look at the bytes was before the end.
         bytes_done: if phase == live::PullPhase::Succeeded {
             progress.total

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use tokio::signal::ctrl_c;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+use super::Stop;
 use super::plan::Wanted;
 use super::show::{self, View};
 use crate::api::node_image::ImagePullPhase;
@@ -53,6 +53,7 @@ pub(super) async fn drive(
     keyring: Keyring,
     parallel: usize,
     view: View,
+    stop: Stop,
 ) -> Vec<Outcome> {
     let order: Vec<TagKey> = wanted.iter().map(|w| w.key.clone()).collect();
     let (bytes_tx, bytes) = mpsc::unbounded_channel();
@@ -77,14 +78,14 @@ pub(super) async fn drive(
         asks.insert(w.key, w.ask);
         driver.board.desire(&asks, &BTreeMap::new());
     }
-    driver.run(order.len(), bytes).await;
+    driver.run(order.len(), bytes, stop).await;
     driver.view.end();
     order.iter().filter_map(|key| driver.over.remove(key)).collect()
 }
 
 impl Driver {
     /// Works until `all` images are over, or the user has had enough.
-    async fn run(&mut self, all: usize, mut bytes: UnboundedReceiver<Bytes>) {
+    async fn run(&mut self, all: usize, mut bytes: UnboundedReceiver<Bytes>, mut stop: Stop) {
         loop {
             let wake = self.turn();
             if self.over.len() == all {
@@ -97,8 +98,7 @@ impl Driver {
                     self.view.bytes(&key, progress);
                 }
                 () = sleep(wake) => {}
-                // Where the signal cannot be waited for either, stopping is the safer side.
-                _ = ctrl_c() => return self.interrupt(),
+                () = stop.asked() => return self.interrupt(),
             }
         }
     }

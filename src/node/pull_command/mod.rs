@@ -9,16 +9,26 @@ mod drive;
 pub mod plan;
 mod show;
 
+use std::future::pending;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::{ArgGroup, ValueEnum};
+use tokio::signal::ctrl_c;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::image_pull::plan::keyring::{self, Keyring};
-use crate::cri::{Options, Runtime, Runtimes};
+use crate::cri::{Options, Runtime, Runtimes, why_none};
+use crate::ops::Progress;
 use plan::{Defaults, Wanted};
+
+/// How long a runtime that is preferred may take to answer after another one did.
+const OTHERS: Duration = Duration::from_millis(300);
 
 /// What errors call the content of the file that they name.
 const DOCKER_CONFIG: &str = "content";
@@ -42,6 +52,10 @@ pub struct Args {
     /// CRI socket, relative to /hostvarrun (or /run where that is not mounted) or absolute; turns detection off
     #[arg(long, value_name = "PATH")]
     pub socket_file: Option<PathBuf>,
+
+    /// Seconds to wait for a container runtime that does not answer yet
+    #[arg(long, default_value_t = 0, value_name = "SECONDS")]
+    pub wait: u32,
 
     /// How many images are pulled at once
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
@@ -101,6 +115,9 @@ pub enum Error {
         /// What is wrong with it.
         why: keyring::Error,
     },
+    /// A signal came before the first pull.
+    #[error("interrupted")]
+    Interrupted,
     /// There is no runtime to pull with.
     #[error("no container runtime answers: {0}")]
     NoRuntime(String),
@@ -110,7 +127,7 @@ impl Error {
     /// Whether the same command may succeed later.
     #[must_use]
     pub fn retryable(&self) -> bool {
-        matches!(self, Self::NoRuntime(_))
+        matches!(self, Self::NoRuntime(_) | Self::Interrupted)
     }
 
     /// The word for it in JSON output.
@@ -120,6 +137,7 @@ impl Error {
             Self::File { .. } => "file",
             Self::Manifest { .. } => "manifest",
             Self::DockerConfig { .. } => "docker_config",
+            Self::Interrupted => "interrupted",
             Self::NoRuntime(_) => "no_runtime",
         }
     }
@@ -133,30 +151,40 @@ pub async fn run(args: Args) -> ExitCode {
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             if output == Output::Json {
-                println!("{}", show::error_json(&error));
+                show::result(&show::error_json(&error).to_string());
             }
-            eprintln!("kruise-daemon: {error}");
+            show::remark(&format!("kruise-daemon: {error}"));
             ExitCode::FAILURE
         }
     }
 }
 
 async fn pull(args: Args) -> Result<bool, Error> {
-    let (wanted, keyring) = read(&args)?;
-    for remark in wanted.iter().filter_map(|w| w.remark.as_deref()) {
-        eprintln!("kruise-daemon: {remark}");
+    let (wanted, keyring, remark) = read(&args)?;
+    for remark in wanted
+        .iter()
+        .filter_map(|w| w.remark.as_deref())
+        .chain(remark.as_deref())
+    {
+        show::remark(&format!("kruise-daemon: {remark}"));
     }
-    let runtime = runtime(args.socket_file).await?;
+    let mut stop = Stop::new();
+    let wait = Duration::from_secs(args.wait.into());
+    let runtime = tokio::select! {
+        runtime = runtime(args.socket_file, wait) => runtime?,
+        () = stop.asked() => return Err(Error::Interrupted),
+    };
     let text = args.output == Output::Text;
     let view = show::View::new(text && std::io::stderr().is_terminal(), text);
-    let results = drive::drive(runtime, wanted, keyring, usize::from(args.parallel), view).await;
+    let results = drive::drive(runtime, wanted, keyring, usize::from(args.parallel), view, stop).await;
     if !text {
-        println!("{}", show::json(&results));
+        show::result(&show::json(&results).to_string());
     }
     Ok(results.iter().all(|r| r.succeeded))
 }
 
-fn read(args: &Args) -> Result<(Vec<Wanted>, Keyring), Error> {
+/// What to pull, with which credentials, and what is to be said of these.
+fn read(args: &Args) -> Result<(Vec<Wanted>, Keyring, Option<String>), Error> {
     let defaults = Defaults {
         timeout_seconds: args.timeout,
         retries: args.retries,
@@ -178,7 +206,7 @@ fn read(args: &Args) -> Result<(Vec<Wanted>, Keyring), Error> {
         })?;
         wanted.extend(jobs);
     }
-    let mut keyring = Keyring::default();
+    let (mut keyring, mut remark) = (Keyring::default(), None);
     if let Some(path) = &args.docker_config {
         let path = if path.is_dir() {
             path.join("config.json")
@@ -189,11 +217,15 @@ fn read(args: &Args) -> Result<(Vec<Wanted>, Keyring), Error> {
             path: path.clone(),
             why,
         })?;
-        keyring
+        let unused = keyring
             .add_config_json(&json, DOCKER_CONFIG)
-            .map_err(|why| Error::DockerConfig { path, why })?;
+            .map_err(|why| Error::DockerConfig {
+                path: path.clone(),
+                why,
+            })?;
+        remark = unused.map(|unused| format!("{}: {unused}", path.display()));
     }
-    Ok((plan::distinct(wanted), keyring))
+    Ok((plan::distinct(wanted), keyring, remark))
 }
 
 fn contents(path: &Path) -> std::io::Result<String> {
@@ -205,13 +237,61 @@ fn contents(path: &Path) -> std::io::Result<String> {
     std::fs::read_to_string(path)
 }
 
-async fn runtime(socket_file: Option<PathBuf>) -> Result<Arc<dyn Runtime>, Error> {
+/// The best runtime that answers, if one does after `wait` at the latest.
+async fn runtime(socket_file: Option<PathBuf>, wait: Duration) -> Result<Arc<dyn Runtime>, Error> {
     let runtimes = Runtimes::new(&Options::new(socket_file));
-    runtimes.look().await;
-    runtimes.first().ok_or_else(|| {
-        // What follows the first part is for those who stay and wait.
-        let first = |words: &str| words.split("; ").next().unwrap_or_default().to_owned();
-        let words: Vec<String> = runtimes.health().iter().map(|h| first(&h.words)).collect();
-        Error::NoRuntime(words.join("; "))
-    })
+    let mut changes = runtimes.subscribe();
+    let answers = async {
+        while !runtimes.health().iter().any(|s| s.healthy) {
+            if changes.changed().await.is_err() {
+                pending::<()>().await;
+            }
+        }
+        // A better one may be about to answer. One that hangs is not waited for.
+        sleep(OTHERS).await;
+    };
+    let look = async {
+        runtimes.look().await;
+        let health = runtimes.health();
+        if !wait.is_zero() && !health.iter().any(|s| s.healthy) {
+            let (why, seconds) = (why_none(&health), wait.as_secs());
+            show::remark(&format!(
+                "kruise-daemon: waiting {seconds} s for a container runtime: {why}"
+            ));
+            let progress = Progress::default();
+            let search = runtimes.run(CancellationToken::new(), &progress);
+            let _ = timeout(wait, search).await;
+        }
+    };
+    tokio::select! {
+        () = answers => {}
+        () = look => {}
+    }
+    let health = runtimes.health();
+    let first = runtimes.first().filter(|_| health.iter().any(|s| s.healthy));
+    first.ok_or_else(|| Error::NoRuntime(why_none(&health)))
+}
+
+/// Signals that end the command: what it knows is still told.
+struct Stop {
+    term: Option<Signal>,
+}
+
+impl Stop {
+    fn new() -> Self {
+        Self {
+            term: signal(SignalKind::terminate()).ok(),
+        }
+    }
+
+    /// Returns at SIGINT or SIGTERM. Where these cannot be waited for, stopping is the safer side.
+    async fn asked(&mut self) {
+        match &mut self.term {
+            Some(term) => tokio::select! {
+                _ = term.recv() => {}
+                _ = ctrl_c() => {}
+            },
+            None => drop(ctrl_c().await),
+        }
+    }
 }

@@ -119,14 +119,17 @@ pub fn jobs(yaml: &str, defaults: &Defaults) -> Result<Vec<Wanted>, Error> {
 }
 
 fn job(number: usize, object: &Value, defaults: &Defaults) -> Result<Wanted, Error> {
-    let word = |key: &str| object[key].as_str().unwrap_or("nothing");
+    let word = |key: &str| object.get(key).and_then(Value::as_str).filter(|w| !w.is_empty());
     let (api_version, kind) = (word("apiVersion"), word("kind"));
-    let ours = VERSIONS.iter().any(|v| api_version == format!("{GROUP}/{v}"));
-    if !ours || kind != KIND {
-        return Err(Error::Kind {
-            number,
-            found: format!("{api_version} {kind}"),
-        });
+    let ours = |given: &str| VERSIONS.iter().any(|v| given == format!("{GROUP}/{v}"));
+    if !api_version.is_some_and(ours) || kind != Some(KIND) {
+        let found = match (api_version, kind) {
+            (Some(api_version), Some(kind)) => format!("{api_version} {kind}"),
+            (None, Some(kind)) => format!("kind {kind} without apiVersion"),
+            (Some(api_version), None) => format!("apiVersion {api_version} without kind"),
+            (None, None) => "not a Kubernetes object (it has neither apiVersion nor kind)".to_owned(),
+        };
+        return Err(Error::Kind { number, found });
     }
     let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let mut spec = object["spec"].clone();
@@ -239,6 +242,22 @@ spec: {image: quay.io/a/b, completionPolicy: {type: Always, activeDeadlineSecond
     fn what_is_no_job_is_named() {
         let error = |yaml: &str| jobs(yaml, &DEFAULTS).unwrap_err().to_string();
         assert!(error("{apiVersion: v1, kind: Pod}").contains("document 1 is v1 Pod"));
+        for (yaml, words) in [
+            (
+                "x",
+                "document 1 is not a Kubernetes object (it has neither apiVersion nor kind); expected",
+            ),
+            (
+                "kind: ImagePullJob",
+                "document 1 is kind ImagePullJob without apiVersion; expected",
+            ),
+            (
+                "apiVersion: v1",
+                "document 1 is apiVersion v1 without kind; expected",
+            ),
+        ] {
+            assert!(error(yaml).starts_with(words), "{}", error(yaml));
+        }
         assert!(error("a: [").contains("not YAML"));
         assert!(error("").contains("no ImagePullJob"));
         let no_image =

@@ -1,6 +1,7 @@
 //! What the user sees: bars on a terminal, lines elsewhere, and the result.
 
 use std::collections::HashMap;
+use std::io::{self, Write};
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
@@ -8,6 +9,7 @@ use serde_json::json;
 
 use super::Error;
 use super::drive::Outcome;
+use crate::node::control::printable;
 use crate::node::image_pull::plan::{Progress, TagKey};
 
 const SPIN: &str = "{spinner} {prefix}  {elapsed}  {msg}";
@@ -34,7 +36,7 @@ impl View {
     /// An attempt begins.
     pub(super) fn begin(&mut self, key: &TagKey, image: &str) {
         let Some(bars) = &self.bars else {
-            eprintln!("{image}: pulling");
+            remark(&format!("{image}: pulling"));
             return;
         };
         let bar = self
@@ -65,8 +67,8 @@ impl View {
     /// An attempt failed, and there will be another.
     pub(super) fn again(&self, key: &TagKey, image: &str, error: &str) {
         match self.shown.get(key) {
-            Some(bar) => bar.set_message(format!("again soon: {error}")),
-            None => eprintln!("{image}: again soon: {error}"),
+            Some(bar) => bar.set_message(format!("again soon: {}", printable(error))),
+            None => remark(&format!("{image}: again soon: {}", printable(error))),
         }
     }
 
@@ -76,9 +78,9 @@ impl View {
             bar.finish_and_clear();
         }
         match &self.bars {
-            Some(bars) => bars.suspend(|| println!("{line}")),
-            None if self.text => println!("{line}"),
-            None => eprintln!("{line}"),
+            Some(bars) => bars.suspend(|| result(line)),
+            None if self.text => result(line),
+            None => remark(line),
         }
     }
 
@@ -89,6 +91,16 @@ impl View {
             let _ = bars.clear();
         }
     }
+}
+
+/// Prints on standard output. That nobody reads it is no reason to stop: the images are wanted all the same.
+pub(super) fn result(line: &str) {
+    let _ = writeln!(io::stdout(), "{line}");
+}
+
+/// Prints on standard error.
+pub(super) fn remark(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 fn style(template: &str) -> ProgressStyle {
@@ -107,6 +119,7 @@ pub(super) fn line(outcome: &Outcome) -> String {
         seconds,
     } = outcome;
     let id = image_id.as_deref().unwrap_or_default();
+    let message = message.as_deref().map(printable);
     let note = message
         .as_deref()
         .map_or_else(String::new, |m| format!("  ({m})"));

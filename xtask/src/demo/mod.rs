@@ -230,7 +230,8 @@ fn path(relative: &str) -> String {
 /// Starts a program that prints what it sees; what it says of troubles is not shown. It ends with us, however we end.
 fn printing(program: &Command) -> Result<(Child, ChildStdout)> {
     let mut child = ends_with_us(program)
-        .stdin(Stdio::null())
+        // Open until we end it: what runs behind `kubectl exec -i` ends with its input.
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()?;

@@ -40,7 +40,14 @@ pub fn show(screen: &mut Screen, node: &Node) -> Result<()> {
 /// The daemon's own live status, as anyone can have it on a node.
 fn watch(node: &Node) -> Result<(Child, Receiver<Value>)> {
     let mut kubectl = node.plane.kubectl_command();
-    kubectl.args(["exec", "-n", "kruise-system", "daemonset/kruise-daemon", "--"]);
+    kubectl.args([
+        "exec",
+        "-i",
+        "-n",
+        "kruise-system",
+        "daemonset/kruise-daemon",
+        "--",
+    ]);
     kubectl.args(["/kruise-daemon", "status", "--watch", "--output", "json"]);
     let (child, output) = printing(&kubectl)?;
     let (status_tx, status_rx) = channel();

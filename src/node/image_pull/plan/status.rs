@@ -44,9 +44,9 @@ pub fn by_tag(status: &NodeImageStatus) -> BTreeMap<TagKey, ImageTagStatus> {
         .collect()
 }
 
-/// What a task waits for, in words that follow "waits for"; none if it works or is over.
-pub fn waits_for(task: &Task, limits: &Limits) -> Option<String> {
-    match &task.stage {
+/// What a task in that stage waits for, in words that follow "waits for"; none if it works or is over.
+pub fn waits_for(stage: &Stage, limits: &Limits) -> Option<String> {
+    match stage {
         Stage::Running { .. } | Stage::Done(_) => None,
         Stage::BackOff { until } => Some(format!("its next attempt at {}", whole(*until))),
         Stage::Waiting if !limits.runtime => Some("the container runtime, which does not answer".to_owned()),
@@ -70,7 +70,7 @@ fn tag_status(key: &TagKey, task: &Task, limits: &Limits) -> ImageTagStatus {
         Stage::Done(status) => return (**status).clone(),
         Stage::Waiting => (
             ImagePullPhase::Waiting,
-            waits_for(task, limits).map(|wait| format!("waits for {wait}")),
+            waits_for(&task.stage, limits).map(|wait| format!("waits for {wait}")),
         ),
         Stage::Running { .. } => (
             ImagePullPhase::Pulling,
@@ -78,7 +78,7 @@ fn tag_status(key: &TagKey, task: &Task, limits: &Limits) -> ImageTagStatus {
         ),
         Stage::BackOff { .. } => {
             let error = task.last_error.as_deref().unwrap_or("unknown");
-            let wait = waits_for(task, limits).unwrap_or_default();
+            let wait = waits_for(&task.stage, limits).unwrap_or_default();
             (
                 ImagePullPhase::Pulling,
                 Some(format!("waits for {wait}; {}", failed(task, error))),

@@ -200,7 +200,7 @@ impl World {
                 begun <= 4 * (task.ask.retries + 1),
                 "{key:?} took the runtime down {begun} times"
             );
-            let waits = status::waits_for(task, &self.limits).is_some();
+            let waits = status::waits_for(&task.stage, &self.limits).is_some();
             prop_assert!(
                 waits || matches!(task.stage, Stage::Running { .. }),
                 "{key:?} waits and does not say for what"
