@@ -4,6 +4,8 @@ pub mod admission;
 pub mod api;
 pub mod cluster;
 pub mod cri;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod in_place;
 pub mod manager;
 pub mod node;

@@ -10,6 +10,8 @@ pub mod cloneset;
 mod connections;
 mod container_recreate_request;
 mod crd;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 #[cfg(test)]
 mod hostile;
 mod image_pull_job;

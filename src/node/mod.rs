@@ -6,6 +6,8 @@
 pub mod container_meta;
 pub mod control;
 mod fence;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod hook;
 pub mod image_pull;
 pub mod live;

@@ -111,7 +111,7 @@ pub async fn get(request: &Get) -> Result<(), Error> {
 }
 
 /// The path to go on with, where the redirect stays with the same server.
-fn redirect(request: &Get, location: &str) -> Option<String> {
+pub(in crate::node) fn redirect(request: &Get, location: &str) -> Option<String> {
     if location.starts_with('/') && !location.starts_with("//") {
         return Some(location.to_owned());
     }

@@ -3,7 +3,7 @@
 //! In:  a hook from a Pod's spec, the container it is for, how long it may take.
 //! Out: commands in the container, HTTP requests to it, or just time; how that ended.
 
-mod http;
+pub(super) mod http;
 
 use std::time::Duration;
 

@@ -18,6 +18,8 @@ use kube::api::ListParams;
 
 use super::Context;
 use crate::cluster::{Readable, readable};
+#[cfg(any(test, fuzzing))]
+pub(super) use observe::read;
 
 /// Why the duty ended before it should.
 #[derive(Debug, thiserror::Error)]

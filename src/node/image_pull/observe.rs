@@ -84,6 +84,24 @@ pub(super) fn observe(object: Raw) -> Seen {
     }
 }
 
+/// Reads a NodeImage, and plans for it.
+#[cfg(any(test, fuzzing))]
+pub(in crate::node) fn read(data: &[u8]) {
+    use super::plan::{Board, Limits, plan, status};
+
+    let Ok(object) = serde_json::from_slice::<Raw>(data) else {
+        return;
+    };
+    let (seen, mut board, limits) = (observe(object), Board::default(), Limits::of_node(5, true));
+    board.desire(&seen.asks, &status::by_tag(&seen.status));
+    for now in [jiff::Timestamp::UNIX_EPOCH, jiff::Timestamp::MAX] {
+        for step in plan(&board, &limits, now).steps {
+            board.apply(&step, now);
+        }
+        let _ = status::compose(&board, &limits);
+    }
+}
+
 /// The object's resource version as a number.
 pub(super) fn version(object: &impl ResourceExt) -> u64 {
     object

@@ -1,0 +1,118 @@
+//! What reads text from outside, as functions of bytes: `fuzz/` looks for bytes that break one, and the tests replay
+//! those that it found.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use serde_json::{Value, json};
+
+use crate::admission::fuzzing::{conversion, review};
+use crate::api::keys;
+use crate::cri::Reference;
+use crate::in_place::complete::progress;
+use crate::in_place::pod::Pod;
+use crate::in_place::refresh::refresh;
+use crate::manager::cloneset::revision::Revision;
+use crate::node::fuzzing::{hook_answer, node_image};
+use crate::node::image_pull::plan::keyring::{KEY_CFG, KEY_JSON, Keyring, TYPE_CFG, TYPE_JSON};
+
+/// Takes any bytes, and must neither panic nor take long.
+pub type Target = fn(&[u8]);
+
+/// Every target, by the name of its corpus' folder.
+pub const TARGETS: [(&str, Target); 9] = [
+    ("annotations", annotations),
+    ("conversion", conversion),
+    ("docker_config", docker_config),
+    ("hook_answer", hook_answer),
+    ("node_image", node_image),
+    ("reference", reference),
+    ("registry", registry),
+    ("review", review),
+    ("revision", revision),
+];
+
+/// The first line, and what follows it.
+fn two(data: &[u8]) -> (String, String) {
+    let text = String::from_utf8_lossy(data);
+    let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
+    (first.to_owned(), rest.to_owned())
+}
+
+/// A reference, and a NodeImage's name and tag: what is read is written so that it is read as the same.
+fn reference(data: &[u8]) {
+    let (name, tag) = two(data);
+    let read = [Reference::parse(&name), Reference::from_name_and_tag(&name, &tag)];
+    for reference in read.into_iter().flatten() {
+        let again = Reference::parse(&reference.to_string());
+        assert_eq!(again.map(|r| r.to_string()), Ok(reference.to_string()));
+        let stored = Reference::from_name_and_tag(&reference.familiar_name(), reference.tag_or_digest());
+        assert_eq!(stored.map(|r| r.to_string()), Ok(reference.to_string()));
+    }
+}
+
+/// A registry of a Docker configuration against a repository.
+fn registry(data: &[u8]) {
+    let (registry, repository) = two(data);
+    let config = json!({"auths": {registry: {"username": "u"}}}).to_string();
+    let mut keyring = Keyring::default();
+    let read = keyring.add_config_json(config.as_bytes(), "file");
+    assert!(read.is_ok(), "{read:?}");
+    assert!(keyring.lookup(&repository).len() <= 1);
+}
+
+/// The content of a pull secret.
+fn docker_config(data: &[u8]) {
+    for (type_, wanted) in [(TYPE_JSON, KEY_JSON), (TYPE_CFG, KEY_CFG)] {
+        let mut keyring = Keyring::default();
+        let _ = keyring.add_secret(type_, |key| (key == wanted).then_some(data));
+        let _ = keyring.lookup("r.test:5000/team/app");
+    }
+}
+
+/// A Pod; and the annotations of updates in place, on a Pod that is fine.
+fn annotations(data: &[u8]) {
+    let (state, grace) = two(data);
+    let annotations: BTreeMap<_, _> = [
+        (keys::IN_PLACE_UPDATE_STATE, state),
+        (keys::IN_PLACE_UPDATE_GRACE, grace),
+    ]
+    .into();
+    let pod = json!({
+        "metadata": {"name": "p", "namespace": "n", "uid": "u", "annotations": annotations},
+        "spec": {"containers": [{"name": "app", "image": "a:1"}]},
+        "status": {"containerStatuses": [{"name": "app", "image": "a:1", "imageID": "a@sha256:1", "containerID": "c://1"}]},
+    });
+    let whole = serde_json::from_slice::<Value>(data).ok();
+    for pod in whole.iter().chain([&pod]).map(Pod::of) {
+        let _ = progress(&pod);
+        let _ = refresh(&pod, |_| true, Timestamp::UNIX_EPOCH);
+    }
+}
+
+/// A stored ControllerRevision.
+fn revision(data: &[u8]) {
+    if let Ok(stored) = serde_json::from_slice::<ControllerRevision>(data) {
+        let _ = Revision::from(&stored).template();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn the_fuzz_corpus_breaks_nothing() {
+        let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
+        for (name, target) in TARGETS {
+            let files: Vec<_> = std::fs::read_dir(corpus.join(name)).unwrap().collect();
+            assert!(!files.is_empty(), "{name} has no corpus");
+            for file in files {
+                target(&std::fs::read(file.unwrap().path()).unwrap());
+            }
+        }
+    }
+}
