@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use xtask::cluster::{KUBERNETES, run};
+use xtask::cluster::{kubernetes, run};
 
 use crate::rows::{ALONE, BESIDE, FREE, Figures, Row, seconds};
 
@@ -170,8 +170,9 @@ fn machine() -> String {
     let kernel = run("uname", &["-sr"]).unwrap_or_default();
     let runc = run("runc", &["--version"]).unwrap_or_default();
     let runc = runc.lines().next().unwrap_or_default().to_owned();
+    let release = kubernetes::release().unwrap_or("?");
     format!(
-        "{cpus} cores ({model}), {}; Kubernetes {KUBERNETES}, containerd 1.7, {runc}.",
+        "{cpus} cores ({model}), {}; Kubernetes {release}, containerd 1.7, {runc}.",
         kernel.trim()
     )
 }

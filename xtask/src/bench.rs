@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use crate::cluster::Cache;
+use crate::cluster::{Cache, kubernetes};
 use crate::codegen::repository;
 use crate::image::Binaries;
 use crate::parts::prepare::{self, NODE, Part};
@@ -83,7 +83,8 @@ pub fn run(options: &Options) -> Result<()> {
     ]);
     cargo
         .current_dir(repository())
-        .env("KRUISE_BENCH_BINARIES", binaries.dir());
+        .env("KRUISE_BENCH_BINARIES", binaries.dir())
+        .env(kubernetes::VARIABLE, cache.release());
     cargo.env("KRUISE_BENCH_GROUPS", options.groups().join(","));
     if options.only.is_empty() {
         cargo.env("KRUISE_BENCH_OUT", std::path::absolute(&options.out)?);

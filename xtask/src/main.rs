@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use xtask::cluster::{self, Cache, Node};
+use xtask::cluster::{self, Cache, Node, kubernetes};
 use xtask::{bench, codegen, demo, test};
 
 /// The commands people type while working on kruise-rs
@@ -18,6 +18,17 @@ use xtask::{bench, codegen, demo, test};
 struct Arguments {
     #[command(subcommand)]
     command: Command,
+
+    /// Release of Kubernetes that beds run
+    #[arg(
+        long,
+        global = true,
+        env = kubernetes::VARIABLE,
+        default_value = kubernetes::RELEASES[0],
+        value_parser = kubernetes::RELEASES,
+        value_name = "VERSION"
+    )]
+    kubernetes: String,
 }
 
 #[derive(Subcommand)]
@@ -50,7 +61,9 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<()> {
-    match Arguments::parse().command {
+    let arguments = Arguments::parse();
+    kubernetes::choose(kubernetes::known(&arguments.kubernetes)?);
+    match arguments.command {
         Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Bench(options) => bench::run(&options),

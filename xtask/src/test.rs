@@ -15,7 +15,7 @@ use clap::Args;
 use failures::Failure;
 
 use crate::cluster::prepare::{self, NODE, Part};
-use crate::cluster::{CONTAINERDS, Cache, finish};
+use crate::cluster::{CONTAINERDS, Cache, finish, kubernetes};
 
 /// The feature that lets cargo build tests of real components.
 const FEATURES: &str = "kruise-rs/cluster-tests,xtask/cluster-tests";
@@ -42,6 +42,8 @@ pub struct Options {
 
 /// How cargo is called.
 struct Cargo {
+    /// Release of Kubernetes that beds run.
+    kubernetes: &'static str,
     /// Folder of the Go implementation.
     peer: Option<PathBuf>,
     /// Whether tests are to take their time.
@@ -93,6 +95,7 @@ pub fn run(options: &Options) -> Result<()> {
     prepare_all(&Cache::open()?)?;
     let peer = options.peer.as_deref().map(Path::canonicalize).transpose();
     let cargo = Cargo {
+        kubernetes: kubernetes::release()?,
         peer: peer.context("--peer: no such folder")?,
         soak: options.soak,
     };
@@ -222,6 +225,7 @@ impl Cargo {
         command.args(args);
         // A panic says where it was; the frames above it would only hide what others say.
         command.env("RUST_BACKTRACE", "0");
+        command.env(kubernetes::VARIABLE, self.kubernetes);
         command
     }
 }

@@ -53,8 +53,13 @@ impl Component {
     /// Adds a variable to its environment.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl Into<OsString>) -> Self {
-        self.env.push((name.into(), value.into()));
+        self.set_env(name, value);
         self
+    }
+
+    /// Adds a variable to the environment of the next start.
+    pub fn set_env(&mut self, name: &str, value: impl Into<OsString>) {
+        self.env.push((name.into(), value.into()));
     }
 
     /// Says when it can be used.

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::component::Component;
 use super::containerd::SOCKET;
 use super::control_plane::ControlPlane;
-use crate::parts::Cache;
+use crate::parts::{Cache, kubernetes};
 use crate::sandbox::Network;
 
 /// Name of the one node.
@@ -26,7 +26,7 @@ pub(super) fn kubelet(cache: &Cache, plane: &ControlPlane, net: &Network) -> Res
     let config = dir.join("kubelet.json");
     fs::write(
         &config,
-        kubelet_config(plane, &sandbox.name(), &resolv).to_string(),
+        kubelet_config(cache, plane, &sandbox.name(), &resolv).to_string(),
     )?;
     Ok(Component::new(sandbox, "kubelet", cache.kubernetes("kubelet"))
         .args([
@@ -64,8 +64,8 @@ fn system_path() -> String {
     format!("/usr/sbin:/sbin:{}", std::env::var("PATH").unwrap_or_default())
 }
 
-fn kubelet_config(plane: &ControlPlane, cgroup: &str, resolv: &Path) -> serde_json::Value {
-    json!({
+fn kubelet_config(cache: &Cache, plane: &ControlPlane, cgroup: &str, resolv: &Path) -> serde_json::Value {
+    let mut config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "authentication": {
@@ -92,7 +92,12 @@ fn kubelet_config(plane: &ControlPlane, cgroup: &str, resolv: &Path) -> serde_js
         "imageGCLowThresholdPercent": 99,
         "evictionHard": { "memory.available": "10Mi" },
         "shutdownGracePeriod": "0s",
-    })
+    });
+    // From 1.35 on kubelet refuses hosts with cgroup v1 unless it is asked not to.
+    if kubernetes::at_least(cache.release(), 35) {
+        config["failCgroupV1"] = json!(false);
+    }
+    config
 }
 
 /// cgroup v1 needs the root group in every hierarchy, with CPUs and memory nodes filled in; v2 makes its own.

@@ -23,7 +23,7 @@ mod managers;
 mod node;
 pub(crate) mod registry;
 
-pub use crate::parts::{Cache, Image, KUBERNETES, KWOK, prepare};
+pub use crate::parts::{Cache, Image, KWOK, kubernetes, prepare};
 pub use crate::process::{ends_with_us, finish, run};
 pub use crate::sandbox::down;
 pub use crate::wait;
@@ -32,4 +32,4 @@ pub use containerd::CONTAINERDS;
 pub use control_plane::{Bound, ControlPlane, Options};
 pub use kubelet::NODE_NAME;
 pub use node::{Node, Runtime};
-pub use registry::{REGISTRY_PASSWORD, REGISTRY_USER, Registry};
+pub use registry::{REGISTRY_PASSWORD, REGISTRY_USER, Registry, Store};

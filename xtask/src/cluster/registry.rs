@@ -32,9 +32,15 @@ pub struct Registry {
     pub open: Component,
     /// The private one: images named `127.0.0.1:5001/PATH`.
     pub private: Component,
+    store: Store,
+    hosts: PathBuf,
+}
+
+/// Where images are pushed to; clones push to the same registries.
+#[derive(Clone, Debug)]
+pub struct Store {
     address: String,
     work: PathBuf,
-    hosts: PathBuf,
 }
 
 impl Registry {
@@ -65,8 +71,10 @@ impl Registry {
         let registry = Self {
             open,
             private,
-            address,
-            work: dir.join("pushed"),
+            store: Store {
+                address,
+                work: dir.join("pushed"),
+            },
             hosts: dir.join("registries.d"),
         };
         registry.serve("_default", &format!("http://127.0.0.1:{OPEN}"))?;
@@ -76,7 +84,12 @@ impl Registry {
 
     /// `HOST:PORT` of the open registry, as the host reaches it.
     pub fn address(&self) -> &str {
-        &self.address
+        &self.store.address
+    }
+
+    /// Where images are pushed to.
+    pub fn store(&self) -> &Store {
+        &self.store
     }
 
     /// `HOST:PORT` that begins the names of private images, as the node reaches it.
@@ -92,6 +105,24 @@ impl Registry {
         Ok(fs::write(dir.join("hosts.toml"), text)?)
     }
 
+    /// Builds an image and pushes it as `PATH:TAG`; both registries have it then.
+    pub fn push(&self, name: &str, image: &Image) -> Result<()> {
+        self.store.push(name, image)
+    }
+
+    /// Gives the image `PATH:TAG` a second name, so that both have one digest.
+    pub fn tag(&self, name: &str, other: &str) -> Result<()> {
+        self.store.tag(name, other)
+    }
+
+    /// Content of a Docker configuration file with the private registry's password.
+    pub fn docker_config(&self) -> String {
+        let login = serde_json::json!({ "username": REGISTRY_USER, "password": REGISTRY_PASSWORD });
+        serde_json::json!({ "auths": { self.private_host(): login } }).to_string()
+    }
+}
+
+impl Store {
     /// Builds an image and pushes it as `PATH:TAG`; both registries have it then.
     pub fn push(&self, name: &str, image: &Image) -> Result<()> {
         let layout = self.work.join(name.replace(['/', ':'], "-"));
@@ -110,12 +141,6 @@ impl Registry {
             .arg(format!("docker://{}/{name}", self.address))
             .arg(format!("docker://{}/{other}", self.address));
         finish(&mut command).map(drop)
-    }
-
-    /// Content of a Docker configuration file with the private registry's password.
-    pub fn docker_config(&self) -> String {
-        let login = serde_json::json!({ "username": REGISTRY_USER, "password": REGISTRY_PASSWORD });
-        serde_json::json!({ "auths": { self.private_host(): login } }).to_string()
     }
 }
 

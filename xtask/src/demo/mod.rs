@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use crate::cluster::prepare::{self, NODE};
-use crate::cluster::{self, Cache, Image, KUBERNETES, Node, ends_with_us, finish, run as run_program};
+use crate::cluster::{self, Cache, Image, Node, ends_with_us, finish, run as run_program};
 use crate::codegen::repository;
 use crate::image::Binaries;
 use crate::wait;
@@ -101,6 +101,7 @@ fn build(screen: &mut Screen) -> Result<Binaries> {
 fn start_node(screen: &mut Screen) -> Result<Node> {
     let spin = screen.begin("Start etcd, Kubernetes, containerd and a registry")?;
     let node = Node::start()?;
+    let release = cluster::kubernetes::release()?;
     let containerd = node.runtime.ctr(&["version"])?;
     let containerd = containerd
         .lines()
@@ -115,7 +116,7 @@ fn start_node(screen: &mut Screen) -> Result<Node> {
         .unwrap_or("?");
     screen.done(
         spin,
-        &format!("Kubernetes {KUBERNETES}, containerd {containerd}, runc {runc}; node Ready"),
+        &format!("Kubernetes {release}, containerd {containerd}, runc {runc}; node Ready"),
     )?;
     Ok(node)
 }

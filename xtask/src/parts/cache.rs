@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// Version of the Kubernetes programs; `tests/testbed/go.mod` pins the same one.
-pub const KUBERNETES: &str = "v1.34.4";
+use super::kubernetes;
+
 /// Version of kwok, which plays nodes by the thousand.
 pub const KWOK: &str = "v0.8.0";
 
@@ -14,6 +14,7 @@ pub const KWOK: &str = "v0.8.0";
 #[derive(Clone, Debug)]
 pub struct Cache {
     root: PathBuf,
+    release: &'static str,
 }
 
 impl Cache {
@@ -29,7 +30,10 @@ impl Cache {
             .or_else(|| variable("HOME").map(|d| d.join(".cache/kruise-rs")))
             .context("no cache folder: set KRUISE_TESTBED_CACHE, XDG_CACHE_HOME or HOME")?;
         fs::create_dir_all(&root).with_context(|| format!("cannot make {}", root.display()))?;
-        Ok(Self { root })
+        Ok(Self {
+            root,
+            release: kubernetes::release()?,
+        })
     }
 
     /// The folder itself.
@@ -37,9 +41,21 @@ impl Cache {
         &self.root
     }
 
+    /// The release of Kubernetes that its beds run.
+    pub fn release(&self) -> &'static str {
+        self.release
+    }
+
+    /// The same folder, for another release of Kubernetes.
+    #[must_use]
+    pub fn with_release(mut self, release: &'static str) -> Self {
+        self.release = release;
+        self
+    }
+
     /// Folder of the Kubernetes programs.
     pub fn kubernetes_dir(&self) -> PathBuf {
-        self.root.join(format!("kubernetes-{KUBERNETES}"))
+        self.root.join(format!("kubernetes-{}", self.release))
     }
 
     /// A Kubernetes program; `KUBEBUILDER_ASSETS` is looked into first.

@@ -3,7 +3,8 @@
 mod cache;
 mod debian;
 mod images;
+pub mod kubernetes;
 pub mod prepare;
 
-pub use cache::{Cache, KUBERNETES, KWOK};
+pub use cache::{Cache, KWOK};
 pub use images::Image;
