@@ -149,9 +149,7 @@ async fn lead(
     }
     let (namespace, name) = (options.lease_namespace(), options.leader_election_id.as_str());
     let election = Election::new(&cluster, namespace, name, identity(), options.timing()?, fence);
-    let leads = metrics()
-        .leader
-        .get_or_create_owned(&[("name", name.to_owned())]);
+    let leads = metrics().leader.get_or_create_owned(&[("name", name.to_owned())]);
     loop {
         health.ready("leader election", "standing by");
         leads.set(0);

@@ -27,7 +27,14 @@ impl Manager {
     }
 
     fn with(plane: &ControlPlane, name: &'static str, health: &str, webhooks: u16, more: &[String]) -> Self {
-        let program = Self::program(plane, name, "kruise-manager", health, ("127.0.0.1", webhooks), more);
+        let program = Self::program(
+            plane,
+            name,
+            "kruise-manager",
+            health,
+            ("127.0.0.1", webhooks),
+            more,
+        );
         Self::asked_at(program, health)
     }
 
