@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::admission::fuzzing::{conversion, review};
 use crate::api::keys;
 use crate::cri::Reference;
+use crate::in_place::Template;
 use crate::in_place::complete::progress;
 use crate::in_place::pod::Pod;
 use crate::in_place::refresh::refresh;
@@ -85,9 +86,11 @@ fn annotations(data: &[u8]) {
         "status": {"containerStatuses": [{"name": "app", "image": "a:1", "imageID": "a@sha256:1", "containerID": "c://1"}]},
     });
     let whole = serde_json::from_slice::<Value>(data).ok();
+    let revision =
+        json!({ "spec": { "template": { "spec": { "containers": [{ "name": "app", "image": "a:2" }] } } } });
     for pod in whole.iter().chain([&pod]).map(Pod::of) {
         let _ = progress(&pod);
-        let _ = refresh(&pod, |_| true, Timestamp::UNIX_EPOCH);
+        let _ = refresh(&pod, |_| true, Template::of(&revision), Timestamp::UNIX_EPOCH);
     }
 }
 

@@ -167,6 +167,7 @@ impl Object {
 
     /// The object of a test, whose metadata does not matter where there is none.
     #[cfg(test)]
+    #[allow(clippy::panic)]
     pub fn of(mut value: Value) -> Self {
         crate::api::json::default(&mut value, &["metadata"], serde_json::json!({}));
         Self::parse(value).unwrap_or_else(|why| panic!("{why}"))
