@@ -65,6 +65,15 @@ pub trait Runtime: Send + Sync + 'static {
     /// Runs a command in a container and waits for its end, for at most `timeout` (greater than zero).
     async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration) -> Result<ExecOutput, Error>;
 
+    /// The same for a hook, whose output matters to nobody: none where it printed more than a few KiB, for then it has
+    /// ended, but it is not known how.
+    async fn exec_hook(
+        &self,
+        id: &str,
+        command: &[String],
+        timeout: Duration,
+    ) -> Result<Option<ExecOutput>, Error>;
+
     /// The addresses of a Pod, primary first; empty where it uses the host's network or has no ready sandbox.
     async fn pod_ips(&self, pod_uid: &str) -> Result<Vec<String>, Error>;
 }

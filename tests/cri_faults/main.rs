@@ -218,7 +218,7 @@ async fn answers_up_to_16_mib_are_read_and_longer_ones_refused() {
     bed.server.fault("ListContainers", Fault::Oversize(17 << 20));
     let error = client.containers("u").await.unwrap_err();
     assert!(
-        matches!(&error, Error::BadAnswer { why, .. } if why.contains("16 MiB")),
+        matches!(&error, Error::BadAnswer { why, .. } if why == "it is too long"),
         "{error:?}"
     );
 }

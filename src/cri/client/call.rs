@@ -17,6 +17,9 @@ const BACKSTOP: Duration = Duration::from_millis(500);
 /// longer ones. A year, so that a runtime which counts in nanoseconds does not overflow either.
 pub(super) const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 
+/// What is wrong with an answer that is longer than the client of the call reads.
+pub(super) const TOO_LONG: &str = "it is too long";
+
 /// A call to be made.
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
@@ -96,7 +99,7 @@ impl Call<'_> {
     /// What a status means. A status that carries a source was made here, not by the runtime.
     fn failure(&self, status: &Status) -> Error {
         let (socket, method) = (self.socket.to_owned(), self.method);
-        let message = status.message().to_owned();
+        let message = without_queries(status.message());
         match status.code() {
             Code::DeadlineExceeded => self.timed_out(),
             Code::Cancelled if message == "Timeout expired" => self.timed_out(),
@@ -105,9 +108,7 @@ impl Call<'_> {
                 method,
                 message,
             },
-            Code::OutOfRange if message.contains("message length too large") => {
-                self.bad_answer("it is longer than 16 MiB")
-            }
+            Code::OutOfRange if message.contains("message length too large") => self.bad_answer(TOO_LONG),
             _ if status.source().is_some() => Error::Unreachable {
                 socket,
                 method,
@@ -131,6 +132,30 @@ impl Call<'_> {
             },
         }
     }
+}
+
+/// A runtime's words without the query strings of URLs, which may be signatures.
+fn without_queries(words: &str) -> String {
+    let mut text = String::with_capacity(words.len());
+    let mut rest = words;
+    while let Some(at) = rest.find("://") {
+        let (before, url) = rest.split_at(at + 3);
+        let end = url
+            .find(|c: char| c.is_whitespace() || "\"'<>()".contains(c))
+            .unwrap_or(url.len());
+        let (url, after) = url.split_at(end);
+        text.push_str(before);
+        match url.split_once('?') {
+            Some((path, _)) => text.extend([path, "?…"]),
+            None => text.push_str(url),
+        }
+        // What ends a sentence is not of the URL.
+        if url.contains('?') && url.ends_with(':') {
+            text.push(':');
+        }
+        rest = after;
+    }
+    text + rest
 }
 
 /// tonic's own words for an answer that is HTTP but not gRPC, or gRPC cut short.
@@ -167,6 +192,16 @@ fn chain(status: &Status) -> String {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn query_strings_of_urls_are_left_out() {
+        let words = "failed: Get \"https://cdn.example/v2/blob?X-Amz-Signature=s3cret&a=b\": dial https://b/?q=1: eof (http://c)";
+        assert_eq!(
+            without_queries(words),
+            "failed: Get \"https://cdn.example/v2/blob?…\": dial https://b/?…: eof (http://c)"
+        );
+        assert_eq!(without_queries("what? no URL"), "what? no URL");
+    }
 
     proptest! {
         /// A number of any size may have come from outside.

@@ -34,6 +34,8 @@ const CALL: Duration = Duration::from_secs(10);
 const PROBE: Duration = Duration::from_secs(5);
 /// The longest answer that we read; lists on full nodes exceed gRPC's 4 MiB.
 const MAX_ANSWER: usize = 16 << 20;
+/// The longest answer of a hook that we read: many run at once, and the runtime hands back up to 32 MiB for each.
+const MAX_HOOK_ANSWER: usize = 16 << 10;
 /// The Pod's UID on every container and sandbox that kubelet makes.
 const POD_UID_LABEL: &str = "io.kubernetes.pod.uid";
 
@@ -178,7 +180,8 @@ impl Runtime for Client {
         let answer = call.run(rpc.list_containers(request)).await?;
         let mut list: Vec<Container> = answer.containers.into_iter().map(convert::container).collect();
         list.sort_by(|a, b| {
-            (b.created_at, b.restart_count, &b.id).cmp(&(a.created_at, a.restart_count, &a.id))
+            // The node's clock may have been set back in between.
+            (b.restart_count, b.created_at, &b.id).cmp(&(a.restart_count, a.created_at, &a.id))
         });
         Ok(list)
     }
@@ -204,8 +207,36 @@ impl Runtime for Client {
     }
 
     async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration) -> Result<ExecOutput, Error> {
+        self.exec(self.runtime.clone(), id, command, timeout).await
+    }
+
+    async fn exec_hook(
+        &self,
+        id: &str,
+        command: &[String],
+        timeout: Duration,
+    ) -> Result<Option<ExecOutput>, Error> {
+        let rpc = self.runtime.clone().max_decoding_message_size(MAX_HOOK_ANSWER);
+        match self.exec(rpc, id, command, timeout).await {
+            Err(Error::BadAnswer { why, .. }) if why == call::TOO_LONG => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
+    async fn pod_ips(&self, pod_uid: &str) -> Result<Vec<String>, Error> {
+        self.ask_pod_ips(pod_uid).await
+    }
+}
+
+impl Client {
+    async fn exec(
+        &self,
+        mut rpc: RuntimeServiceClient<Channel>,
+        id: &str,
+        command: &[String],
+        timeout: Duration,
+    ) -> Result<ExecOutput, Error> {
         let call = self.call("ExecSync", timeout.saturating_add(CALL));
-        let mut rpc = self.runtime.clone();
         let request = call.request(v1::ExecSyncRequest {
             container_id: id.to_owned(),
             cmd: command.to_vec(),
@@ -220,7 +251,7 @@ impl Runtime for Client {
         })
     }
 
-    async fn pod_ips(&self, pod_uid: &str) -> Result<Vec<String>, Error> {
+    async fn ask_pod_ips(&self, pod_uid: &str) -> Result<Vec<String>, Error> {
         let call = self.call("ListPodSandbox", CALL);
         let mut rpc = self.runtime.clone();
         let ready = v1::PodSandboxStateValue {

@@ -148,7 +148,12 @@ async fn once(request: &Get) -> Result<Response<hyper::body::Incoming>, Error> {
         port: request.port,
         why,
     };
-    let name = ServerName::try_from(host.clone()).map_err(|error| tls(false, error.to_string()))?;
+    // Names of Pods and Services may hold what names in TLS may not; such a server is asked for by its address.
+    let name = match (ServerName::try_from(host.clone()), stream.peer_addr()) {
+        (Ok(name), _) => name,
+        (Err(_), Ok(address)) => ServerName::IpAddress(address.ip().into()),
+        (Err(error), Err(_)) => return Err(tls(false, error.to_string())),
+    };
     let stream = TlsConnector::from(config()?)
         .connect(name, stream)
         .await
@@ -185,12 +190,34 @@ where
     }
 }
 
+/// The path as it goes over the wire: what is allowed in a URL stays, also what is escaped already, and a fragment is not
+/// sent.
+fn escaped(path: &str) -> String {
+    let path = path.split('#').next().unwrap_or_default();
+    let bytes = path.as_bytes();
+    let mut text = String::with_capacity(path.len());
+    for (at, byte) in bytes.iter().enumerate() {
+        let escape = bytes
+            .get(at + 1..at + 3)
+            .is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit));
+        match byte {
+            b'%' if escape => text.push('%'),
+            b'%' | b'"' | b'<' | b'>' | b'\\' | b'^' | b'`' | b'{' | b'|' | b'}' => {
+                text.push_str(&format!("%{byte:02X}"))
+            }
+            byte if byte.is_ascii_graphic() => text.push(char::from(*byte)),
+            byte => text.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    text
+}
+
 fn message(get: &Get) -> Result<Request<Empty<Bytes>>, Error> {
     let invalid = |error: &dyn std::fmt::Display| Error::Invalid(error.to_string());
     let slash = if get.path.starts_with('/') { "" } else { "/" };
-    let mut request = Request::get(format!("{slash}{}", get.path))
+    let mut request = Request::get(format!("{slash}{}", escaped(&get.path)))
         .body(Empty::<Bytes>::new())
-        .map_err(|error| Error::Invalid(format!("path {:?}: {error}", get.path)))?;
+        .map_err(|error| Error::Invalid(format!("its path: {error}")))?;
     let headers = request.headers_mut();
     for (name, value) in &get.headers {
         let name = HeaderName::from_bytes(name.as_bytes())
@@ -355,6 +382,22 @@ mod tests {
             "https://127.0.0.1:80/x",
         ] {
             assert_eq!(redirect(&here, there), None, "{there}");
+        }
+    }
+
+    #[test]
+    fn paths_are_escaped_as_kubelet_does() {
+        for (path, sent) in [
+            ("/a b?c=é", "/a%20b?c=%C3%A9"),
+            ("/50%/%41#x", "/50%25/%41"),
+            ("a\"b\n", "a%22b%0A"),
+        ] {
+            assert_eq!(escaped(path), sent);
+            let get = Get {
+                path: path.to_owned(),
+                ..hook(80, false)
+            };
+            assert!(message(&get).is_ok());
         }
     }
 

@@ -19,23 +19,16 @@ pub enum Error {
     /// It did not end within the container's grace period.
     #[error("it did not end within {}s, the grace period", .0.as_secs())]
     TimedOut(Duration),
-    /// The command could not be run.
-    #[error("running {command:?}: {error}")]
-    Exec {
-        /// The command.
-        command: Vec<String>,
-        /// What the runtime said.
-        error: cri::Error,
-    },
+    /// The command could not be run; what the runtime says may quote it.
+    #[error("the container runtime could not run its command ({})", .0.category())]
+    Exec(cri::Error),
     /// The command ran and failed.
-    #[error("{command:?} ended with exit code {code}: {output}")]
+    #[error("its command ended with exit code {code} and printed {printed} bytes")]
     ExitCode {
-        /// The command.
-        command: Vec<String>,
         /// Its exit code.
         code: i32,
-        /// The end of what it printed.
-        output: String,
+        /// The length of what it printed, which may hold secrets.
+        printed: usize,
     },
     /// The hook names a port that the container does not have.
     #[error("httpGet.port {port:?} is neither a port number nor the name of a port of the container")]
@@ -97,28 +90,22 @@ pub async fn run(hook: &LifecycleHandler, target: &Target<'_>, limit: Duration) 
 }
 
 async fn exec_hook(command: Vec<String>, target: &Target<'_>, limit: Duration) -> Result<(), Error> {
-    match target.runtime.exec_sync(target.container, &command, limit).await {
-        Ok(output) if output.exit_code == 0 => Ok(()),
-        Ok(output) => {
-            let text = [output.stdout, output.stderr].concat();
-            let output_end = tail(String::from_utf8_lossy(&text).trim_end());
+    match target.runtime.exec_hook(target.container, &command, limit).await {
+        // One that printed more than is read has ended; it is not known how.
+        Ok(None) => Ok(()),
+        Ok(Some(output)) if output.exit_code == 0 => Ok(()),
+        Ok(Some(output)) => {
+            let text = String::from_utf8_lossy(&output.stderr);
+            tracing::debug!(container = target.container, ?command, %text, "preStop hook failed");
             Err(Error::ExitCode {
-                command,
                 code: output.exit_code,
-                output: output_end,
+                printed: output.stdout.len() + output.stderr.len(),
             })
         }
-        Err(error) => Err(Error::Exec { command, error }),
-    }
-}
-
-/// How much of a failed command's output goes into the event, in bytes.
-const TAIL: usize = 256;
-
-fn tail(text: &str) -> String {
-    match text.len().checked_sub(TAIL) {
-        Some(cut) if cut > 0 => format!("…{}", &text[text.ceil_char_boundary(cut)..]),
-        _ => text.to_owned(),
+        Err(error) => {
+            tracing::debug!(container = target.container, ?command, %error, "preStop hook failed");
+            Err(Error::Exec(error))
+        }
     }
 }
 
@@ -195,14 +182,18 @@ mod tests {
         }
     }
 
+    /// Events and logs are read by more people than may read the Pod's secrets.
     #[test]
-    fn long_output_keeps_its_end() {
-        let text = tail(&"é".repeat(400));
-        assert!(
-            text.starts_with('…') && text.ends_with('é') && text.len() <= TAIL + 3,
-            "{}",
-            text.len()
+    fn an_error_quotes_neither_command_nor_output() {
+        let refused = cri::Error::Refused {
+            socket: "/s".into(),
+            method: "ExecSync",
+            code: tonic::Code::Unknown,
+            message: "exec \"curl -H secret\": not found".to_owned(),
+        };
+        assert_eq!(
+            Error::Exec(refused).to_string(),
+            "the container runtime could not run its command (refused)"
         );
-        assert_eq!(tail("short"), "short");
     }
 }
