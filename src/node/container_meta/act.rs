@@ -9,7 +9,7 @@ use serde_json::json;
 use super::{Error, Shared, observe};
 use crate::api::in_place::RuntimeContainerMetaSet;
 use crate::api::keys;
-use crate::cluster::{EventType, write};
+use crate::cluster::{EventType, Key, write};
 use crate::cri::{ContainerState, Runtime};
 use crate::node::hook;
 use crate::node::pods::{PodView, seconds};
@@ -36,16 +36,19 @@ pub async fn write(shared: &Shared, pod: &PodView, set: &RuntimeContainerMetaSet
     }
 }
 
-/// Runs the preStop hook of a container and stops it, so that kubelet starts it anew. A container that does not
+/// Runs the preStop hook of a container and stops it, so that kubelet starts it again. A container that does not
 /// run, or is not the Pod's, is left alone.
 ///
 /// # Errors
 /// When the runtime does not answer, or would not stop it.
-pub async fn restart(shared: &Shared, pod: &PodView, name: &str, id: &str) -> Result<(), Error> {
+pub async fn restart(shared: &Shared, key: &Key, pod: &PodView, name: &str, id: &str) -> Result<(), Error> {
     let (scheme, bare) = observe::parts(id)?;
     let runtime = shared.runtime(scheme)?;
-    // Slots are closed by nobody, and one that is closed bounds nothing.
+    // The semaphore is never closed.
     let _slot = shared.slots.acquire().await.ok();
+    if !shared.wanted(key, &pod.uid) {
+        return Err(Error::Withdrawn);
+    }
     let grace = seconds(pod.grace_seconds);
     let limit = grace * 2 + LEAST_GRACE + 3 * ANSWER;
     let what = format!(
@@ -72,7 +75,9 @@ pub async fn restart(shared: &Shared, pod: &PodView, name: &str, id: &str) -> Re
     let begun = Instant::now();
     run_hook(shared, runtime.as_ref(), pod, name, bare, grace).await;
     let left = grace.saturating_sub(begun.elapsed()).max(LEAST_GRACE);
-    Ok(runtime.stop_container(bare, left).await?)
+    runtime.stop_container(bare, left).await?;
+    tracing::info!(pod = %pod.name, namespace = pod.namespace, container = name, id, "stopped container");
+    Ok(())
 }
 
 /// Runs the hook that the container has, for at most its grace period; a failure is told and stops nothing.

@@ -36,6 +36,11 @@ const WORKERS: usize = 5;
 /// How many containers are restarted at once on the node.
 const SLOTS: usize = 100;
 
+/// How long until a container that a request is recreating is looked at again.
+const REQUEST: Duration = Duration::from_secs(2);
+/// The pause after a write that cannot succeed before somebody changes something.
+const REFUSED: Duration = Duration::from_secs(300);
+
 /// Why a pass failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -54,6 +59,9 @@ pub enum Error {
     /// The annotation cannot be written as JSON.
     #[error("annotation: {0}")]
     Json(String),
+    /// While it waited for a slot, the update was taken back or the Pod went.
+    #[error("the restart is not wanted any more")]
+    Withdrawn,
     /// A defect of ours.
     #[error(transparent)]
     Panic(#[from] panics::Panicked),
@@ -69,7 +77,7 @@ impl Error {
         match self {
             Self::Cluster(error) => error.retryable(),
             Self::Runtime(error) => error.retryable(),
-            Self::NoRuntime(_) | Self::Panic(_) => true,
+            Self::NoRuntime(_) | Self::Withdrawn | Self::Panic(_) => true,
             Self::Id(_) | Self::Json(_) | Self::WatchEnded => false,
         }
     }
@@ -83,6 +91,7 @@ impl Error {
             Self::NoRuntime(_) => "no_runtime",
             Self::Id(_) => "bad_id",
             Self::Json(_) => "json",
+            Self::Withdrawn => "withdrawn",
             Self::Panic(_) => "panic",
             Self::WatchEnded => "watch_ended",
         }
@@ -211,11 +220,23 @@ impl Shared {
             plan = self.plan(&key, pod, meta);
         }
         for (name, id) in &plan.restart {
-            self.begin_restart(&key, pod, name, id);
+            if self.recreated(id) {
+                // The request may yet fail to stop it.
+                let later = self.now() + REQUEST;
+                plan.wake = Some(plan.wake.map_or(later, |wake| wake.min(later)));
+            } else {
+                self.begin_restart(&key, pod, name, id);
+            }
         }
         self.show(&key, pod);
         if let Some(set) = &plan.write {
-            act::write(&self, pod, set).await?;
+            if let Err(error) = act::write(&self, pod, set).await {
+                if error.retryable() {
+                    return Err(error);
+                }
+                tracing::warn!(pod = %key, %error, pause = ?REFUSED, "annotation refused");
+                return Ok(Some(REFUSED));
+            }
             let now = self.now();
             self.remember(&key, |memory| memory.written = Some((set.clone(), now)));
         }
@@ -239,6 +260,35 @@ impl Shared {
         let plan = plan::plan(pod, meta, memory, self.env, now);
         memory.waits = plan.waits.clone();
         plan
+    }
+
+    /// Whether a ContainerRecreateRequest is at that container, so that its hook must not run once more.
+    fn recreated(&self, id: &str) -> bool {
+        let requests = self.ctx.live.recreates.borrow();
+        let mut containers = requests.iter().flat_map(|request| &request.containers);
+        containers.any(|container| {
+            container.old_container_id.as_deref() == Some(id) && container.step == "Recreating"
+        })
+    }
+
+    /// Whether a restart is still wanted: of this very Pod, which is not being deleted, and in an update.
+    fn wanted(&self, key: &Key, uid: &str) -> bool {
+        let pod = self.pods.get(key).filter(|pod| pod.uid == uid && !pod.deleting);
+        pod.is_some_and(|pod| pod.meta.as_ref().is_some_and(|meta| meta.updating))
+    }
+
+    /// Ends when the Pod is gone or on its way out.
+    async fn pod_ends(&self, key: &Key, uid: &str) {
+        let mut changes = self.pods.subscribe();
+        while self
+            .pods
+            .get(key)
+            .is_some_and(|pod| pod.uid == uid && !pod.deleting)
+        {
+            if changes.recv().await.is_none() {
+                return std::future::pending().await;
+            }
+        }
     }
 
     fn show(&self, key: &Key, pod: &PodView) {
@@ -282,12 +332,13 @@ impl Shared {
         tokio::spawn(async move {
             let shutdown = shared.ctx.shutdown.clone();
             let object = format!("{key}, container {name}");
-            let restart = Box::pin(act::restart(&shared, &pod, &name, &id));
+            let restart = Box::pin(act::restart(&shared, &key, &pod, &name, &id));
             let restart = panics::isolated(NAME, object, restart);
-            let Some(done) = shutdown.run_until_cancelled(restart).await else {
-                return;
+            let done = tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = shared.pod_ends(&key, &pod.uid) => return,
+                done = restart => done.unwrap_or_else(|panic| Err(panic.into())),
             };
-            let done = done.unwrap_or_else(|panic| Err(panic.into()));
             let result = done.as_ref().map_or_else(Error::category, |()| "ok");
             let restarts = &metrics().environment_restarts;
             restarts.get_or_create(&[("result", result.to_owned())]).inc();

@@ -10,8 +10,6 @@ use crate::node::pods::{PodView, Wanted};
 
 /// Annotation that kubelet leaves on its containers: its hash of the spec, in hexadecimal.
 const HASH: &str = "io.kubernetes.container.hash";
-/// Label that kubelet leaves on its containers: UID of the Pod.
-const POD_UID: &str = "io.kubernetes.pod.uid";
 /// How long a command in a container may take to print its environment.
 const PRINT: Duration = Duration::from_secs(3);
 
@@ -28,7 +26,7 @@ pub fn parts(id: &str) -> Result<(&str, &str), Error> {
 /// Whether a container is the Pod's own of that name. IDs come from the Pod's status, which others than kubelet
 /// may be allowed to write.
 pub fn belongs(status: &ContainerStatus, pod: &PodView, name: &str) -> bool {
-    status.name == name && status.labels.get(POD_UID) == Some(&pod.uid)
+    status.name == name && pod.owns(&status.labels)
 }
 
 /// The facts of container `id` (without scheme), or none where the runtime does not know it.

@@ -17,9 +17,6 @@ pub struct MetaView {
     pub told: Option<RuntimeContainerMetaSet>,
     /// Whether an update in place is under way: condition `InPlaceUpdateReady` is False.
     pub updating: bool,
-    /// Whether condition Ready says of that update all that kubelet would say, so that it has no reason to look at the
-    /// Pod because of it.
-    pub said: bool,
     /// The Pod's resource version.
     pub version: String,
     /// Its main containers.
@@ -94,15 +91,11 @@ impl MetaView {
             return None;
         }
         let told = metadata.annotations.get(keys::RUNTIME_CONTAINERS_META);
-        let unmet = |type_: &str| {
-            let mut conditions = status.conditions.iter().flatten();
-            conditions.find(|c| c.type_ == type_ && c.status == "False")
-        };
-        let message = keys::unready_message(keys::IN_PLACE_UPDATE_READY);
+        let mut conditions = status.conditions.iter().flatten();
+        let updating = conditions.any(|c| c.type_ == keys::IN_PLACE_UPDATE_READY && c.status == "False");
         Some(Box::new(Self {
             told: told.and_then(|text| serde_json::from_str(text).ok()),
-            updating: unmet(keys::IN_PLACE_UPDATE_READY).is_some(),
-            said: unmet("Ready").is_some_and(|c| c.message.as_ref() == Some(&message)),
+            updating,
             version: meta.resource_version.clone().unwrap_or_default(),
             containers: spec.containers.iter().map(|c| Wanted::of(c, &metadata)).collect(),
         }))
@@ -164,7 +157,7 @@ mod tests {
             "status": {"conditions": [{"type": "InPlaceUpdateReady", "status": "False"}]},
         });
         let view = view(pod).unwrap();
-        assert!(view.updating && !view.said && view.told.is_none());
+        assert!(view.updating && view.told.is_none());
         let [b, a] = view.containers.as_slice() else {
             unreachable!("two containers")
         };
@@ -179,23 +172,5 @@ mod tests {
         );
         assert_eq!(b.plain_hashes[0], container_hash::plain_hash("b", "i:1"));
         assert_eq!((a.env.len(), a.env_hash()), (0, 86_995_377));
-    }
-
-    #[test]
-    fn a_gate_of_which_condition_ready_tells_all_is_known() {
-        let said = |ready: &str| {
-            let update = json!({"type": "InPlaceUpdateReady", "status": "False"});
-            let ready = json!({"type": "Ready", "status": "False", "message": ready});
-            let view = view(json!({
-                "metadata": {"annotations": {"kruise.io/sidecarset-hash": ""}}, "spec": {"containers": []},
-                "status": {"conditions": [ready, update]},
-            }));
-            view.unwrap().said
-        };
-        // The words are kubelet's, of Kubernetes 1.34.
-        let all = "the status of pod readiness gate \"InPlaceUpdateReady\" is not \"True\", but False";
-        assert!(said(all));
-        let more = format!("the status of pod readiness gate \"x\" is not \"True\", but False, {all}");
-        assert!(!said(&more) && !said(""));
     }
 }

@@ -5,6 +5,7 @@
 
 mod meta;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -25,6 +26,9 @@ pub struct PodView {
     pub name: String,
     /// Its UID; another Pod of the same name has another one.
     pub uid: String,
+    /// The UID that the runtime knows its containers by: its own but for a static Pod, which the API server has a mirror
+    /// of with another UID.
+    pub runtime_uid: String,
     /// The node that it is bound to.
     pub node: String,
     /// Whether its deletion has been asked for.
@@ -78,6 +82,9 @@ pub struct ContainerView {
     pub ports: Vec<Port>,
     /// What is to be run before it is stopped.
     pub pre_stop: Option<core::LifecycleHandler>,
+    /// Whether it has a restart policy of its own, which may come with rules (Kubernetes 1.34 and later): when kubelet
+    /// starts it again cannot be told from the Pod's policy then.
+    pub own_restart: bool,
     /// What kubelet said last; nothing before the first report.
     pub status: Option<StatusView>,
 }
@@ -129,6 +136,15 @@ pub fn seconds(number: i64) -> Duration {
     Duration::from_secs(u64::try_from(number).unwrap_or(0)).min(LONGEST)
 }
 
+/// Labels that kubelet leaves on its containers in the runtime.
+const POD_UID: &str = "io.kubernetes.pod.uid";
+const POD_NAME: &str = "io.kubernetes.pod.name";
+const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
+
+/// Annotations of kubelet on the mirror of a static Pod, and of that Pod itself: its UID in the runtime.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+
 /// A mirror of the Pods on `node`, and the task that keeps it up to date.
 pub fn watch(cluster: &Cluster, node: &str) -> (Mirror<PodView>, impl Future<Output = ()> + Send + use<>) {
     let api: Api<core::Pod> = Api::all(cluster.client.clone());
@@ -141,6 +157,15 @@ impl PodView {
     #[must_use]
     pub fn container(&self, name: &str) -> Option<&ContainerView> {
         self.containers.iter().find(|container| container.name == name)
+    }
+
+    /// Whether a container with these labels in the runtime is the Pod's. Whoever creates Pods may call one of theirs a
+    /// mirror, so there name and namespace have to be right, too.
+    #[must_use]
+    pub fn owns(&self, labels: &BTreeMap<String, String>) -> bool {
+        let is = |key: &str, value: &str| labels.get(key).is_some_and(|label| label == value);
+        let named = is(POD_NAME, &self.name) && is(POD_NAMESPACE, &self.namespace);
+        is(POD_UID, &self.runtime_uid) && (self.runtime_uid == self.uid || named)
     }
 
     /// A container of the Pod, as events name it.
@@ -167,6 +192,10 @@ impl PodView {
         let spec = pod.spec.unwrap_or_default();
         let status = pod.status.unwrap_or_default();
         let meta = MetaView::of(&pod.metadata, &spec, &status);
+        let uid = pod.metadata.uid.unwrap_or_default();
+        let annotations = pod.metadata.annotations.unwrap_or_default();
+        let own = annotations.get(MIRROR).and_then(|_| annotations.get(CONFIG_HASH));
+        let runtime_uid = own.unwrap_or(&uid).clone();
         let mut statuses = status.container_statuses.unwrap_or_default();
         statuses.extend(status.init_container_statuses.unwrap_or_default());
         let init = spec.init_containers.unwrap_or_default().into_iter().map(|c| {
@@ -181,7 +210,8 @@ impl PodView {
             meta,
             namespace: pod.metadata.namespace.unwrap_or_default(),
             name: pod.metadata.name.unwrap_or_default(),
-            uid: pod.metadata.uid.unwrap_or_default(),
+            uid,
+            runtime_uid,
             node: spec.node_name.unwrap_or_default(),
             deleting: pod.metadata.deletion_timestamp.is_some(),
             ended: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
@@ -223,6 +253,7 @@ impl ContainerView {
                 })
                 .collect(),
             pre_stop: container.lifecycle.and_then(|lifecycle| lifecycle.pre_stop),
+            own_restart: container.restart_policy.is_some(),
             status: status.map(StatusView::of),
             name: container.name,
         }
@@ -289,6 +320,41 @@ mod tests {
             },
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn containers_of_a_static_pod_go_by_its_own_uid() {
+        let mut pod = pod();
+        assert_eq!(PodView::of(pod.clone()).runtime_uid, "u1");
+        let hash = ("kubernetes.io/config.hash".to_owned(), "static".to_owned());
+        pod.metadata.annotations = Some([hash.clone()].into());
+        assert_eq!(
+            PodView::of(pod.clone()).runtime_uid,
+            "u1",
+            "anybody may write one of them"
+        );
+        pod.metadata.annotations = Some(
+            [
+                hash,
+                ("kubernetes.io/config.mirror".to_owned(), "static".to_owned()),
+            ]
+            .into(),
+        );
+        let view = PodView::of(pod);
+        assert_eq!((view.uid.as_str(), view.runtime_uid.as_str()), ("u1", "static"));
+        let owns = |labels: &[(&str, &str)]| {
+            let labels = labels
+                .iter()
+                .map(|(k, v)| (format!("io.kubernetes.pod.{k}"), (*v).to_owned()));
+            view.owns(&labels.collect())
+        };
+        assert!(owns(&[("uid", "static"), ("name", "web"), ("namespace", "ns")]));
+        assert!(!owns(&[
+            ("uid", "static"),
+            ("name", "web"),
+            ("namespace", "other")
+        ]));
+        assert!(!owns(&[("uid", "static")]) && !owns(&[("uid", "u1"), ("name", "web"), ("namespace", "ns")]));
     }
 
     #[test]

@@ -4,8 +4,6 @@
 //! lives, so in a steady state nothing is asked and nothing is written.
 
 #[cfg(test)]
-mod kubelet;
-#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod world;
@@ -26,13 +24,9 @@ pub const KUBELET: Duration = Duration::from_secs(3);
 /// changed: it waits for its next look at them, which it takes every second. A container that is stopped meanwhile is
 /// started with its old environment, and the next start is then held back by ten seconds.
 pub const SETTLE: Duration = Duration::from_secs(2);
-/// Where an update begins in a Pod of which nothing has changed for so long, kubelet is taken to have no older version
-/// in hand; three looks are enough for all that follows the start of a container.
-pub const QUIET: Duration = Duration::from_secs(5);
-/// How long kubelet is taken to need to hear of a change that was heard of here.
-pub const HEARD: Duration = Duration::from_millis(300);
 /// How long what is new of a container that is being updated waits for the gate to be opened. Kubelet looks at a Pod
-/// whose annotation changes as it was then, and so a second later at the gate that is opened after that.
+/// whose annotation changes as it was then, and so a second later at the gate that is opened after that: without this
+/// wait one of twelve Pods came back a second later.
 pub const GATE: Duration = Duration::from_millis(200);
 /// How long our own write is waited for to come back from the watch.
 pub const UNSEEN: Duration = Duration::from_secs(30);
@@ -74,31 +68,19 @@ pub struct Memory {
     pub written: Option<(RuntimeContainerMetaSet, Duration)>,
     /// Since when something waits.
     pub waits: Waits,
-    /// How the Pod came to be as it is; none until that was noticed.
-    pub course: Option<Course>,
+    /// The environment that the containers are to have; none until that was noticed.
+    pub environment: Option<Environment>,
 }
 
-/// When a Pod has changed, so far as that tells what kubelet may have in hand.
+/// The environment that the containers of a Pod are to have.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Course {
+pub struct Environment {
+    /// The version of the Pod that it was read from last.
     version: String,
-    updating: bool,
-    /// When the gate was closed, where kubelet had no reason to look at the Pod because of it.
-    closed: Option<Duration>,
-    env: Vec<u64>,
-    /// When anything changed last that kubelet may have looked at.
-    last: Duration,
-    /// When the environment became what it is.
+    /// The hash for each container.
+    hashes: Vec<u64>,
+    /// Since when it has been so.
     since: Duration,
-    /// Whether that was how an update began, and nothing had changed for [`QUIET`] before.
-    quiet: bool,
-}
-
-impl Course {
-    /// From when on kubelet starts a container with the environment of now.
-    fn settled(&self) -> Duration {
-        self.since + if self.quiet { HEARD } else { SETTLE }
-    }
 }
 
 /// Since when something waits.
@@ -232,8 +214,8 @@ fn look_at_environment(
             since + kubelet
         }
     };
-    let due = match &memory.course {
-        Some(course) if course.version == version => due.max(course.settled()),
+    let due = match &memory.environment {
+        Some(environment) if environment.version == version => due.max(environment.since + SETTLE),
         // There is a newer version, and the next pass is about that.
         _ => return,
     };
@@ -313,8 +295,7 @@ impl Memory {
         self.restarts.insert(id, state);
     }
 
-    /// Takes in one change of the Pod. What comes after a change of the environment has the new one; what came before
-    /// it kubelet may have in hand still.
+    /// Takes in one change of the Pod.
     pub fn notice(&mut self, pod: &PodView, meta: &MetaView, now: Duration) {
         if self.pod_uid != pod.uid {
             *self = Self {
@@ -322,41 +303,19 @@ impl Memory {
                 ..Self::default()
             };
         }
-        if self
-            .course
-            .as_ref()
-            .is_some_and(|known| known.version == meta.version)
-        {
-            return;
-        }
-        let env: Vec<u64> = meta.containers.iter().map(Wanted::env_hash).collect();
-        let mut course = Course {
+        let hashes: Vec<u64> = meta.containers.iter().map(Wanted::env_hash).collect();
+        let known = self.environment.as_ref().filter(|known| known.hashes == hashes);
+        let since = known.map_or(now, |known| known.since);
+        self.environment = Some(Environment {
             version: meta.version.clone(),
-            updating: meta.updating,
-            closed: None,
-            env,
-            last: now,
-            since: now,
-            quiet: false,
-        };
-        if let Some(known) = &self.course {
-            if known.env == course.env {
-                (course.since, course.quiet) = (known.since, known.quiet);
-            } else {
-                let begins = known.closed.is_some_and(|at| now < at + QUIET);
-                course.quiet = begins && now >= known.last + QUIET;
-            }
-            course.closed = known.closed.filter(|_| meta.updating);
-            if !known.updating && meta.updating && meta.said && known.env == course.env {
-                (course.closed, course.last) = (Some(now), known.last);
-            }
-        }
-        self.course = Some(course);
+            hashes,
+            since,
+        });
     }
 
     /// Forgets what no longer concerns the Pod as it is now.
     pub fn look(&mut self, pod: &PodView, meta: &MetaView, now: Duration) {
-        if self.course.is_none() || self.pod_uid != pod.uid {
+        if self.environment.is_none() || self.pod_uid != pod.uid {
             self.notice(pod, meta, now);
         }
         let statuses = pod.containers.iter().filter_map(|view| view.status.as_ref());

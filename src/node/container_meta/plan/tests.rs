@@ -55,7 +55,7 @@ fn told_world(follows: &[bool]) -> World {
     world.pass();
     world.told = world.stored.clone();
     world.pass();
-    world.now += QUIET;
+    world.now += SETTLE;
     world.updating = true;
     world.pass();
     world
@@ -80,19 +80,37 @@ fn a_birth_is_one_writing() {
 }
 
 #[test]
-fn the_first_try_comes_at_once_and_only_where_the_environment_changed() {
+fn a_restart_waits_two_seconds_after_the_change_of_the_environment() {
     let mut world = told_world(&[true, false]);
     world.label = 1;
-    assert_eq!(world.pass(), (false, Some(world.now + HEARD)));
-    let due = world.now + HEARD;
+    let due = world.now + SETTLE;
+    assert_eq!(world.pass(), (false, Some(due)));
     // What changes meanwhile makes no difference.
     world.note = 1;
-    world.now += HEARD / 2;
+    world.now += SETTLE / 2;
     assert_eq!(world.pass(), (false, Some(due)));
     world.now = due;
     world.pass();
     assert_eq!(world.stopped, ["rt://c-1"]);
-    // Outside an update nothing is restarted.
+    // Another change counts anew, and so does a daemon or a Pod that has just come.
+    type Change = fn(&mut World);
+    let changes: [Change; 3] = [
+        |world| world.label = 2,
+        |world| world.memory = Memory::default(),
+        |world| world.memory.pod_uid = "other".to_owned(),
+    ];
+    for change in changes {
+        let mut world = told_world(&[true, false]);
+        world.label = 1;
+        world.pass();
+        world.now += SETTLE / 2;
+        change(&mut world);
+        assert_eq!(world.pass(), (false, Some(world.now + SETTLE)));
+    }
+}
+
+#[test]
+fn outside_an_update_nothing_is_restarted() {
     let mut world = told_world(&[true]);
     (world.label, world.updating) = (1, false);
     assert_eq!(world.plan(), Plan::default());
@@ -102,66 +120,12 @@ fn the_first_try_comes_at_once_and_only_where_the_environment_changed() {
     assert_eq!(world.plan().restart.len(), 1);
 }
 
-/// It would start the container with the environment of a version of the Pod that it has in hand still.
-#[test]
-fn a_kubelet_that_may_have_an_older_version_in_hand_is_given_time() {
-    type Change = fn(&mut World);
-    let changes: [(&str, Change); 6] = [
-        ("a label that has nothing to do with it", |world| world.note = 1),
-        ("another environment", |world| {
-            (world.label, world.updating) = (2, false);
-        }),
-        ("a container that was started", |world| world.start(1)),
-        ("a gate of which condition Ready does not tell", |world| {
-            (world.said, world.updating) = (false, true);
-        }),
-        ("a daemon that comes", |world| world.memory = Memory::default()),
-        ("another Pod of that name", |world| {
-            world.memory.pod_uid = "other".to_owned()
-        }),
-    ];
-    for (what, change) in changes {
-        let mut world = told_world(&[true, false]);
-        world.updating = false;
-        world.pass();
-        world.now += QUIET;
-        change(&mut world);
-        world.notice();
-        world.now += SETTLE / 2;
-        (world.label, world.updating) = (1, true);
-        let due = world.now + SETTLE;
-        world.pass();
-        world.now = due - HEARD;
-        let (_, wake) = world.pass();
-        assert!(world.stopped.is_empty(), "{what}");
-        assert_eq!(wake, Some(due), "{what}");
-        world.now = due;
-        world.pass();
-        assert_eq!(world.stopped, ["rt://c-1"], "{what}");
-    }
-}
-
-/// Kubelet may be at its first part still, for as long as that takes.
-#[test]
-fn the_second_update_of_a_pod_in_a_row_is_none_of_a_quiet_pod() {
-    let mut world = told_world(&[true]);
-    world.now += 2 * QUIET;
-    world.label = 1;
-    assert_eq!(world.pass(), (false, Some(world.now + SETTLE)));
-    // A gate that stays closed tells nothing new.
-    let mut world = told_world(&[true]);
-    world.note = 1;
-    world.pass();
-    world.label = 1;
-    assert_eq!(world.pass(), (false, Some(world.now + SETTLE)));
-}
-
 #[test]
 fn a_try_that_was_in_vain_waits_for_a_newer_environment_too() {
     let mut world = told_world(&[true]);
     world.label = 1;
     world.pass();
-    world.now += HEARD;
+    world.now += SETTLE;
     world.memory.restarting("rt://c-1");
     world.memory.restarted("rt://c-1".to_owned(), false, world.now);
     world.label = 2;
@@ -197,7 +161,7 @@ fn a_version_that_was_not_noticed_yet_restarts_nothing() {
         super::plan(&pod, &meta, &world.memory, true, world.now + SETTLE),
         Plan::default()
     );
-    assert_eq!(world.plan().wake, Some(world.now + HEARD));
+    assert_eq!(world.plan().wake, Some(world.now + SETTLE));
 }
 
 #[test]
@@ -215,7 +179,7 @@ fn a_stop_that_fails_is_tried_again_later_and_later() {
     let mut world = told_world(&[true]);
     world.label = 1;
     world.pass();
-    world.now += HEARD;
+    world.now += SETTLE;
     for pause in [1, 2, 4, 8, 16, 30, 30] {
         assert_eq!(world.plan().restart.len(), 1);
         world.memory.restarting("rt://c-1");

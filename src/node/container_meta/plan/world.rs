@@ -23,8 +23,6 @@ pub struct World {
     pub containers: Vec<Container>,
     pub label: u8,
     pub updating: bool,
-    /// Condition Ready says of the update what kubelet would.
-    pub said: bool,
     /// A label that no environment comes from.
     pub note: u8,
     /// The runtime answers.
@@ -75,7 +73,6 @@ impl World {
             containers: containers.collect(),
             label: 0,
             updating: false,
-            said: true,
             note: 0,
             answers: true,
             takes: true,
@@ -122,7 +119,6 @@ impl World {
         let meta = MetaView {
             told: self.told.clone(),
             updating: self.updating,
-            said: self.said,
             version: self.version(),
             containers: wanted.collect(),
         };
@@ -132,8 +128,7 @@ impl World {
     /// Another one for each state.
     fn version(&self) -> String {
         let made: Vec<_> = self.containers.iter().map(|c| (c.image, c.made)).collect();
-        let update = (self.updating, self.said);
-        format!("{:?}", (self.label, self.note, made, update, &self.told))
+        format!("{:?}", (self.label, self.note, made, self.updating, &self.told))
     }
 
     /// A watch tells of the Pod.
