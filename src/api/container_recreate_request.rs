@@ -1,5 +1,6 @@
 //! ContainerRecreateRequest (v1beta1): restart containers of one Pod where they are.
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerPort, LifecycleHandler};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
@@ -147,7 +148,8 @@ pub struct ContainerRecreateRequestStatus {
     /// What the Pod said of its containers while they were recreated.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub container_status_snapshot: Vec<ContainerRecreateRequestSyncContainerStatus>,
-    /// Conditions; `PreRecreateGrace` is true once the Pod was made unready.
+    /// Conditions; `PreRecreateGrace` is true once the Pod was made unready. Of ours are `Waiting` while no
+    /// kruise-daemon has taken the request up, and at its end `Complete` or `Failed`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schemas::conditions")]
     pub conditions: Vec<Condition>,
@@ -164,6 +166,107 @@ impl Default for ContainerRecreateRequestStatus {
             container_status_snapshot: Vec::new(),
             conditions: Vec::new(),
         }
+    }
+}
+
+/// Type of the condition of a request that no daemon has taken up; of ours.
+pub const WAITING: &str = "Waiting";
+/// Type of the condition of a request of which every container was recreated; of ours.
+pub const COMPLETE: &str = "Complete";
+/// Type of the condition of every other request that is over; of ours.
+pub const FAILED: &str = "Failed";
+/// Message of a request whose Pod has gone; upstream's.
+pub const GONE: &str = "pod has gone";
+/// Message of a request that no daemon has looked at; upstream's.
+pub const NO_RESPONSE: &str = "daemon has not responded for a long time";
+/// Message of a request that took too long; upstream's.
+pub const DEADLINE: &str = "recreating has exceeded the activeDeadlineSeconds";
+/// Begin of the message of a request whose containers belong to no runtime of the node; upstream's.
+pub const NO_RUNTIME: &str = "failed to find runtime service: ";
+/// Reason of conditions of requests that no daemon has taken up.
+const NO_DAEMON: &str = "NoDaemon";
+
+/// How many characters of what containers came to a condition holds.
+const LONGEST: usize = 2000;
+
+impl ContainerRecreateRequestStatus {
+    /// Adds condition `Waiting`, for a request on `node` that no daemon has taken up at `now`.
+    pub fn wait(&mut self, node: &str, now: Timestamp) {
+        self.set(
+            WAITING,
+            NO_DAEMON,
+            format!("kruise-daemon on {node} has not taken it up"),
+            now,
+        );
+    }
+
+    /// Whether condition `Waiting` holds.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.conditions.iter().any(|condition| condition.type_ == WAITING)
+    }
+
+    /// Takes condition `Waiting` off, and adds condition `Complete` or `Failed` where the status is that of a request
+    /// which is over; `node` is that of its Pod.
+    pub fn conclude(&mut self, node: &str) {
+        let waited = self.waits() && self.container_recreate_states.is_empty();
+        self.conditions.retain(|condition| condition.type_ != WAITING);
+        let Some(Time(now)) = self.completion_time else {
+            return;
+        };
+        let message = self.message.clone().unwrap_or_default();
+        let succeeded = |state: &&ContainerRecreateRequestContainerRecreateState| {
+            state.phase == ContainerRecreateRequestPhase::Succeeded
+        };
+        let states = &self.container_recreate_states;
+        if message.is_empty() && !states.is_empty() && states.iter().all(|state| succeeded(&state)) {
+            let text = states.iter().map(|state| {
+                if state.is_killed {
+                    format!("{} was recreated", state.name)
+                } else {
+                    format!(
+                        "{} was replaced after this request was made; nothing to do",
+                        state.name
+                    )
+                }
+            });
+            let text = format!("{node}: {}", text.collect::<Vec<_>>().join(", "));
+            return self.set(COMPLETE, "Recreated", text, now);
+        }
+        let reason = match message.as_str() {
+            _ if waited => NO_DAEMON,
+            GONE => "PodGone",
+            NO_RESPONSE => NO_DAEMON,
+            DEADLINE => "DeadlineExceeded",
+            text if text.starts_with(NO_RUNTIME) => "RuntimeNotFound",
+            _ => "ContainerFailed",
+        };
+        let mut text = vec![message.clone()];
+        if reason == NO_DAEMON {
+            text.insert(0, "kruise-daemon has not taken it up".to_owned());
+        }
+        let failed = states.iter().filter(|state| !succeeded(state));
+        text.extend(failed.filter_map(|state| {
+            let why = state.message.as_ref().filter(|why| **why != message)?;
+            Some(format!("container {}: {why}", state.name))
+        }));
+        text.retain(|part| !part.is_empty());
+        self.set(FAILED, reason, format!("{node}: {}", text.join("; ")), now);
+    }
+
+    /// Sets a condition to True; one that holds already keeps its time.
+    fn set(&mut self, type_: &str, reason: &str, message: String, now: Timestamp) {
+        let old = self.conditions.iter().find(|condition| condition.type_ == type_);
+        let since = old.map_or(Time(now), |condition| condition.last_transition_time.clone());
+        self.conditions.retain(|condition| condition.type_ != type_);
+        self.conditions.push(Condition {
+            type_: type_.to_owned(),
+            status: "True".to_owned(),
+            reason: reason.to_owned(),
+            message: message.chars().take(LONGEST).collect(),
+            last_transition_time: since,
+            observed_generation: None,
+        });
     }
 }
 
@@ -201,4 +304,103 @@ pub struct ContainerRecreateRequestSyncContainerStatus {
     /// ID of the container, as `RUNTIME://ID`.
     #[serde(default, rename = "containerID", skip_serializing_if = "Option::is_none")]
     pub container_id: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn ended(
+        message: &str,
+        states: &[(&str, ContainerRecreateRequestPhase, &str, bool)],
+    ) -> ContainerRecreateRequestStatus {
+        let states =
+            states.iter().map(
+                |(name, phase, why, killed)| ContainerRecreateRequestContainerRecreateState {
+                    name: (*name).to_owned(),
+                    phase: phase.clone(),
+                    message: (!why.is_empty()).then(|| (*why).to_owned()),
+                    is_killed: *killed,
+                    container_id: None,
+                },
+            );
+        ContainerRecreateRequestStatus {
+            phase: ContainerRecreateRequestPhase::Completed,
+            completion_time: Some(Time(Timestamp::UNIX_EPOCH)),
+            message: (!message.is_empty()).then(|| message.to_owned()),
+            container_recreate_states: states.collect(),
+            ..ContainerRecreateRequestStatus::default()
+        }
+    }
+
+    fn conclusion(mut status: ContainerRecreateRequestStatus) -> (String, String, String) {
+        status.conclude("node-1");
+        let [condition] = status.conditions.as_slice() else {
+            unreachable!("one condition: {:?}", status.conditions)
+        };
+        (
+            condition.type_.clone(),
+            condition.reason.clone(),
+            condition.message.clone(),
+        )
+    }
+
+    #[test]
+    fn conditions_complete_and_failed_tell_node_and_cause() {
+        use ContainerRecreateRequestPhase::{Failed, Succeeded};
+        let text = |a: &str, b: &str, c: &str| (a.to_owned(), b.to_owned(), c.to_owned());
+        assert_eq!(
+            conclusion(ended(
+                "",
+                &[("a", Succeeded, "", true), ("b", Succeeded, "", false)]
+            )),
+            text(
+                "Complete",
+                "Recreated",
+                "node-1: a was recreated, b was replaced after this request was made; nothing to do"
+            )
+        );
+        assert_eq!(
+            conclusion(ended(
+                DEADLINE,
+                &[("a", Succeeded, "", true), ("b", Failed, "too late", true)]
+            )),
+            text(
+                "Failed",
+                "DeadlineExceeded",
+                "node-1: recreating has exceeded the activeDeadlineSeconds; container b: too late"
+            )
+        );
+        assert_eq!(
+            conclusion(ended(
+                "",
+                &[("a", Succeeded, "", true), ("b", Failed, "no luck", true)]
+            )),
+            text("Failed", "ContainerFailed", "node-1: container b: no luck")
+        );
+        assert_eq!(
+            conclusion(ended(GONE, &[("a", Failed, GONE, false)])),
+            text("Failed", "PodGone", "node-1: pod has gone")
+        );
+        let mut silent = ended(DEADLINE, &[]);
+        silent.wait("node-1", Timestamp::UNIX_EPOCH);
+        assert_eq!(
+            conclusion(silent),
+            text(
+                "Failed",
+                "NoDaemon",
+                "node-1: kruise-daemon has not taken it up; recreating has exceeded the activeDeadlineSeconds"
+            )
+        );
+    }
+
+    #[test]
+    fn condition_waiting_goes_when_a_daemon_takes_the_request_up() {
+        let mut status = ContainerRecreateRequestStatus::default();
+        status.wait("node-1", Timestamp::UNIX_EPOCH);
+        assert!(status.waits());
+        status.conclude("node-1");
+        assert_eq!(status.conditions, []);
+    }
 }

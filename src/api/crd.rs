@@ -87,6 +87,22 @@ const CONTAINER_RECREATE_REQUEST_COLUMNS: &[Column] = &[
     AGE,
 ];
 
+/// Columns of `kubectl get -o wide`. The condition that says most is the last one.
+const CONTAINER_RECREATE_REQUEST_WIDE: &[Column] = &[
+    (
+        "RESULT",
+        "string",
+        ".status.conditions[-1:].type",
+        "Waiting, Complete or Failed",
+    ),
+    (
+        "MESSAGE",
+        "string",
+        ".status.conditions[-1:].message",
+        "What it waits for, or how it ended",
+    ),
+];
+
 const CLONE_SET_COLUMNS: &[Column] = &[
     (
         "DESIRED",
@@ -205,6 +221,7 @@ fn clone_sets() -> Kind {
 
 fn container_recreate_requests() -> Kind {
     Kind {
+        wide: CONTAINER_RECREATE_REQUEST_WIDE,
         differs: true,
         ..Kind::plain(
             container_recreate_request::ContainerRecreateRequest::crd(),

@@ -163,6 +163,8 @@ pub const EVENT_PULL_FAILED: &str = "PullImageFailed";
 pub const EVENT_KILLING: &str = "Killing";
 /// Event reason: a preStop hook failed.
 pub const EVENT_FAILED_PRE_STOP_HOOK: &str = "FailedPreStopHook";
+/// Event on a request whose containers begin to be stopped; of ours.
+pub const EVENT_RECREATING: &str = "Recreating";
 
 /// Label selector of the requests that the daemon of a node must see.
 pub fn crr_selector(node: &str) -> String {

@@ -33,6 +33,15 @@ async fn a_stop_that_hangs_at_the_deadline_is_told_when_it_ends() {
         message(&status).contains("TERM had been sent; KILL follows"),
         "{status:#?}"
     );
+    let failed = status.conditions.first().expect("a condition");
+    assert_eq!(
+        (failed.type_.as_str(), failed.reason.as_str()),
+        ("Failed", "DeadlineExceeded")
+    );
+    assert!(
+        failed.message.contains("hang-stop: ") && failed.message.contains("TERM"),
+        "{failed:?}"
+    );
     // Every request is looked at after 10 s at the latest, and should not have to wait for that.
     assert!((3..=9).contains(&node.lived("hang-stop").await));
     node.runtime.heal("StopContainer");
@@ -170,6 +179,13 @@ async fn a_container_that_is_gone_already_counts_as_stopped() {
     node.runs(&pod, "g0", 0).await;
     node.runtime.state().containers.remove("g0");
     node.request("gone", &pod, "containerd://g0", json!({})).await;
+    node.status(
+        "gone",
+        "what the runtime does not list is not stopped while kubelet says that it runs",
+        |status| message(status).contains("does not list it"),
+    )
+    .await;
+    node.ended(&pod, "g0").await;
     let status = node
         .status("gone", "it waits for kubelet", |status| {
             message(status).contains("waiting for kubelet")

@@ -111,6 +111,19 @@ impl Node {
             .unwrap();
     }
 
+    /// What kubelet says once the Pod's one container has ended.
+    pub async fn ended(&self, pod: &Pod, id: &str) {
+        let status = json!({"status": {"containerStatuses": [{
+            "name": "main", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+            "containerID": format!("containerd://{id}"), "state": {"terminated": {"exitCode": 0}},
+        }]}});
+        let name = pod.metadata.name.as_deref().unwrap();
+        self.pods()
+            .patch_status(name, &PatchParams::default(), &Patch::Merge(status))
+            .await
+            .unwrap();
+    }
+
     pub async fn pod(&self, name: &str) -> Pod {
         self.pod_with(name, json!({})).await
     }
@@ -169,6 +182,13 @@ impl Node {
         let status = self.completed(name).await;
         let states = &status.container_recreate_states;
         assert_eq!(states[0].phase, Phase::Succeeded, "{status:#?}");
+        let [complete] = status.conditions.as_slice() else {
+            panic!("{status:#?}");
+        };
+        assert_eq!(
+            (complete.type_.as_str(), complete.status.as_str()),
+            ("Complete", "True")
+        );
     }
 
     /// Seconds from the first to the last moment of a request that is over.

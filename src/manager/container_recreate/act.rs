@@ -5,8 +5,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::Api;
 use serde_json::{Value, json};
 
-use super::plan::{Act, GONE, belongs};
-use crate::api::container_recreate_request::{ContainerRecreateRequest, ContainerRecreateRequestStatus};
+use super::plan::{Act, belongs};
+use crate::api::container_recreate_request::{
+    ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus, GONE,
+};
 use crate::api::keys;
 use crate::cluster::{Error, Key, write};
 use crate::manager::Context;
@@ -55,6 +57,11 @@ impl Work<'_> {
                     return Ok(());
                 }
                 let body = json!({ "metadata": self.version(), "status": status });
+                self.status(body).await
+            }
+            Act::Wait(conditions) => {
+                tracing::info!(request = %self.key, "no kruise-daemon has taken the request up");
+                let body = json!({ "metadata": self.version(), "status": { "phase": Phase::Pending, "conditions": conditions } });
                 self.status(body).await
             }
             Act::Guard => self.metadata(self.finalizers(true)).await,

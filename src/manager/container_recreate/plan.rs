@@ -7,10 +7,12 @@
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use crate::api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase,
     ContainerRecreateRequestStatus as Status, ContainerRecreateRequestSyncContainerStatus as Snapshot,
+    DEADLINE, GONE, NO_RESPONSE,
 };
 use crate::api::keys;
 use crate::manager::view::PodView;
@@ -20,12 +22,8 @@ pub const PATIENCE: SignedDuration = SignedDuration::from_secs(1);
 /// How long a daemon may take to look at a request.
 pub const SILENCE: SignedDuration = SignedDuration::from_mins(1);
 
-/// Message of a request whose Pod has gone; upstream's.
-pub const GONE: &str = "pod has gone";
-/// Message of a request that no daemon has looked at; upstream's.
-pub const NO_RESPONSE: &str = "daemon has not responded for a long time";
-/// Message of a request that took too long; upstream's.
-pub const DEADLINE: &str = "recreating has exceeded the activeDeadlineSeconds";
+/// How long a daemon may take before that is said; one that is there takes a fraction of a second.
+pub const UNHEARD: SignedDuration = SignedDuration::from_secs(5);
 
 /// One thing to do. After it the request is looked at again.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,6 +32,8 @@ pub enum Act {
     Label(BTreeMap<String, String>),
     /// End the request: its status.
     Complete(Box<Status>),
+    /// Say that no daemon has taken the request up: the conditions.
+    Wait(Vec<Condition>),
     /// Add the finalizer that guards the Pod's not-ready key.
     Guard,
     /// Make the Pod unready, then say so.
@@ -111,12 +111,21 @@ pub fn plan(
         return gone(request, &status, before, now);
     };
     if let Some(message) = overdue(request, &status, now) {
-        return Plan::act(complete(status, message, now));
+        return Plan::act(complete(request, status, message, now));
     }
     let limits = [silence(request, &status), deadline(request)];
     let wake = limits.into_iter().flatten().min();
     if let Some(labels) = missing_labels(request, pod) {
         return Plan::act(Act::Label(labels));
+    }
+    if status.phase.as_str().is_empty() && !status.waits() {
+        let due = add(created(request), UNHEARD);
+        if now < due {
+            return Plan::at(wake.into_iter().chain([due]).min());
+        }
+        let mut status = status;
+        status.wait(node(request), now);
+        return Plan::act(Act::Wait(status.conditions));
     }
     if status.phase != Phase::Recreating {
         return Plan::at(wake);
@@ -179,7 +188,7 @@ fn gone(
 ) -> Plan {
     let (since, due) = patience(&What::Gone, before, now);
     if now >= due {
-        return Plan::act(complete(status.clone(), GONE, now));
+        return Plan::act(complete(request, status.clone(), GONE, now));
     }
     let sooner = deadline(request).into_iter().chain([due]).min();
     Plan {
@@ -217,11 +226,12 @@ fn overdue(request: &ContainerRecreateRequest, status: &Status, now: Timestamp) 
 
 /// When a request that no daemon has looked at ends.
 fn silence(request: &ContainerRecreateRequest, status: &Status) -> Option<Timestamp> {
-    status
-        .phase
-        .as_str()
-        .is_empty()
-        .then(|| add(created(request), SILENCE))
+    let silent = match status.phase {
+        // Condition `Waiting` came with the phase, and the daemon takes it off.
+        Phase::Pending => status.waits() && status.container_recreate_states.is_empty(),
+        _ => status.phase.as_str().is_empty(),
+    };
+    silent.then(|| add(created(request), SILENCE))
 }
 
 /// When the manager ends a request that takes too long.
@@ -240,7 +250,7 @@ fn created(request: &ContainerRecreateRequest) -> Timestamp {
 }
 
 /// The status of a request that the manager ends: what was not done has failed.
-fn complete(mut status: Status, message: &str, now: Timestamp) -> Act {
+fn complete(request: &ContainerRecreateRequest, mut status: Status, message: &str, now: Timestamp) -> Act {
     status.phase = Phase::Completed;
     status.completion_time = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now));
     status.message = Some(message.to_owned());
@@ -250,7 +260,13 @@ fn complete(mut status: Status, message: &str, now: Timestamp) -> Act {
             state.message = Some(message.to_owned());
         }
     }
+    status.conclude(node(request));
     Act::Complete(Box::new(status))
+}
+
+/// The node of the request's Pod, as far as the request tells.
+fn node(request: &ContainerRecreateRequest) -> &str {
+    label(request, keys::CRR_NODE_NAME).unwrap_or("the node")
 }
 
 /// The labels that daemons select requests by, as far as they are missing. They wait for the Pod's node.

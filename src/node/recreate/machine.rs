@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Resource;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -13,11 +15,13 @@ use super::Shared;
 use super::act::{self, Failure, Job, News, What};
 use super::observe::{self, Eyes};
 use super::plan::{
-    self, Attempt, Begin, Memory, Now, Observed, Phase, Plan, PodSight, Request, RuntimeSight, Stage, Write,
+    self, Attempt, Begin, Memory, Now, Observed, Plan, PodSight, Request, RuntimeSight, Stage, Write,
 };
 use super::report;
 use super::writer::Writer;
-use crate::cluster::Key;
+use crate::api::container_recreate_request::{COMPLETE, ContainerRecreateRequest, FAILED};
+use crate::api::keys;
+use crate::cluster::{EventType, Key};
 use crate::ops::metrics::metrics;
 use crate::ops::panics;
 
@@ -219,6 +223,14 @@ impl Machine {
                 break plan;
             }
         };
+        tracing::debug!(
+            pod = %self.key,
+            steps = ?plan.steps,
+            begin = plan.begin.len(),
+            writes = plan.writes.len(),
+            wake = ?plan.wake,
+            "looked at the requests of a Pod"
+        );
         self.show(&seen, &plan);
         self.writer.want(&plan.writes, &seen.requests, now);
         self.forget(&seen, &plan);
@@ -260,6 +272,7 @@ impl Machine {
         let (PodSight::Here(pod), Some(runtime)) = (&seen.pod, self.eyes.runtime.clone()) else {
             return !plan.settle.is_empty();
         };
+        self.announce(plan);
         for begin in &plan.begin {
             let job = Job {
                 shared: Arc::clone(&self.shared),
@@ -271,6 +284,42 @@ impl Machine {
             self.begin(job, begin, now);
         }
         !plan.settle.is_empty() || !plan.begin.is_empty()
+    }
+
+    /// Logs which requests begin, with an event on each.
+    fn announce(&self, plan: &Plan) {
+        let known = |uid: &str| self.memory.attempts.keys().any(|key| key.request == uid);
+        let mut new: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
+        for begin in plan.begin.iter().filter(|begin| !known(&begin.key.request)) {
+            let request = (begin.key.request.as_str(), begin.request.as_str());
+            new.entry(request).or_default().push(&begin.key.container);
+        }
+        for ((uid, name), containers) in new {
+            let containers = containers.join(", ");
+            tracing::info!(
+                namespace = self.key.namespace,
+                request = name,
+                pod = self.key.name,
+                containers,
+                "recreating containers"
+            );
+            let note = format!("Recreating containers {containers} of Pod {}", self.key.name);
+            self.event(uid, name, EventType::Normal, keys::EVENT_RECREATING, note);
+        }
+    }
+
+    /// An event on a request.
+    fn event(&self, uid: &str, name: &str, type_: EventType, reason: &str, note: String) {
+        let object = ObjectReference {
+            api_version: Some(ContainerRecreateRequest::api_version(&()).into_owned()),
+            kind: Some(ContainerRecreateRequest::kind(&()).into_owned()),
+            namespace: self.key.namespace.clone(),
+            name: Some(name.to_owned()),
+            uid: Some(uid.to_owned()),
+            ..ObjectReference::default()
+        };
+        let events = &self.shared.ctx.cluster.events;
+        events.publish(object, type_, reason, "Recreating", note);
     }
 
     fn begin(&mut self, job: Job, begin: &Begin, now: Now) {
@@ -375,9 +424,24 @@ impl Machine {
             return;
         };
         let took = self.shared.now().mono.saturating_sub(since);
-        let states = &request.status.states;
-        let failed = states.iter().any(|state| state.phase != Phase::Succeeded);
+        let ended = |type_: &&str| {
+            request
+                .conditions
+                .iter()
+                .find(|condition| condition.type_ == **type_)
+        };
+        let condition = [COMPLETE, FAILED].iter().find_map(ended);
+        let failed = condition.is_none_or(|condition| condition.type_ == FAILED);
         let result = if failed { "failed" } else { "succeeded" };
+        if let Some(condition) = condition {
+            let type_ = if failed {
+                EventType::Warning
+            } else {
+                EventType::Normal
+            };
+            let (reason, note) = (condition.type_.as_str(), condition.message.clone());
+            self.event(&request.uid, &request.name, type_, reason, note);
+        }
         metrics()
             .recreates
             .get_or_create(&[("result", result.to_owned())])
@@ -386,16 +450,16 @@ impl Machine {
             namespace,
             name,
             pod_name,
-            status,
             ..
         } = request;
+        let message = condition.map(|condition| condition.message.as_str());
         tracing::info!(
             namespace,
-            name,
+            request = name,
             pod = pod_name,
             result,
             ?took,
-            message = status.message,
+            message,
             "request completed"
         );
     }

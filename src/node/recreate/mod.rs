@@ -174,7 +174,7 @@ impl Dispatcher {
         let id = match &ended {
             Ok((id, _)) => *id,
             Err(error) => {
-                tracing::error!(%error, "a Pod's task ended before its requests; they are looked at anew");
+                tracing::error!(%error, "the task of a Pod ended unexpectedly; started again");
                 error.id()
             }
         };

@@ -57,6 +57,10 @@ pub fn request(object: ContainerRecreateRequest) -> Option<Request> {
         unready_seconds: strategy.unready_grace_period_seconds,
         min_started_seconds: i64::from(strategy.min_started_seconds),
         deadline_seconds: spec.active_deadline_seconds,
+        conditions: status
+            .as_ref()
+            .map(|status| status.conditions.clone())
+            .unwrap_or_default(),
         status: status.map(status_of).unwrap_or_default(),
     })
 }
@@ -162,7 +166,16 @@ impl Eyes {
         self.missing_since = None;
         self.runtime = Some(Arc::clone(&runtime));
         match tokio::time::timeout(limit, self.list(runtime.as_ref(), pod, requests, now)).await {
-            Ok(Ok(containers)) => RuntimeSight::Seen { scheme, containers },
+            Ok(Ok(mut containers)) => {
+                let restarts = shared.ctx.live.restarts.borrow();
+                for seen in &mut containers {
+                    let id = format!("{scheme}://{}", seen.id);
+                    seen.restarting = restarts
+                        .iter()
+                        .any(|row| row.container_id == id && row.step == "stopping");
+                }
+                RuntimeSight::Seen { scheme, containers }
+            }
             Ok(Err(error)) => RuntimeSight::Unknown(error.to_string()),
             Err(_) => RuntimeSight::Unknown(format!(
                 "runtime at {} has not answered for {limit:?}",
@@ -203,7 +216,9 @@ impl Eyes {
         now: Now,
     ) -> Result<Vec<Seen>, crate::cri::Error> {
         let mut newest: Vec<Seen> = Vec::new();
-        for container in runtime.containers(&pod.uid).await? {
+        let ours = runtime.containers(&pod.runtime_uid).await?;
+        let ours = ours.into_iter().filter(|container| pod.owns(&container.labels));
+        for container in ours {
             if newest.iter().any(|seen| seen.name == container.name) {
                 continue;
             }
@@ -221,6 +236,7 @@ impl Eyes {
                 state,
                 started: None,
                 running_since,
+                restarting: false,
             });
         }
         let ids: BTreeSet<&str> = newest.iter().map(|seen| seen.id.as_str()).collect();

@@ -6,13 +6,13 @@ use std::sync::{Mutex, PoisonError};
 use jiff::{RoundMode, Timestamp, TimestampRound, Unit};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Api;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::observe;
 use super::plan::{Observed, Phase, Plan, PodSight, Request, RuntimeSight, Status, Step, bare};
 use crate::api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestContainerRecreateState, ContainerRecreateRequestPhase,
-    ContainerRecreateRequestSyncContainerStatus,
+    ContainerRecreateRequestStatus, ContainerRecreateRequestSyncContainerStatus,
 };
 use crate::cluster::{self, Cluster, Key, write};
 use crate::node::live;
@@ -30,9 +30,9 @@ pub enum Written {
 }
 
 /// Writes a status on top of the version that the decision was made on.
-pub async fn write(cluster: &Cluster, request: &Request, status: &Status) -> Written {
+pub async fn write(cluster: &Cluster, node: &str, request: &Request, status: &Status) -> Written {
     let api: Api<ContainerRecreateRequest> = Api::namespaced(cluster.client.clone(), &request.namespace);
-    let result = write::patch_status_merge(&api, &request.name, &patch(request, status)).await;
+    let result = write::patch_status_merge(&api, &request.name, &patch(request, status, node)).await;
     match result.map(observe::request) {
         Ok(Some(stored)) if stored.uid == request.uid => Written::Stored(Box::new(stored)),
         Ok(_) => Written::Gone,
@@ -48,8 +48,8 @@ pub async fn write(cluster: &Cluster, request: &Request, status: &Status) -> Wri
     }
 }
 
-/// The fields that are ours; conditions are the manager's.
-fn patch(request: &Request, status: &Status) -> Value {
+/// The fields that are ours, and the conditions where one of ours changes.
+fn patch(request: &Request, status: &Status, node: &str) -> Value {
     let states: Vec<_> = status
         .states
         .iter()
@@ -61,13 +61,24 @@ fn patch(request: &Request, status: &Status) -> Value {
             container_id: state.target.clone(),
         })
         .collect();
-    let mut fields = json!({
-        "phase": word(status.phase),
-        "message": some(&status.message),
-        "containerRecreateStates": states,
-    });
-    if let Some(at) = status.completed {
-        fields["completionTime"] = json!(Time(whole_second(at)));
+    let mut fields = Map::new();
+    let mut set = |field: &str, value: Value| fields.insert(field.to_owned(), value);
+    set("phase", json!(word(status.phase)));
+    set("message", json!(some(&status.message)));
+    set("containerRecreateStates", json!(states));
+    let mut concluded = ContainerRecreateRequestStatus {
+        completion_time: status.completed.map(|at| Time(whole_second(at))),
+        message: some(&status.message),
+        container_recreate_states: states,
+        conditions: request.conditions.clone(),
+        ..ContainerRecreateRequestStatus::default()
+    };
+    concluded.conclude(node);
+    if let Some(at) = &concluded.completion_time {
+        set("completionTime", json!(at));
+    }
+    if concluded.conditions != request.conditions {
+        set("conditions", json!(concluded.conditions));
     }
     if !status.snapshot.is_empty() {
         let snapshot: Vec<_> = status
@@ -80,7 +91,7 @@ fn patch(request: &Request, status: &Status) -> Value {
                 container_id: some(&entry.container_id),
             })
             .collect();
-        fields["containerStatusSnapshot"] = json!(snapshot);
+        set("containerStatusSnapshot", json!(snapshot));
     }
     json!({"metadata": {"resourceVersion": request.resource_version}, "status": fields})
 }

@@ -20,6 +20,8 @@ const LASTS: Duration = Duration::from_secs(3);
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// The longest pause after failed writes.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// After a write that cannot succeed before somebody changes something.
+const REFUSED: Duration = Duration::from_secs(60);
 /// How long our own write counts although the watch does not show it.
 const UNSEEN: Duration = Duration::from_secs(30);
 
@@ -178,7 +180,8 @@ impl Writer {
             }
             Written::Failed(error) => {
                 tracing::warn!(request = uid, %error, "status not written");
-                self.pause(uid, now, error.retry_after());
+                let refused = (!error.retryable()).then_some(REFUSED);
+                self.pause(uid, now, error.retry_after().or(refused));
                 None
             }
         }
@@ -219,7 +222,7 @@ fn spawn(
     let step = shared.ctx.health.progress.begin(super::NAME, what, limit);
     busy.spawn(async move {
         let _step = step;
-        let written = report::write(&shared.ctx.cluster, &base, &write.status).await;
+        let written = report::write(&shared.ctx.cluster, &shared.ctx.node_name, &base, &write.status).await;
         (write, written)
     });
 }

@@ -97,6 +97,52 @@ fn a_pod_that_has_gone_ends_the_request_after_the_daemon_had_its_chance() {
 }
 
 #[test]
+fn a_request_that_no_daemon_takes_up_says_so() {
+    let first = plan(&request(), Some(&pod("x")), None, at(4));
+    assert_eq!((first.act, first.wake), (None, Some(at(5))));
+    let Some(Act::Wait(conditions)) = plan(&request(), Some(&pod("x")), None, at(5)).act else {
+        panic!("it waits");
+    };
+    let [waiting] = conditions.as_slice() else {
+        panic!("one condition: {conditions:?}");
+    };
+    let said = (
+        waiting.type_.as_str(),
+        waiting.reason.as_str(),
+        waiting.message.as_str(),
+    );
+    assert_eq!(
+        said,
+        ("Waiting", "NoDaemon", "kruise-daemon on n has not taken it up")
+    );
+    let mut silent = request();
+    silent.status = Some(Status {
+        phase: Phase::Pending,
+        conditions,
+        ..Status::default()
+    });
+    assert_eq!(
+        plan(&silent, Some(&pod("x")), None, at(5)),
+        Plan::at(Some(at(60)))
+    );
+    let Some(Act::Complete(status)) = plan(&silent, Some(&pod("x")), None, at(60)).act else {
+        panic!("it ends");
+    };
+    assert_eq!(status.message.as_deref(), Some(NO_RESPONSE));
+    let [failed] = status.conditions.as_slice() else {
+        panic!("one condition: {:?}", status.conditions);
+    };
+    assert_eq!(
+        (failed.type_.as_str(), failed.reason.as_str()),
+        ("Failed", "NoDaemon")
+    );
+    assert!(
+        failed.message.starts_with("n: kruise-daemon has not taken it up"),
+        "{failed:?}"
+    );
+}
+
+#[test]
 fn requests_without_a_daemon_end() {
     let ends =
         |request: &ContainerRecreateRequest, now| match plan(request, Some(&pod("x")), None, at(now)).act {
@@ -196,6 +242,7 @@ proptest! {
             match plan.act {
                 Some(Act::Label(l)) => request.metadata.labels.get_or_insert_default().extend(l),
                 Some(Act::Complete(s)) => { prop_assert!(status.completion_time.is_none()); *status = *s; }
+                Some(Act::Wait(conditions)) => (status.phase, status.conditions) = (Phase::Pending, conditions),
                 Some(Act::Guard) => request.metadata.finalizers = Some(vec![keys::CRR_UNREADY_ACQUIRED.into()]),
                 Some(act @ (Act::Hold | Act::Grace)) => {
                     prop_assert_eq!(act == Act::Hold, gate);

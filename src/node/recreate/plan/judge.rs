@@ -110,6 +110,14 @@ impl Case<'_> {
             Some(seen) if seen.state == RunState::Created => {
                 self.in_flight().unwrap_or_else(|| busy(Step::Starting))
             }
+            // Kubelet's word may be a moment older than the list, or the list is not that of kubelet's runtime.
+            None if view
+                .status
+                .as_ref()
+                .is_some_and(|status| status.running && bare(&status.container_id) == bare(target)) =>
+            {
+                busy(Step::Unlisted)
+            }
             _ => self.stopped(view),
         }
     }
@@ -167,6 +175,9 @@ impl Case<'_> {
     fn running(&self, seen: &Seen, view: &ContainerView) -> Verdict {
         if let Some(verdict) = self.in_flight() {
             return verdict;
+        }
+        if seen.restarting {
+            return busy(Step::Restarting);
         }
         let grace = time::seconds(self.request.grace_seconds.unwrap_or(self.pod.grace_seconds));
         let act = match self.attempt().filter(|attempt| attempt.begun.is_some()) {
@@ -245,10 +256,12 @@ impl Case<'_> {
         match &status.waiting {
             Some((reason, message)) if reason == "CrashLoopBackOff" => {
                 let ended = status.ended.and_then(|ended| ended.finished);
-                busy(Step::BackOff {
-                    until: time::back_off_until(message, ended, self.now),
-                    message: message.clone(),
-                })
+                let until = time::back_off_until(message, ended, self.now);
+                let message = match status.ended {
+                    Some(Ended { code, .. }) => format!("{message}; it ended with exit code {code}"),
+                    None => message.clone(),
+                };
+                busy(Step::BackOff { until, message })
             }
             Some((reason, message)) if reason != "ContainerCreating" && reason != "PodInitializing" => {
                 busy(Step::Held {
@@ -274,7 +287,7 @@ impl Case<'_> {
         if self.pod.ended {
             return Some("the Pod has ended, kubelet starts none of its containers again".to_owned());
         }
-        if view.role == Role::Sidecar {
+        if view.role == Role::Sidecar || view.own_restart {
             return None;
         }
         let ended = view

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::time;
 use super::types::{Memory, Now, Observed, Phase, PodSight, Request, RuntimeSight, Stage};
 use super::words::Wait;
+use crate::api::container_recreate_request::{DEADLINE, GONE, NO_RUNTIME};
 
 /// What a request may do now.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,9 +34,9 @@ impl End {
     /// The request's message.
     pub fn message(&self) -> String {
         match self {
-            Self::Deadline => "recreating has exceeded the activeDeadlineSeconds".to_owned(),
-            Self::PodGone => "pod has gone".to_owned(),
-            Self::NoRuntime(why) => format!("failed to find runtime service: {why}"),
+            Self::Deadline => DEADLINE.to_owned(),
+            Self::PodGone => GONE.to_owned(),
+            Self::NoRuntime(why) => format!("{NO_RUNTIME}{why}"),
         }
     }
 }

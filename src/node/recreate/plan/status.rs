@@ -155,7 +155,8 @@ fn unfinished(state: State, step: Option<&Step>, why: &End) -> State {
     }
     let message = match (why, step) {
         (End::Deadline, step) => step.unwrap_or(&Step::Waiting).at_deadline(),
-        (_, Some(step)) => format!("{}: {step}", why.message()),
+        (End::PodGone, Some(step)) => format!("the Pod is being deleted; {}", step.so_far()),
+        (_, Some(step)) => format!("{}; {}", why.message(), step.so_far()),
         (_, None) => why.message(),
     };
     State {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::LifecycleHandler;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::words::{Step, Wait};
 use crate::node::pods::{PodView, Port};
@@ -84,6 +85,8 @@ pub struct Request {
     pub deadline_seconds: Option<i64>,
     /// What its status says.
     pub status: Status,
+    /// The conditions of its status, all of them.
+    pub conditions: Vec<Condition>,
 }
 
 /// One container of a request.
@@ -180,6 +183,8 @@ pub struct Seen {
     pub started: Option<Timestamp>,
     /// When the daemon first saw it running.
     pub running_since: Option<Duration>,
+    /// Whether the daemon is restarting it for its environment.
+    pub restarting: bool,
 }
 
 /// What a container is doing.

@@ -40,13 +40,14 @@ impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Queued { behind } => write!(f, "waiting for ContainerRecreateRequest {behind} to end"),
+            // Also true in the seconds after it was made so, which are not worth a write.
             Self::Unready => f.write_str(
-                "waiting for kruise-manager to make the Pod not ready (condition PreRecreateGrace)",
+                "kruise-manager makes the Pod not ready (condition PreRecreateGrace) before its containers are stopped",
             ),
             Self::UnreadyGrace { until } => {
                 write!(
                     f,
-                    "the Pod is not ready; its containers are stopped at {until:.0}"
+                    "the Pod is not ready; its containers will be stopped at {until:.0}"
                 )
             }
             Self::Pod(why) => write!(f, "waiting to read the Pod: {why}"),
@@ -74,6 +75,10 @@ pub enum Step {
     Stopping,
     /// Its stop was begun, by a daemon that has ended since.
     Interrupted,
+    /// It is being restarted for its environment, which will replace it.
+    Restarting,
+    /// Kubelet says that it runs, and the runtime does not list it.
+    Unlisted,
     /// The runtime failed to stop it.
     Retry(String),
     /// It has stopped, kubelet is to start the next.
@@ -125,6 +130,10 @@ impl fmt::Display for Step {
             Self::Hook => f.write_str("preStop hook is running"),
             Self::Stopping => f.write_str("TERM sent, waiting for the container to end"),
             Self::Interrupted => f.write_str("stopping was interrupted by a restart of kruise-daemon"),
+            Self::Restarting => f.write_str("it is being restarted for its changed environment"),
+            Self::Unlisted => {
+                f.write_str("kubelet says that it runs, but the container runtime does not list it")
+            }
             Self::Retry(error) => write!(f, "stopping failed and is tried again: {error}"),
             Self::Stopped => f.write_str("stopped, waiting for kubelet to start it again"),
             Self::BackOff {
@@ -183,12 +192,25 @@ impl Step {
     /// Says what had been done when the deadline came at this step.
     #[must_use]
     pub fn at_deadline(&self) -> String {
-        let what = match self {
+        let more = match self {
+            Self::Hook => "; it runs to its end, and TERM follows",
+            Self::Stopping => "; KILL follows at the end of the grace period",
+            _ => "",
+        };
+        format!("activeDeadlineSeconds passed: {}{more}", self.so_far())
+    }
+
+    /// Says what had been done to the container up to this step.
+    #[must_use]
+    pub fn so_far(&self) -> String {
+        match self {
             Self::Waiting | Self::Recording | Self::Slot => {
                 "nothing had been done to the container".to_owned()
             }
-            Self::Hook => "its preStop hook was running; it runs to its end, and TERM follows".to_owned(),
-            Self::Stopping => "TERM had been sent; KILL follows at the end of the grace period".to_owned(),
+            Self::Hook => "its preStop hook was running".to_owned(),
+            Self::Stopping => "TERM had been sent".to_owned(),
+            Self::Restarting => "it was being restarted for its changed environment".to_owned(),
+            Self::Unlisted => self.to_string(),
             Self::Interrupted => {
                 "stopping it was interrupted by a restart of kruise-daemon; TERM may have been \
                                   sent and is not sent again"
@@ -207,7 +229,6 @@ impl Step {
             ),
             Self::Blind => "the container runtime did not answer".to_owned(),
             Self::Succeeded | Self::Failed(_) => self.to_string(),
-        };
-        format!("activeDeadlineSeconds passed: {what}")
+        }
     }
 }

@@ -258,6 +258,7 @@ impl World {
                 state,
                 started,
                 running_since,
+                restarting: false,
             });
         }
         let attempted = |r: &Request| self.memory.attempts.keys().any(|key| key.request == r.uid);
