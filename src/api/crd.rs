@@ -153,6 +153,18 @@ const CLONE_SET_WIDE: &[Column] = &[
         ".status.labelSelector",
         "Labels that the Pods are known by",
     ),
+    (
+        "REASON",
+        "string",
+        r#".status.conditions[?(@.type=="Waiting")].reason"#,
+        "What kind of thing it waits for",
+    ),
+    (
+        "MESSAGE",
+        "string",
+        r#".status.conditions[?(@.type=="Waiting")].message"#,
+        "What it waits for",
+    ),
 ];
 
 /// What a kind is made of.

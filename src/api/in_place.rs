@@ -99,6 +99,10 @@ pub struct InPlaceUpdateContainerStatus {
     /// update, but not necessarily with the new image.
     #[serde(default, rename = "containerID", skip_serializing_if = "Option::is_none")]
     pub container_id: Option<String>,
+    /// Name of the image that the Pod's spec had before the update: a field of ours. What the daemon says runs with that
+    /// image is not updated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
     /// Generation of the Pod before its image was changed: a field of ours. Once kubelet reports a later one, it has
     /// seen the change, and no container comes any more that it was to start before.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -94,6 +94,16 @@ impl Error {
         }
     }
 
+    /// The namespace is being deleted, so that nothing can be created in it any more.
+    #[must_use]
+    pub fn namespace_terminating(&self) -> bool {
+        let Self::Api(status) = self else { return false };
+        let causes = status.details.iter().flat_map(|details| &details.causes);
+        causes
+            .into_iter()
+            .any(|cause| cause.reason == "NamespaceTerminating")
+    }
+
     /// The API server has too much to do.
     #[must_use]
     pub fn throttled(&self) -> bool {

@@ -123,6 +123,21 @@ pub async fn patch_strategic<K: Object>(api: &Api<K>, name: &str, patch: &Value)
     .await
 }
 
+/// Asks whether a strategic merge patch of the object would be taken, and stores nothing.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn try_strategic<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<(), Error> {
+    let params = PatchParams {
+        dry_run: true,
+        ..PatchParams::default()
+    };
+    let patch = Patch::Strategic(patch);
+    bounded(&K::kind(&()), "patch", api.patch(name, &params, &patch))
+        .await
+        .map(drop)
+}
+
 /// Sends a strategic merge patch of the resize subresource of a Pod.
 ///
 /// # Errors

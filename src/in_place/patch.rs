@@ -319,7 +319,9 @@ fn record(pod: &Pod, name: &str, image: &str, superseded: bool) -> InPlaceUpdate
         (image_id, id) = (status.image_id.clone(), status.id.clone());
         may_stay = superseded && status.running && runs(image, status);
     }
+    let old = pod.containers.iter().find(|c| c.name == name);
     InPlaceUpdateContainerStatus {
+        image: old.map(|c| c.image.clone()).filter(|old| old != image),
         image_id,
         container_id: (!may_stay).then_some(id),
         generation: Some(pod.generation).filter(|g| *g > 0),

@@ -113,6 +113,8 @@ pub struct ContainerStatus {
     pub restarts: i64,
     /// Why it does not run, if kubelet says so.
     pub waiting: Option<String>,
+    /// How it ended last, in kubelet's words, if it did.
+    pub ended: Option<String>,
     /// What the runtime gives it; `None` when kubelet does not say.
     pub resources: Option<Resources>,
 }
@@ -261,9 +263,33 @@ impl ContainerStatus {
             running: status["state"]["running"].is_object(),
             restarts: status["restartCount"].as_i64().unwrap_or_default(),
             waiting: Some(text(&status["state"]["waiting"]["reason"])).filter(|r| !r.is_empty()),
+            ended: ended(status),
             resources: resources.is_object().then(|| Resources::of(resources)),
         }
     }
+}
+
+/// How a container ended last: its exit code, the reason, and the end of what it wrote as its last message.
+fn ended(status: &Value) -> Option<String> {
+    let states = [&status["state"]["terminated"], &status["lastState"]["terminated"]];
+    let last = states.into_iter().find(|state| state.is_object())?;
+    let mut words = format!("exit code {}", last["exitCode"].as_i64().unwrap_or_default());
+    let reason = last["reason"].as_str().unwrap_or_default();
+    if !matches!(reason, "" | "Error" | "Completed") {
+        words += &format!(", {}", beginning(reason));
+    }
+    let message = last["message"].as_str().unwrap_or_default();
+    let line = message.lines().rev().map(str::trim).find(|line| !line.is_empty());
+    if let Some(line) = line {
+        words += &format!(": {}", beginning(line));
+    }
+    Some(words)
+}
+
+/// As much of a text as is kept.
+fn beginning(text: &str) -> &str {
+    const LONGEST: usize = 120;
+    text.get(..text.floor_char_boundary(LONGEST)).unwrap_or_default()
 }
 
 fn text(value: &Value) -> String {

@@ -52,6 +52,12 @@ pub enum MustRecreate {
     /// The change of resources changes the quality of service, which a Pod keeps for life.
     #[error("the quality of service class would change from {0} to {1}")]
     QualityOfService(&'static str, &'static str),
+    /// Kubernetes does not resize such Pods.
+    #[error("Pods with {0} cannot be resized")]
+    NoResize(&'static str),
+    /// The API server does not resize this Pod.
+    #[error("its resize was refused: {0}")]
+    ResizeRefused(String),
     /// The revision that the Pod has is not known any more.
     #[error("the Pod's revision is not in the history")]
     NoRevision,
@@ -111,6 +117,16 @@ pub fn spec(old: &Revision<'_>, new: &Revision<'_>, options: &Options) -> Result
         let (one, other) = (quality_of_service(before), quality_of_service(after));
         if one != other {
             return Err(MustRecreate::QualityOfService(one, other));
+        }
+        // As the API server validates a resize.
+        if before["spec"]["os"]["name"] == "windows" {
+            return Err(MustRecreate::NoResize("os.name windows"));
+        }
+        if before["spec"]["resources"]
+            .as_object()
+            .is_some_and(|all| !all.is_empty())
+        {
+            return Err(MustRecreate::NoResize("resources of the whole Pod"));
         }
     }
     if metadata {

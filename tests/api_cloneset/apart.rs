@@ -104,7 +104,7 @@ async fn nothing_is_made_of_a_mistake(field: &Field) {
         &field.sets(),
         "mistaken",
         "told what is wrong",
-        |set: &CloneSet| said(set, "FailedUpdate", "True") && said(set, "Progressing", "False"),
+        |set: &CloneSet| said(set, "FailedUpdate", "True") && said(set, "Waiting", "True"),
     )
     .await;
     assert!(field.pods_of("mistaken").await.is_empty());

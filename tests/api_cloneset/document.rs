@@ -38,8 +38,13 @@ async fn told(field: &Field, name: &str, reason: &str, words: &str) -> String {
         let mut of = conditions.filter(|c| c.type_ == "Progressing");
         of.next().cloned()
     };
-    let said =
-        |set: &CloneSet| progressing(set).is_some_and(|c| c.reason == reason && c.message.contains(words));
+    let waits = |set: &CloneSet| {
+        let mut conditions = set.status.iter().flat_map(|s| &s.conditions);
+        conditions.any(|c| c.type_ == "Waiting" && c.message.contains(words))
+    };
+    let said = |set: &CloneSet| {
+        progressing(set).is_some_and(|c| c.reason == reason) && (words.is_empty() || waits(set))
+    };
     let set = field.status(name, "as the page says", said).await;
     progressing(&set).unwrap().message
 }
@@ -93,6 +98,9 @@ async fn the_page_s_examples_do_what_it_says() {
             }
             _ => "",
         };
+        // Condition Progressing is there with a deadline.
+        let deadline = serde_json::json!({ "spec": { "progressDeadlineSeconds": 3600 } });
+        field.edit(&name, deadline).await;
         told(&field, &name, &reason, words).await;
     }
     let counted = [("CloneSet", 6), ("HorizontalPodAutoscaler", 1), ("a patch", 13)];

@@ -90,8 +90,8 @@ async fn a_quota_is_told_and_tried_ever_later() {
         "{}",
         said(&set, "FailedScale")
     );
-    let set = says(&field, "Progressing", "failed: ").await;
-    assert!(said(&set, "Progressing").contains("exceeded quota: few"));
+    let set = says(&field, "Waiting", "failed: ").await;
+    assert!(said(&set, "Waiting").contains("exceeded quota: few"));
     let event = json!(field.event("FailedCreate", "web").await);
     assert_eq!(event["type"], "Warning");
     // Those of the first moment go together; later ones are alone, and ever later.
@@ -113,7 +113,7 @@ async fn a_quota_is_told_and_tried_ever_later() {
     quota(&field, "pods", 10).await;
     let set = field.settled("web").await;
     assert_eq!(said(&set, "FailedScale"), "");
-    assert_eq!(said(&set, "Progressing"), "CloneSet is available");
+    assert_eq!(said(&set, "Waiting"), "");
 }
 
 #[tokio::test]
@@ -122,7 +122,7 @@ async fn a_quota_of_revisions_is_told_and_another_spec_is_tried_at_once() {
     quota(&field, "count/controllerrevisions.apps", 0).await;
     field.set("web", json!({})).await;
     says(&field, "FailedUpdate", "exceeded quota: few").await;
-    says(&field, "Progressing", "CloneSet cannot be updated: ").await;
+    says(&field, "Waiting", "CloneSet cannot be updated: ").await;
     field.event("FailedUpdate", "web").await;
     quota(&field, "count/controllerrevisions.apps", 9).await;
     field.edit("web", json!({ "spec": { "replicas": 2 } })).await;
@@ -140,7 +140,7 @@ async fn a_claim_without_a_class_is_told_with_the_scheduler_s_words() {
     field.set("web", spec).await;
     says(
         &field,
-        "Progressing",
+        "Waiting",
         "its claim of storage class no-such-class is not bound",
     )
     .await;
@@ -166,7 +166,7 @@ async fn a_claim_without_a_class_is_told_with_the_scheduler_s_words() {
     // One of them is told first.
     let both = format!("{} (a node: 0/1 nodes are available: {words}", names.join(", "));
     until(&field.sets(), "web", "both are told", |set: &CloneSet| {
-        said(set, "Progressing").contains(&both)
+        said(set, "Waiting").contains(&both)
     })
     .await;
 }
@@ -179,13 +179,13 @@ async fn an_image_that_never_comes_is_told_with_the_pods_that_wait() {
     let spec = json!({ "replicas": 2, "progressDeadlineSeconds": 3600, "template": template });
     field.set("web", spec).await;
     let words = "(container app: ImagePullBackOff of image nowhere.example/none:1)";
-    let set = says(&field, "Progressing", words).await;
+    let set = says(&field, "Waiting", words).await;
     let all = field.pods_of("web").await;
     let names: Vec<&str> = all
         .iter()
         .filter_map(|p| p["metadata"]["name"].as_str())
         .collect();
-    let waits = said(&set, "Progressing");
+    let waits = said(&set, "Waiting");
     assert!(
         names.iter().any(|name| waits.contains(name)),
         "{names:?} are not in {waits}"

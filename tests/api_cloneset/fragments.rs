@@ -41,7 +41,7 @@ fn merged(base: &Value, fragment: &Value, name: &str) -> Value {
 async fn says(field: &Field, name: &str, words: &'static str) -> CloneSet {
     until(&field.sets(), name, words, move |set: &CloneSet| {
         let status = set.status.iter().flat_map(|s| &s.conditions);
-        let mut progressing = status.filter(|c| c.type_ == "Progressing");
+        let mut progressing = status.filter(|c| c.type_ == "Waiting");
         progressing.any(|c| c.message.contains(words))
     })
     .await

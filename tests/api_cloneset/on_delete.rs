@@ -11,9 +11,9 @@ use crate::world::{until, world};
 const OLD: &str = "example.com/app:1";
 const NEW: &str = "example.com/app:2";
 
-fn says(set: &CloneSet, reason: &str, words: &str) -> bool {
+fn says(set: &CloneSet, type_: &str, reason: &str, words: &str) -> bool {
     let mut all = set.status.iter().flat_map(|s| &s.conditions);
-    all.any(|c| c.type_ == "Progressing" && c.reason == reason && c.message.contains(words))
+    all.any(|c| c.type_ == type_ && c.reason == reason && c.message.contains(words))
 }
 
 fn updated(set: &CloneSet) -> i32 {
@@ -56,7 +56,7 @@ async fn left_alone(field: &Field, before: &[Value]) {
         &field.sets(),
         "web",
         "says whom it waits for",
-        |set: &CloneSet| says(set, "CloneSetUpdated", words) && updated(set) == 0,
+        |set: &CloneSet| says(set, "Waiting", "OnDelete", words) && updated(set) == 0,
     )
     .await;
     // What comes after has been looked at after it.
@@ -71,7 +71,7 @@ async fn left_alone(field: &Field, before: &[Value]) {
 async fn pods_are_updated_when_somebody_deletes_them_and_no_sooner() {
     let field = Field::new(world(), "on-delete").await;
     let strategy = json!({ "type": "OnDelete", "rollingUpdate": null });
-    let spec = json!({ "replicas": 4, "updateStrategy": strategy });
+    let spec = json!({ "replicas": 4, "updateStrategy": strategy, "progressDeadlineSeconds": 600 });
     let set = json!(field.set("web", spec).await);
     let limit = &set["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"];
     assert_eq!(*limit, "20%", "what the API server fills in");
@@ -96,7 +96,7 @@ async fn pods_are_updated_when_somebody_deletes_them_and_no_sooner() {
     field.pods().delete(&names[3], &Default::default()).await.unwrap();
     replaced(&field, &before, 4).await;
     until(&field.sets(), "web", "at its end", |set: &CloneSet| {
-        says(set, "CloneSetAvailable", "CloneSet is available")
+        says(set, "Progressing", "CloneSetAvailable", "CloneSet is available")
     })
     .await;
 }

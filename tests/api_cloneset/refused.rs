@@ -87,8 +87,8 @@ pub async fn pods_in_mid_update_are_finished(world: &'static World) {
     assert_eq!(pods::identities(&before), pods::identities(&after), "they stay");
     run(&after, "example.com/app:2");
     run(&another_for(&field, &after[0]).await, "example.com/app:2");
-    let set = says(&field, "Progressing", "CloneSet cannot be updated: ").await;
-    let told = said(&set, "Progressing");
+    let set = says(&field, "Waiting", "CloneSet cannot be updated: ").await;
+    let told = said(&set, "Waiting");
     assert!(told.contains("99999"), "{told}");
 
     containers(&field, json!({ "name": "app", "image": "example.com/app:3" })).await;
@@ -177,7 +177,7 @@ async fn an_outage_of_somebody_s_webhook_is_told_and_passes() {
     let silence = Silence::begins(&field).await;
     field.set("web", json!({})).await;
     says(&field, "FailedUpdate", words).await;
-    says(&field, "Progressing", words).await;
+    says(&field, "Waiting", words).await;
     field.event("FailedUpdate", "web").await;
     assert!(
         field.pods_of("web").await.is_empty(),

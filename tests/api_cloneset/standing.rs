@@ -56,8 +56,8 @@ async fn waiting() -> [Field; 2] {
     image
         .set("web", json!({ "replicas": 2, "template": template }))
         .await;
-    says(&class, "Progressing", "no-such-class is not bound").await;
-    says(&image, "Progressing", "ImagePullBackOff").await;
+    says(&class, "Waiting", "no-such-class is not bound").await;
+    says(&image, "Waiting", "ImagePullBackOff").await;
     [class, image]
 }
 
@@ -147,8 +147,8 @@ async fn a_job_that_is_refused_is_told_and_given_up() {
         .edit("web", json!({ "spec": { "updateStrategy": rolling(0) } }))
         .await;
     let set = field.settled("web").await;
-    assert_eq!(said(&set, "Progressing"), "CloneSet is available");
+    assert_eq!(said(&set, "Waiting"), "");
     assert_eq!(count(&field, "create", "imagepulljobs"), 1, "{:?}", asked(&field));
     notes.abort();
-    assert_eq!(*ever.lock().unwrap(), BTreeSet::from(["Progressing".to_owned()]));
+    assert_eq!(*ever.lock().unwrap(), BTreeSet::from(["Waiting".to_owned()]));
 }

@@ -63,14 +63,14 @@ async fn a_pod_that_is_refused_is_told_and_made_under_its_name_when_it_may() {
     // The two that were made are waited for until they are ready.
     let alone = |set: &kruise::api::cloneset::CloneSet| {
         let mut conditions = set.status.iter().flat_map(|s| &s.conditions);
-        conditions.any(|c| c.message.starts_with("CloneSet is progressing; failed: "))
+        conditions.any(|c| c.type_ == "Waiting" && c.message.starts_with("failed: "))
     };
     until(&field.sets(), "web", "short of one Pod only", alone).await;
     let text = field.described("web");
     println!("{text}");
     let words = "API server refused: pods \"web-*\" is forbidden: exceeded quota: few, requested: pods=1, used: pods=2, \
         limited: pods=2 (HTTP 403)";
-    for place in ["CloneSet is progressing; failed: ", "FailedCreate "] {
+    for place in ["failed: ", "FailedCreate "] {
         let line = text.lines().find(|line| line.contains(place));
         assert!(line.is_some_and(|line| line.contains(words)), "{place}: {text}");
     }

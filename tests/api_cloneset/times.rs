@@ -15,6 +15,12 @@ fn progressing(set: &CloneSet) -> CloneSetCondition {
         .unwrap_or_default()
 }
 
+/// Whether condition Waiting ends so.
+fn waits(set: &CloneSet, end: &str) -> bool {
+    let mut conditions = set.status.iter().flat_map(|s| &s.conditions);
+    conditions.any(|c| c.type_ == "Waiting" && c.message.ends_with(end))
+}
+
 fn exceeded(set: &CloneSet) -> bool {
     let condition = progressing(set);
     condition.status == "False" && condition.reason == "ProgressDeadlineExceeded"
@@ -35,11 +41,12 @@ async fn a_rollout_is_too_late_until_its_pods_have_been_ready_for_long_enough() 
     let late = until(&field.sets(), "web", "too late", exceeded).await;
     let message = progressing(&late).message;
     let update = late.status.unwrap().update_revision;
-    let words = format!("CloneSet revision {update} has timed out progressing; waiting: web-");
-    assert!(
-        message.starts_with(&words) && message.ends_with(" (a node)"),
-        "{message}"
-    );
+    let words = format!("CloneSet revision {update} has timed out progressing");
+    assert_eq!(message, words);
+    until(&field.sets(), "web", "waits for a node", |set: &CloneSet| {
+        waits(set, " (a node)")
+    })
+    .await;
 
     let name = field.pods_of("web").await[0]["metadata"]["name"].clone();
     let name = name.as_str().unwrap();
@@ -50,10 +57,10 @@ async fn a_rollout_is_too_late_until_its_pods_have_been_ready_for_long_enough() 
     };
     let set = field.status("web", "ready, and not yet available", young).await;
     assert!(exceeded(&set), "as long as it is not over");
-    let message = progressing(&set).message;
     assert!(
-        message.ends_with("(to be ready for 20 s, minReadySeconds)"),
-        "{message}"
+        waits(&set, "(to be ready for 20 s, minReadySeconds)"),
+        "{:?}",
+        set.status
     );
     let before = versions(&field.pods_of("web").await);
     let set = field.settled("web").await;

@@ -202,7 +202,7 @@ async fn what_a_rollout_does_is_told() {
     field.image("web", NO_IMAGE).await;
     let progressing = |set: &CloneSet| {
         let conditions = &set.status.as_ref().unwrap().conditions;
-        conditions.iter().find(|c| c.type_ == "Progressing").cloned()
+        conditions.iter().find(|c| c.type_ == "Waiting").cloned()
     };
     let waits = |set: &CloneSet| progressing(set).is_some_and(|c| c.message.contains("container app: "));
     until(&field.sets(), "web", "says what it waits for", waits).await;

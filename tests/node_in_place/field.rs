@@ -74,7 +74,7 @@ pub trait Field {
     async fn status(&self, name: &str, what: &str, wanted: impl Fn(&CloneSet) -> bool) -> CloneSet;
     /// Waits until all Pods are updated and available.
     async fn settled(&self, name: &str) -> CloneSet;
-    /// Waits until condition Progressing says this.
+    /// Waits until condition Waiting says this.
     async fn says(&self, name: &str, words: &str) -> CloneSet;
     /// The Pods of a CloneSet that are not being deleted, by name.
     async fn pods_of(&self, set: &str) -> Vec<Pod>;
@@ -141,7 +141,7 @@ impl<G: Deref<Target = Bed>> Field for Test<G> {
     async fn says(&self, name: &str, words: &str) -> CloneSet {
         let told = |set: &CloneSet| {
             let conditions = &set.status.as_ref().unwrap().conditions;
-            let condition = conditions.iter().find(|c| c.type_ == "Progressing");
+            let condition = conditions.iter().find(|c| c.type_ == "Waiting");
             condition.is_some_and(|c| c.message.contains(words))
         };
         self.status(name, &format!("it says {words:?}"), told).await

@@ -9,7 +9,9 @@ use crate::workloads::{shared, template};
 #[tokio::test]
 async fn kubectl_scales_up_and_down() {
     let space = shared().await;
-    let before = space.settled_set("web", json!({ "replicas": 1 })).await;
+    let before = space
+        .settled_set("web", json!({ "replicas": 1, "progressDeadlineSeconds": 600 }))
+        .await;
     space.kubectl(&["scale", "clone/web", "--current-replicas=1", "--replicas=3"]);
     assert_eq!(space.settled("web").await.replicas, 3);
     // As `docs/cloneset.md` has it.

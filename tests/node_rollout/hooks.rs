@@ -58,13 +58,13 @@ async fn one_is(space: &Space<impl Deref<Target = Bed>>, wanted: &str, serving: 
     pods.into_iter().find(is_it).unwrap()
 }
 
-/// Waits until condition Progressing, or an event, tells which hook is waited for.
+/// Waits until condition Waiting, or an event, tells which hook is waited for.
 async fn progress_says(space: &Space<impl Deref<Target = Bed>>, words: &str) {
     let what = format!("it says {words:?}");
     space
         .status("web", &what, |status| {
             let mut conditions = status.conditions.iter();
-            conditions.any(|c| c.type_ == "Progressing" && c.message.contains(words))
+            conditions.any(|c| c.type_ == "Waiting" && c.message.contains(words))
         })
         .await;
 }

@@ -187,7 +187,7 @@ async fn a_storage_class_that_is_not_there_is_told_in_the_scheduler_s_words_unti
         "its claim of storage class folders-to-come is not bound",
     ];
     let told = |status: &CloneSetStatus| {
-        let progressing = status.conditions.iter().find(|c| c.type_ == "Progressing");
+        let progressing = status.conditions.iter().find(|c| c.type_ == "Waiting");
         progressing.is_some_and(|c| words.iter().all(|word| c.message.contains(word)))
     };
     space

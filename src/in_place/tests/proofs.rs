@@ -69,7 +69,10 @@ fn a_new_id_alone_is_no_proof() {
         "sha256:main-2",
     );
     daemon_says(&mut pod, "containerd://crashed", plain_hash("main", "main:1"), 0);
-    waits(&pod, "another image");
+    waits(&pod, "the image from before");
+    // A hash that is neither may be of a form that a later kubelet has, and is no word.
+    daemon_says(&mut pod, "containerd://crashed", 12345, 0);
+    done(&pod);
 }
 
 #[test]

@@ -17,7 +17,7 @@ use claims::{create_claim, delete_claim, patch_claim};
 use super::known::CONFIRM;
 use super::memory::Memory;
 use super::observe::{job_at, pod_at, set_at};
-use super::plan::{Act, ClaimPatch, Job, Outcome, Why};
+use super::plan::{Act, ClaimPatch, Job, Outcome, Subject, Why};
 use super::report::Tally;
 use super::{Work, history};
 use crate::api::cloneset::CloneSet;
@@ -51,7 +51,12 @@ pub async fn carry_out(work: &Work<'_>, acts: Vec<Act>, slice: Duration, memory:
         refused: false,
     };
     let acts = fit(work, acts, memory, &mut done.tally).await;
+    // Where updates were refused a Pod leaves its Services only for one that would be taken.
+    let careful = memory.failures.contains_key(&Subject::Updates);
     done.acted = !acts.is_empty() || done.tally.failures();
+    for act in &acts {
+        tracing::debug!(set = %work.name, subject = ?act.subject(), concern = ?act.concern(), "act planned");
+    }
     let mut waiting = acts.into_iter();
     let mut running = FuturesUnordered::new();
     let begin = Instant::now();
@@ -60,14 +65,17 @@ pub async fn carry_out(work: &Work<'_>, acts: Vec<Act>, slice: Duration, memory:
             match waiting.next() {
                 // What stopped one Pod from being made stops the next.
                 Some(Act::CreatePod { .. }) if done.refused => {}
-                Some(act) => running.push(one(work, act)),
+                Some(act) => running.push(one(work, act, careful)),
                 None => break,
             }
         }
-        let Some((act, result)) = running.next().await else {
+        let Some((act, result, resize)) = running.next().await else {
             break;
         };
         done.note(work, &act, result, memory);
+        if resize {
+            memory.resize_refused(&act.subject());
+        }
     }
     memory.made(done.made, done.refused, AT_ONCE);
     done
@@ -78,6 +86,20 @@ impl Done {
     fn note(&mut self, work: &Work<'_>, act: &Act, result: Result<(), Error>, memory: &mut Memory) {
         memory.left.note(act, outcome(work, &result));
         let creation = matches!(act, Act::CreatePod { .. });
+        let update = matches!(
+            act,
+            Act::PatchPod {
+                why: Why::UpdateInPlace,
+                ..
+            }
+        );
+        match &result {
+            Ok(()) if update => memory.update_began(),
+            Err(error) if update && !error.retryable() => {
+                memory.update_refused(error, work.ctx.cluster.clock.now());
+            }
+            _ => {}
+        }
         let Err(error) = result else {
             self.made += usize::from(creation);
             memory.succeeded(&act.subject());
@@ -126,8 +148,8 @@ async fn fit(work: &Work<'_>, mut acts: Vec<Act>, memory: &mut Memory, tally: &m
 /// Takes note of an act that failed, to be told unless it is ordinary life.
 fn failed(work: &Work<'_>, act: &Act, error: &Error, memory: &mut Memory, tally: &mut Tally) {
     let now = work.ctx.cluster.clock.now();
-    tracing::debug!(set = %work.name, subject = ?act.subject(), %error, category = error.category(), "an act failed");
-    if memory.failed(act.subject(), act.concern(), error, now) {
+    tracing::debug!(set = %work.name, subject = ?act.subject(), %error, category = error.category(), "act failed");
+    if memory.failed(act.subject(), act.concern(), error, now) && !error.namespace_terminating() {
         tally.failed(act, error);
     }
 }
@@ -144,8 +166,9 @@ pub async fn alive(work: &Work<'_>) -> Result<bool, Error> {
     }))
 }
 
-/// Does one act.
-async fn one(work: &Work<'_>, act: Act) -> (Act, Result<(), Error>) {
+/// Does one act. With it goes whether the API server refused to resize the Pod.
+async fn one(work: &Work<'_>, act: Act, careful: bool) -> (Act, Result<(), Error>, bool) {
+    let mut resize = false;
     // The semaphore is never closed.
     let _permit = work.writes.acquire().await;
     let result = match &act {
@@ -158,7 +181,10 @@ async fn one(work: &Work<'_>, act: Act) -> (Act, Result<(), Error>) {
         } => delete_pod(work, uid, name, version.as_deref(), claims).await,
         Act::PatchPod {
             uid, name, writes, ..
-        } => patch_pod(work, uid, name, writes).await,
+        } => match would_be_taken(work, name, writes, careful).await {
+            Ok(()) => patch_pod(work, uid, name, writes, &mut resize).await,
+            Err(error) => Err(error),
+        },
         Act::PatchClaim(claim) => patch_claim(work, claim).await,
         Act::DeleteClaim { name, uid } => delete_claim(work, name, uid).await,
         Act::CreateJob(job) => create_job(work, job).await,
@@ -166,7 +192,7 @@ async fn one(work: &Work<'_>, act: Act) -> (Act, Result<(), Error>) {
         Act::LabelRevision { name, label } => history::label(work, name, label).await,
         Act::PatchSet(patch) => patch_set(work, patch).await,
     };
-    (act, result)
+    (act, result, resize)
 }
 
 fn keep_pod(work: &Work<'_>, stored: &RawPod) -> Arc<Pod> {
@@ -236,7 +262,25 @@ async fn delete_pod(
     deleted
 }
 
-async fn patch_pod(work: &Work<'_>, uid: &str, name: &str, writes: &[Write]) -> Result<(), Error> {
+/// Tries the last of these writes, the change of the Pod itself, without storing it.
+async fn would_be_taken(work: &Work<'_>, name: &str, writes: &[Write], careful: bool) -> Result<(), Error> {
+    let leaves = writes.first().is_some_and(|write| write.to == Target::Status);
+    match writes
+        .last()
+        .filter(|write| careful && leaves && write.to == Target::Pod)
+    {
+        Some(write) => write::try_strategic(&work.api::<RawPod>(), name, &write.patch).await,
+        None => Ok(()),
+    }
+}
+
+async fn patch_pod(
+    work: &Work<'_>,
+    uid: &str,
+    name: &str,
+    writes: &[Write],
+    resize: &mut bool,
+) -> Result<(), Error> {
     let api = work.api::<RawPod>();
     let mut before: Option<Arc<Pod>> = None;
     for write in writes {
@@ -250,7 +294,12 @@ async fn patch_pod(work: &Work<'_>, uid: &str, name: &str, writes: &[Write]) -> 
         };
         match stored {
             Ok(stored) => before = Some(keep_pod(work, &stored)),
-            Err(error) => return not_patched(work, uid, name, error).await,
+            Err(error) => {
+                // A quota would refuse another Pod just as well.
+                let quota = error.to_string().contains("exceeded quota");
+                *resize = write.to == Target::Resize && !error.retryable() && !quota;
+                return not_patched(work, uid, name, error).await;
+            }
         }
     }
     Ok(())

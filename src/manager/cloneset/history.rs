@@ -83,6 +83,8 @@ pub async fn settle(work: &Work<'_>, known: &[Arc<RevisionView>], memory: &mut M
     let status = work.set.status.as_ref();
     // A status is written a moment later, by a pass that finds the revision and has no collision to count.
     let before = status.and_then(|s| s.collision_count).max(memory.collisions);
+    // Upstream counts from 0 on, and the count goes into every name.
+    let before = before.or(Some(0));
     let (mut collisions, mut failed) = (before, None);
     let generation = work.set.metadata.generation.unwrap_or_default();
     let mut unsettled = memory.unsettled(generation, Instant::now());
@@ -90,7 +92,12 @@ pub async fn settle(work: &Work<'_>, known: &[Arc<RevisionView>], memory: &mut M
         match newest(work, known, &mut all, &mut collisions, memory).await {
             Ok(()) => memory.settled(),
             Err(unfit) => {
-                tracing::warn!(set = %work.name, error = %unfit, "the template has no revision");
+                match &unfit {
+                    Unfit::Failed(error) if error.namespace_terminating() => {
+                        tracing::debug!(set = %work.name, "no revision is made: the namespace is being deleted");
+                    }
+                    _ => tracing::warn!(set = %work.name, error = %unfit, "no revision for the template"),
+                }
                 (collisions, failed) = (before, Some(unfit.category()));
                 unsettled = Some(memory.not_settled(generation, &unfit, Instant::now()));
             }
@@ -135,11 +142,14 @@ async fn newest(
             let view = known.iter().find(|view| view.revision.name == name);
             let version = view.map(|view| view.resource_version.as_str());
             let stored = promote(work, &name, version, number, claim_hash).await?;
+            tracing::info!(set = %work.name, revision = name, number, "made an old revision the newest");
             all.retain(|one| one.name != name);
             all.push(stored);
         }
         Step::Create { number } => {
-            all.push(create(work, wanted, number, collisions).await?);
+            let made = create(work, wanted, number, collisions).await?;
+            tracing::info!(set = %work.name, revision = made.name, number, "created a revision");
+            all.push(made);
             memory.collisions = *collisions;
         }
     }
@@ -382,6 +392,7 @@ pub async fn trim(work: &Work<'_>, history: &History, pods: &[Arc<Pod>]) -> Resu
         };
         write::delete(&api(work), &name, Some(&uid)).await?;
         work.index().revisions.doom(&key, &uid, Instant::now());
+        tracing::info!(set = %work.name, revision = name, "deleted an old revision");
     }
     Ok(())
 }

@@ -25,6 +25,9 @@ const CONFLICTS: u32 = 5;
 /// So many failures in a row that may pass by themselves are told.
 const WORTH_A_WORD: u32 = 3;
 
+/// After so many updates in place that were refused in a row, Pods are tried one at a time.
+const ALIKE: u32 = 3;
+
 /// So many tries in vain are told, whatever the reason.
 const TOLD_ANYWAY: u32 = 6;
 
@@ -71,6 +74,8 @@ pub struct Memory {
     tries: BTreeMap<Subject, (u32, Timestamp)>,
     /// What is not to be tried again before a time.
     pub failures: BTreeMap<Subject, Failure>,
+    /// Updates in place that were refused in a row.
+    refusals: u32,
     /// What failed acts left to be done.
     pub left: LeftOver,
     /// The claim templates that this is about.
@@ -145,11 +150,33 @@ impl Memory {
         let failure = Failure {
             of,
             lasting: !error.retryable(),
+            of_resize: false,
             until: now.checked_add(pause).unwrap_or(now),
             message: error.to_string(),
         };
         self.failures.insert(subject, failure);
         true
+    }
+
+    /// An update in place was refused, which would be so again. After a few of them in a row the next waits for all Pods.
+    pub fn update_refused(&mut self, error: &Error, now: Timestamp) {
+        self.refusals = self.refusals.saturating_add(1);
+        if self.refusals >= ALIKE {
+            self.failed(Subject::Updates, Concern::Update, error, now);
+        }
+    }
+
+    /// An update in place began.
+    pub fn update_began(&mut self) {
+        self.refusals = 0;
+        self.succeeded(&Subject::Updates);
+    }
+
+    /// The API server refused to resize a Pod, which it would do again.
+    pub fn resize_refused(&mut self, subject: &Subject) {
+        if let Some(failure) = self.failures.get_mut(subject) {
+            failure.of_resize = true;
+        }
     }
 
     /// What became of the template of this generation, and how long it is until its revision is to be tried for; nothing
@@ -175,6 +202,9 @@ impl Memory {
         tries = tries.saturating_add(1);
         let (why, wait, worth) = match unfit {
             Unfit::Mistake(why) => (why.clone(), ASK_AGAIN, true),
+            Unfit::Failed(error) if error.namespace_terminating() => {
+                return (Template::Unknown, ASK_AGAIN);
+            }
             Unfit::Failed(error) => {
                 // Somebody was quicker, or the API server is busy.
                 let ordinary = error.conflict() || error.not_found() || error.throttled();
@@ -223,11 +253,12 @@ impl Memory {
             }
             self.failures.clear();
             self.tries.clear();
+            self.refusals = 0;
         }
         let long = SignedDuration::try_from(LONGEST_PAUSE * 4).unwrap_or(SignedDuration::ZERO);
         // What was given up is not tried again when it is forgotten, but for another generation.
         let stays = |subject: &Subject, failure: &Failure| {
-            failure.lasting && matches!(subject, Subject::Job(_) | Subject::Revision(_))
+            failure.of_resize || failure.lasting && matches!(subject, Subject::Job(_) | Subject::Revision(_))
         };
         self.failures
             .retain(|subject, failure| stays(subject, failure) || now.duration_since(failure.until) < long);
@@ -371,6 +402,26 @@ mod tests {
         );
         // Another spec is another story.
         assert_eq!(memory.not_settled(2, &unfit, now).0, Template::Unknown);
+    }
+
+    #[test]
+    fn updates_that_are_refused_in_a_row_are_tried_ever_later_and_for_one_pod_at_a_time() {
+        let (mut memory, now) = (Memory::default(), Timestamp::UNIX_EPOCH);
+        for _ in 1..ALIKE {
+            memory.update_refused(&refused(403, "Forbidden"), now);
+            assert!(memory.failures.is_empty());
+        }
+        let mut pauses = Vec::new();
+        for _ in 0..4 {
+            memory.update_refused(&refused(403, "Forbidden"), now);
+            let until = memory.failures[&Subject::Updates].until;
+            pauses.push(until.duration_since(now).as_millis());
+        }
+        assert_eq!(pauses, [500, 1000, 2000, 4000]);
+        memory.update_began();
+        assert!(memory.failures.is_empty());
+        memory.update_refused(&refused(403, "Forbidden"), now);
+        assert!(memory.failures.is_empty(), "it counts anew");
     }
 
     #[test]

@@ -209,6 +209,8 @@ async fn pass(work: &Work<'_>, memory: &mut Memory, word: &mut &'static str) -> 
     let mut planned = plan(&observed, now);
     planned.events.extend(history.warnings());
     let (planned_at, cost) = (Instant::now(), gathered + begin.elapsed());
+    tracing::debug!(set = %work.name, update = observed.update, current = observed.current, pods = observed.pods.len(),
+        acts = planned.acts.len(), wake = ?planned.wake, "planned");
     let wake = planned.wake.map(|at| until(at, now));
     let done = act::carry_out(work, planned.acts, slice(cost), memory).await;
     *word = match history.failed {

@@ -190,8 +190,12 @@ pub fn tell(work: &Work<'_>, tally: Tally, planned: Vec<Event>, memory: &mut Mem
     memory.said = planned.into_iter().map(|event| event.message).collect();
     let acts = tally.events();
     // One line for each reason: where the API server is away it is the same for every Pod.
-    for event in acts.iter().filter(|event| event.warning) {
-        tracing::warn!(set = %work.name, reason = event.reason, why = event.message, "acts failed");
+    for event in acts.iter().chain(&new) {
+        let (reason, message) = (event.reason, &event.message);
+        match event.warning {
+            true => tracing::warn!(set = %work.name, reason, "{message}"),
+            false => tracing::info!(set = %work.name, reason, "{message}"),
+        }
     }
     for event in acts.into_iter().chain(new) {
         let type_ = if event.warning {

@@ -46,12 +46,29 @@ pub(super) fn create(view: &View<'_>, claims: &BTreeSet<&str>, count: usize, old
     ids.into_iter().enumerate().filter_map(make).collect()
 }
 
-/// The Pods that are being deleted and whose claims stay.
+/// The Pods that are being deleted, or have ended, and whose claims stay.
 pub(super) fn leaving<'a>(view: &View<'a>, claims: &BTreeSet<&str>) -> Vec<&'a Pod> {
+    with_claims(view, claims, |pod| pod.deleting || gone(view, pod))
+}
+
+/// The Pods that have ended, and whose claims stay, with nobody to delete them.
+pub(super) fn ended<'a>(view: &View<'a>, claims: &BTreeSet<&str>) -> Vec<&'a Pod> {
+    with_claims(view, claims, |pod| !pod.deleting && gone(view, pod))
+}
+
+/// Whether a Pod of ours has ended.
+fn gone(view: &View<'_>, pod: &Pod) -> bool {
+    !pod.deleting && !pod.active() && pod.controller.as_ref() == Some(&view.owner())
+}
+
+fn with_claims<'a>(view: &View<'a>, claims: &BTreeSet<&str>, which: impl Fn(&Pod) -> bool) -> Vec<&'a Pod> {
     let observed = view.observed;
     let stay = observed.claims.iter().filter(|claim| stays(claims, claim));
-    let ids: BTreeSet<&String> = stay.map(|c| &c.instance).collect();
-    let going = observed.pods.iter().filter(|pod| pod.deleting);
+    let ids: BTreeSet<&String> = stay.map(|c| &c.instance).filter(|id| !id.is_empty()).collect();
+    if ids.is_empty() {
+        return Vec::new();
+    }
+    let going = observed.pods.iter().filter(|pod| which(pod));
     going
         .filter(|pod| {
             pod.labels

@@ -1,28 +1,32 @@
-//! Condition Progressing: how far a rollout is, and what it waits for.
+//! Condition Progressing: how far a rollout is, to the letter as OpenKruise says it.
 
 use jiff::{Timestamp, ToSpan};
 
 use super::status::{progressing, set};
 use super::view::{Draft, View};
-use super::waits::waits;
-use crate::api::cloneset::CloneSetStatus;
+use crate::api::cloneset::{CloneSetCondition, CloneSetStatus};
 
 /// The condition's type.
 pub const PROGRESSING: &str = "Progressing";
 const AVAILABLE: &str = "CloneSetAvailable";
-const PAUSED: &str = "CloneSetPaused";
-const PARTITION: &str = "ProgressPartitionAvailable";
+pub(super) const PAUSED: &str = "CloneSetPaused";
+pub(super) const PARTITION: &str = "ProgressPartitionAvailable";
 const EXCEEDED: &str = "ProgressDeadlineExceeded";
 const UPDATED: &str = "CloneSetUpdated";
 
-/// Sets the condition.
+/// Sets the condition, where the spec has a deadline.
 ///
-/// It is there also without a deadline. The deadline counts from the beginning of a rollout, of its going on after
-/// a pause or a partition, and not from what was before; another revision begins another rollout.
+/// The deadline counts from the beginning of a rollout, of its going on after a pause or a partition, and not from what
+/// was before; another revision begins another rollout.
 pub(super) fn set_condition(view: &View<'_>, status: &mut CloneSetStatus, draft: &mut Draft) {
+    let deadline = view.spec.progress_deadline_seconds;
+    let Some(deadline) = deadline.filter(|seconds| *seconds != i32::MAX) else {
+        status.conditions.retain(|c| c.type_ != PROGRESSING);
+        return;
+    };
     let (holds, reason, message) = match resting(view, status) {
-        Some((reason, message)) => (true, reason, format!("{message}{}", waits(view, draft))),
-        None => moving(view, status, draft),
+        Some((reason, message)) => (true, reason, message.to_owned()),
+        None => moving(view, status, deadline, draft),
     };
     let another = view
         .observed
@@ -34,18 +38,21 @@ pub(super) fn set_condition(view: &View<'_>, status: &mut CloneSetStatus, draft:
         status.conditions.retain(|c| c.type_ != PROGRESSING);
     }
     let holds = if holds { "True" } else { "False" };
-    set(
-        &mut status.conditions,
-        PROGRESSING,
-        holds,
-        reason,
-        &message,
-        view.now,
-    );
+    let same = |c: &CloneSetCondition| c.status == holds && c.reason == reason;
+    if !progressing(status).is_some_and(same) {
+        set(
+            &mut status.conditions,
+            PROGRESSING,
+            holds,
+            reason,
+            &message,
+            view.now,
+        );
+    }
 }
 
 /// Why the rollout does not go on, if so. Pods may be waited for all the same.
-fn resting(view: &View<'_>, status: &CloneSetStatus) -> Option<(&'static str, &'static str)> {
+pub(super) fn resting(view: &View<'_>, status: &CloneSetStatus) -> Option<(&'static str, &'static str)> {
     let all = |number: i32| i64::from(number) == view.limits.replicas;
     let available = status.updated_available_replicas.unwrap_or_default();
     let expected = status.expected_updated_replicas.unwrap_or_default();
@@ -63,10 +70,13 @@ fn resting(view: &View<'_>, status: &CloneSetStatus) -> Option<(&'static str, &'
     partitioned.then_some((PARTITION, "CloneSet has been paused due to partition ready"))
 }
 
-/// What a rollout that goes on waits for, and whether it has been at it for too long.
-fn moving(view: &View<'_>, status: &CloneSetStatus, draft: &mut Draft) -> (bool, &'static str, String) {
-    let waits = waits(view, draft);
-    let deadline = view.spec.progress_deadline_seconds.filter(|d| *d != i32::MAX);
+/// What is told of a rollout that goes on, and whether it has been at it for too long.
+fn moving(
+    view: &View<'_>,
+    status: &CloneSetStatus,
+    deadline: i32,
+    draft: &mut Draft,
+) -> (bool, &'static str, String) {
     let before = progressing(status).filter(|c| [UPDATED, EXCEEDED].contains(&c.reason.as_str()));
     let same = view
         .observed
@@ -74,23 +84,18 @@ fn moving(view: &View<'_>, status: &CloneSetStatus, draft: &mut Draft) -> (bool,
         .status
         .as_ref()
         .is_none_or(|s| s.update_revision == status.update_revision);
-    if let Some(deadline) = deadline {
-        let before = before.filter(|_| same);
-        let began = before
-            .and_then(|c| c.last_update_time.as_ref())
-            .map_or(view.now, |t| t.0);
-        let end = began
-            .checked_add(i64::from(deadline).seconds())
-            .unwrap_or(Timestamp::MAX);
-        if before.is_some_and(|c| c.reason == EXCEEDED) || end < view.now {
-            let revision = &status.update_revision;
-            return (
-                false,
-                EXCEEDED,
-                format!("CloneSet revision {revision} has timed out progressing{waits}"),
-            );
-        }
-        draft.wake_at(end.checked_add(1.second()).unwrap_or(end));
+    let before = before.filter(|_| same);
+    let began = before
+        .and_then(|c| c.last_update_time.as_ref())
+        .map_or(view.now, |t| t.0);
+    let end = began
+        .checked_add(i64::from(deadline).seconds())
+        .unwrap_or(Timestamp::MAX);
+    if before.is_some_and(|c| c.reason == EXCEEDED) || end < view.now {
+        let revision = &status.update_revision;
+        let message = format!("CloneSet revision {revision} has timed out progressing");
+        return (false, EXCEEDED, message);
     }
-    (true, UPDATED, format!("CloneSet is progressing{waits}"))
+    draft.wake_at(end.checked_add(1.second()).unwrap_or(end));
+    (true, UPDATED, "CloneSet is progressing".to_owned())
 }

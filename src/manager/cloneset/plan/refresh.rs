@@ -1,14 +1,21 @@
 //! What every Pod needs in every pass: the next step of its update in place, its next state, its gates.
 
+use jiff::SignedDuration;
+
 use super::lifecycle;
 use super::pods;
 use super::types::Why;
+use super::update;
 use super::view::{Draft, Seen, View};
-use super::waits;
+use super::waits::{self, Kind};
+use crate::api::cloneset::PodUpdateStrategyType as Policy;
 use crate::api::keys;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::complete::Waiting;
 use crate::in_place::{Pod, Refresh, Write, ready, resize};
+
+/// How long kubelet may put a resize off before another Pod takes the place.
+const DEFERRED: SignedDuration = SignedDuration::from_mins(5);
 
 /// Writes that a Pod needs.
 pub(super) struct Pending {
@@ -41,7 +48,17 @@ pub(super) fn refresh(view: &View<'_>, pod: &Seen<'_>, draft: &mut Draft) -> Opt
                 }
                 other => other.to_string(),
             };
-            draft.wait(waits::trouble(pod).unwrap_or(why), pod);
+            if let Some(needed) = cannot_resize(view, pod, &waiting, draft) {
+                return Some(needed);
+            }
+            let kind = match &waiting {
+                Waiting::Grace(_) => Kind::GracePeriod,
+                _ => Kind::PodsNotReady,
+            };
+            match waits::trouble(pod) {
+                Some(trouble) => draft.wait(Kind::PodsNotReady, trouble, pod),
+                None => draft.wait(kind, why, pod),
+            }
         }
         // It stays out of its Services until no container is to be restarted any more.
         Refresh::Done => settled = !resize::under_way(pod),
@@ -53,6 +70,31 @@ pub(super) fn refresh(view: &View<'_>, pod: &Seen<'_>, draft: &mut Draft) -> Opt
     let write = lifecycle::write(view, pod, next, ready)?;
     let (writes, why) = (vec![write], Why::State);
     Some(Pending { writes, why, first })
+}
+
+/// Marks a Pod for deletion that kubelet cannot give its new size, where the policy allows another in its place.
+fn cannot_resize(view: &View<'_>, pod: &Seen<'_>, waiting: &Waiting, draft: &mut Draft) -> Option<Pending> {
+    let rolling = view.spec.rolling_update()?;
+    let may = rolling.pod_update_policy == Some(Policy::InPlaceIfPossible) && !rolling.paused && !view.held();
+    let pending = pod.condition("PodResizePending").filter(|c| c.holds)?;
+    if !may || pod.specified || !matches!(waiting, Waiting::Resources(..)) {
+        return None;
+    }
+    let until = match pending.reason.as_str() {
+        "Infeasible" => Some(view.now),
+        "Deferred" => pending.since.and_then(|since| since.checked_add(DEFERRED).ok()),
+        _ => None,
+    }?;
+    if until > view.now {
+        draft.wake_at(until);
+        return None;
+    }
+    let (why, writes) = update::recreate(pod)?;
+    Some(Pending {
+        writes,
+        why,
+        first: true,
+    })
 }
 
 /// Whether the Pod is in use with its gates open and all labels, so that there is no need to look at it: nearly all of
@@ -87,7 +129,10 @@ fn next_state(view: &View<'_>, pod: &Seen<'_>, settled: bool, draft: &mut Draft)
         let why = format!("hook {name}: {items} {lets}");
         // What a hook is to put onto a Pod comes when the Pod is well.
         let trouble = waits::trouble(pod).filter(|_| !there);
-        draft.wait(trouble.unwrap_or(why), pod);
+        match trouble {
+            Some(trouble) => draft.wait(Kind::PodsNotReady, trouble, pod),
+            None => draft.wait(Kind::LifecycleHook, why, pod),
+        }
         None
     };
     let hooked = |hook| pods::hooked(hook, pod);
@@ -97,7 +142,7 @@ fn next_state(view: &View<'_>, pod: &Seen<'_>, settled: bool, draft: &mut Draft)
             Some(hook) if pod.node.is_some() => held("preNormal", hook, false),
             None if pod.node.is_some() => Some(State::Normal),
             _ => {
-                draft.wait(waits::no_node(view, pod), pod);
+                draft.wait(Kind::PodsNotScheduled, waits::no_node(view, pod), pod);
                 None
             }
         },

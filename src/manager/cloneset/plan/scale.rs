@@ -8,6 +8,7 @@ use super::order::{self, Choice, Spread};
 use super::pods;
 use super::types::{Act, Event, Subject, Why};
 use super::view::{Draft, Seen, View};
+use super::waits::Kind;
 use super::{create, volumes, waits};
 use crate::api::lifecycle::LifecycleStateType as State;
 use crate::in_place::Pod;
@@ -28,12 +29,16 @@ pub(super) fn scale(view: &View<'_>, claims: &BTreeSet<&str>, draft: &mut Draft)
     // Without any revision there is nothing to make Pods of.
     if numbers.scale_up > 0 && view.revision(&view.observed.update).is_some() {
         limited(&numbers, draft);
-        if make(view, claims, &numbers, draft) {
+        if clear(view, claims, draft) || make(view, claims, &numbers, draft) {
             return true;
         }
     }
     let waiting = view.pods.iter().filter(|p| p.state == State::PreparingDelete);
-    if delete(view, waiting.map(|seen| seen.pod), i64::MAX, draft) {
+    let unlimited = Limit {
+        ready: i64::MAX,
+        available: i64::MAX,
+    };
+    if delete(view, waiting.map(|seen| seen.pod), unlimited, draft) {
         return true;
     }
     let named = |pod: &&Seen<'_>| pod.specified && pod.state != State::PreparingDelete;
@@ -45,6 +50,19 @@ pub(super) fn scale(view: &View<'_>, claims: &BTreeSet<&str>, draft: &mut Draft)
     }
     let too_many = numbers.scale_down > 0 && none && !preparing(view);
     too_many && delete(view, choose(view, &numbers), limit, draft)
+}
+
+/// Deletes Pods that have ended and whose claims stay: the Pods that take their places, and names, have these claims.
+/// Kubelet evicts Pods so, and leaves them to be looked at. Whether there were any.
+fn clear(view: &View<'_>, claims: &BTreeSet<&str>, draft: &mut Draft) -> bool {
+    let acts = create::ended(view, claims).into_iter().map(|pod| Act::DeletePod {
+        uid: pod.uid.clone(),
+        name: pod.name.clone(),
+        version: Some(pod.resource_version.clone()),
+        claims: Vec::new(),
+    });
+    let planned: Vec<bool> = acts.map(|act| draft.act(view, act)).collect();
+    planned.contains(&true)
 }
 
 fn preparing(view: &View<'_>) -> bool {
@@ -106,7 +124,11 @@ fn make(view: &View<'_>, claims: &BTreeSet<&str>, numbers: &Numbers, draft: &mut
     let acts = create::create(view, claims, count, size(numbers.scale_up_old));
     if acts.len() < count {
         for pod in create::leaving(view, claims) {
-            draft.wait("to be gone, for another to take over its claims", pod);
+            draft.wait(
+                Kind::ClaimsInUse,
+                "to be gone, for another to take over its claims",
+                pod,
+            );
         }
     }
     let made = !acts.is_empty();
@@ -116,15 +138,27 @@ fn make(view: &View<'_>, claims: &BTreeSet<&str>, numbers: &Numbers, draft: &mut
     made
 }
 
-/// How many available Pods may go.
+/// How many Pods may go that are in use.
+#[derive(Clone, Copy)]
+struct Limit {
+    /// Pods that are ready, as upstream counts them.
+    ready: i64,
+    /// Of these, Pods that were ready for as long as they must be. One that was not serves nobody's budget.
+    available: i64,
+}
+
+/// How many Pods in use may go now.
 ///
 /// The limit that upstream goes by counts Pods that are specified for deletion as available; as they need not be, what
 /// is available is counted too.
-fn limit(view: &View<'_>, numbers: &Numbers) -> i64 {
+fn limit(view: &View<'_>, numbers: &Numbers) -> Limit {
     let there = view.pods.iter().filter(|p| p.available).count();
     let least = view.limits.replicas - view.limits.unavailable;
     let there = i64::try_from(there).unwrap_or(i64::MAX);
-    numbers.delete_ready_limit.min(there - least)
+    Limit {
+        ready: numbers.delete_ready_limit,
+        available: there - least,
+    }
 }
 
 /// The Pods that are too many.
@@ -168,7 +202,7 @@ fn choose<'a>(view: &View<'a>, numbers: &Numbers) -> Vec<&'a Pod> {
 fn delete<'a>(
     view: &View<'_>,
     pods: impl IntoIterator<Item = &'a Pod>,
-    mut limit: i64,
+    mut limit: Limit,
     draft: &mut Draft,
 ) -> bool {
     let mut done = false;
@@ -179,11 +213,17 @@ fn delete<'a>(
             break;
         }
         if pods::available(pod, 0, view.now) {
-            if limit <= 0 {
-                draft.wait(format!("to be deleted: {}", waits::budget(view)), pod);
+            let counts = pods::available(pod, view.min_ready, view.now);
+            if limit.ready <= 0 || (counts && limit.available <= 0) {
+                draft.wait(
+                    Kind::MaxUnavailable,
+                    format!("to be deleted: {}", waits::budget(view)),
+                    pod,
+                );
                 continue;
             }
-            limit -= 1;
+            limit.ready -= 1;
+            limit.available -= i64::from(counts);
         }
         if !pods::hooked(view.pre_delete(), pod) {
             let act = Act::DeletePod {

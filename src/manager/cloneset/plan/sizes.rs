@@ -7,6 +7,7 @@ use serde_json::json;
 use super::refresh::Pending;
 use super::types::Why;
 use super::view::{Draft, Seen, View};
+use super::waits::Kind;
 use super::{lifecycle, update, waits};
 use crate::api::lifecycle::LifecycleStateType as State;
 use crate::in_place::resize;
@@ -35,7 +36,11 @@ pub(super) fn take_back(
         }
         if pod.available && resize::disturbs(pod, view.template_of(pod)) {
             if lost >= limit {
-                draft.wait(format!("to get its size back: {}", waits::budget(view)), pod);
+                draft.wait(
+                    Kind::MaxUnavailable,
+                    format!("to get its size back: {}", waits::budget(view)),
+                    pod,
+                );
                 continue;
             }
             lost += 1;

@@ -7,7 +7,8 @@ use super::pods;
 use super::progress::{self, PROGRESSING};
 use super::types::{Concern, Event, Template};
 use super::view::{Draft, Seen, View};
-use super::waits::{SAID, cut, stuck, waits};
+use super::waits;
+use super::waits::{SAID, cut, stuck};
 use crate::api::cloneset::{CloneSetCondition, CloneSetStatus};
 
 /// Condition: Pods could not be made or deleted.
@@ -68,9 +69,15 @@ pub(super) fn conditions(view: &View<'_>, status: &mut CloneSetStatus, draft: &m
     failures(view, status, draft);
     match &view.observed.template {
         Template::Taken => progress::set_condition(view, status, draft),
-        Template::Unknown => {}
-        Template::Refused(why) => refused(view, status, why, draft),
+        // What was said before may hold yet.
+        Template::Unknown => return,
+        Template::Refused(why) => draft.events.push(Event {
+            warning: true,
+            reason: FAILED_UPDATE,
+            message: why.clone(),
+        }),
     }
+    waits::set_condition(view, status, draft);
 }
 
 /// What failed and is yet to be tried again, as conditions that go when it is over.
@@ -95,25 +102,6 @@ fn failures(view: &View<'_>, status: &mut CloneSetStatus, draft: &Draft) {
             None => status.conditions.retain(|c| c.type_ != type_),
         }
     }
-}
-
-/// Says that there is no update for as long as the template is as it is, and why.
-fn refused(view: &View<'_>, status: &mut CloneSetStatus, why: &str, draft: &mut Draft) {
-    let said = cut(why, SAID);
-    let message = format!("CloneSet cannot be updated: {said}{}", waits(view, draft));
-    set(
-        &mut status.conditions,
-        PROGRESSING,
-        "False",
-        FAILED_UPDATE,
-        &message,
-        view.now,
-    );
-    draft.events.push(Event {
-        warning: true,
-        reason: FAILED_UPDATE,
-        message: why.to_owned(),
-    });
 }
 
 /// Sets a condition. Its times tell since when it has this status and reason; a message may change meanwhile.

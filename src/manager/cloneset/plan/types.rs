@@ -116,6 +116,8 @@ pub struct Revision {
 pub enum Subject {
     /// Making Pods.
     Creation,
+    /// Updates in place of any Pod, where several were refused alike.
+    Updates,
     /// The Pod of this UID.
     Pod(String),
     /// The claim of this name.
@@ -137,6 +139,8 @@ pub struct Failure {
     pub until: Timestamp,
     /// Whether the same would fail again until somebody changes something.
     pub lasting: bool,
+    /// Whether the API server refused to resize the Pod.
+    pub of_resize: bool,
     /// What the API server said.
     pub message: String,
 }
@@ -198,7 +202,7 @@ impl LeftOver {
 pub struct Switches {
     /// CloneSetShortHash: label `controller-revision-hash` holds the short hash alone. Off.
     pub short_hash: bool,
-    /// CloneSetPartitionRollback: raising `partition` takes Pods back. On; upstream has it off.
+    /// CloneSetPartitionRollback: raising `partition` takes Pods back.
     pub partition_rollback: bool,
     /// PreparingUpdateAsUpdate: a Pod that is prepared for its update counts as updated when scaling. Off.
     pub preparing_update_as_update: bool,
@@ -206,9 +210,9 @@ pub struct Switches {
     pub recreate_for_claims: bool,
     /// InPlaceUpdateEnvFromMetadata: environment from labels and annotations is updated in place. On.
     pub env_from_metadata: bool,
-    /// InPlaceWorkloadVerticalScaling: CPU and memory are resized in place. On; upstream has it off.
+    /// InPlaceWorkloadVerticalScaling: CPU and memory are resized in place.
     pub vertical: bool,
-    /// PreDownloadImageForInPlaceUpdate: new images are pulled ahead. On; upstream has it off.
+    /// PreDownloadImageForInPlaceUpdate: new images are pulled ahead.
     pub pre_download: bool,
     /// Flag `--cloneset-scaling-exclude-preparing-delete`. Off.
     pub exclude_preparing_delete: bool,

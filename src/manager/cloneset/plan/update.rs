@@ -9,6 +9,7 @@ use super::numbers::Numbers;
 use super::refresh::Pending;
 use super::types::{Subject, Why};
 use super::view::{Draft, Seen, View};
+use super::waits::Kind;
 use super::{create, lifecycle, order, pods, sizes, waits};
 use crate::api::cloneset::PodUpdateStrategyType as Policy;
 use crate::api::keys;
@@ -41,7 +42,13 @@ fn roll(
     let forward = numbers.update >= 0;
     if forward && on_delete(view.spec) {
         let old = view.pods.iter().filter(|pod| !pod.updated);
-        old.for_each(|pod| draft.wait("somebody to delete them, as type OnDelete wants", pod));
+        old.for_each(|pod| {
+            draft.wait(
+                Kind::OnDelete,
+                "somebody to delete them, as type OnDelete wants",
+                pod,
+            )
+        });
     }
     let (candidates, mut wanted) = choose(view, &numbers, forward);
     let first = wanted.min(candidates.len());
@@ -50,24 +57,39 @@ fn roll(
     if view.held() || view.spec.rolling_update().is_some_and(|r| r.paused) {
         return BTreeSet::new();
     }
+    // What was refused for several Pods would be for the next: one is tried at a time, ever later.
+    if let Some(until) = view.delayed(&Subject::Updates) {
+        draft.wake_at(until);
+        return turns;
+    }
+    if view.observed.failures.contains_key(&Subject::Updates) {
+        *room = (*room).min(1);
+    }
     let target = match forward {
         true => &view.observed.update,
         false => &view.observed.current,
     };
     let mut budget = Budget::new(view, &numbers, target);
     let mut specs = Specs::new();
+    let rolling = view.spec.rolling_update();
+    let ordered = rolling.is_some_and(|r| r.priority_strategy.is_some() || !r.scatter_strategy.is_empty());
     let pods = candidates.iter().map(|at| (at, &view.pods[*at]));
     for (place, (at, pod)) in pods.enumerate() {
         if wanted == 0 || *room == 0 {
             break;
         }
-        // Where the limit keeps those whose turn it is, others may take their places that are unavailable anyway.
-        if place >= first && (pod.available || !budget.allows(false)) {
+        // Where the limit keeps those whose turn it is, others may take their places that are unavailable anyway, unless
+        // the user chose who comes first.
+        if place >= first && (ordered || pod.available || !budget.allows(false)) {
             continue;
         }
         // One that is unavailable anyway costs nothing, so it need not wait for those before it in the order.
         if !budget.allows(pod.available) {
-            draft.wait(format!("to be updated: {}", waits::budget(view)), pod);
+            draft.wait(
+                Kind::MaxUnavailable,
+                format!("to be updated: {}", waits::budget(view)),
+                pod,
+            );
             continue;
         }
         wanted -= 1;
@@ -296,6 +318,11 @@ fn in_place(view: &View<'_>, pod: &Pod, target: &str, specs: &mut Specs) -> Resu
     if starts_nothing_anew(pod, &spec) {
         return Err(MustRecreate::NoGate);
     }
+    let refused = view.observed.failures.get(&Subject::Pod(pod.uid.clone()));
+    let refused = refused.filter(|failure| failure.of_resize && !spec.container_resources.is_empty());
+    if let Some(failure) = refused {
+        return Err(MustRecreate::ResizeRefused(failure.message.clone()));
+    }
     Ok(spec)
 }
 
@@ -348,7 +375,7 @@ fn prepare_again(view: &View<'_>, pod: &Pod) -> Option<(Why, Vec<Write>)> {
 }
 
 /// Marks a Pod for deletion, unless it is.
-fn recreate(pod: &Pod) -> Option<(Why, Vec<Write>)> {
+pub(super) fn recreate(pod: &Pod) -> Option<(Why, Vec<Write>)> {
     if pod.labels.contains_key(keys::SPECIFIED_DELETE) {
         return None;
     }

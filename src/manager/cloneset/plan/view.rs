@@ -183,6 +183,8 @@ pub(super) struct Draft {
     wake: Option<Timestamp>,
     /// What is waited for, and the Pods that do.
     pub waits: BTreeMap<String, BTreeSet<String>>,
+    /// The kinds of that.
+    pub kinds: BTreeSet<waits::Kind>,
     /// What cannot be done at all until somebody changes something, and the Pods that this is about.
     pub stuck: BTreeMap<String, BTreeSet<String>>,
     /// Why not all missing Pods are made.
@@ -228,7 +230,8 @@ impl Draft {
     }
 
     /// Says that a Pod waits.
-    pub fn wait(&mut self, why: impl Into<String>, pod: &Pod) {
+    pub fn wait(&mut self, kind: waits::Kind, why: impl Into<String>, pod: &Pod) {
+        self.kinds.insert(kind);
         let pods = self.waits.entry(waits::reason(why.into())).or_default();
         pods.insert(pod.name.clone());
     }

@@ -131,16 +131,21 @@ fn claim(view: &View<'_>, template: &Value, name: String, id: &str) -> Value {
     let mut labels = texts(&template["metadata"]["labels"]);
     labels.extend(view.spec.selector.match_labels.clone().unwrap_or_default());
     labels.insert(keys::CLONESET_INSTANCE_ID.to_owned(), id.to_owned());
+    let mut metadata = json!({
+        "name": name,
+        "namespace": view.observed.set.metadata.namespace,
+        "labels": labels,
+        "annotations": texts(&template["metadata"]["annotations"]),
+        "ownerReferences": [owner(view)],
+    });
+    let finalizers = &template["metadata"]["finalizers"];
+    if finalizers.is_array() {
+        metadata["finalizers"] = finalizers.clone();
+    }
     json!({
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": {
-            "name": name,
-            "namespace": view.observed.set.metadata.namespace,
-            "labels": labels,
-            "annotations": texts(&template["metadata"]["annotations"]),
-            "ownerReferences": [owner(view)],
-        },
+        "metadata": metadata,
         "spec": template["spec"],
     })
 }

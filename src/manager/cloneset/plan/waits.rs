@@ -4,8 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::types::Concern;
+use super::progress::{PARTITION, PAUSED, resting};
+use super::status::set;
+use super::types::{Concern, Template};
 use super::view::{Draft, Seen, View};
+use crate::api::cloneset::CloneSetStatus;
 use crate::api::keys;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::Pod;
@@ -24,49 +27,147 @@ const REASON: usize = 500;
 pub(super) const SAID: usize = 1000;
 /// Reasons of kubelet that every container has on its way.
 const ORDINARY: [&str; 2] = ["ContainerCreating", "PodInitializing"];
+/// Reason of kubelet for a container that ends again and again.
+const CRASHES: &str = "CrashLoopBackOff";
 /// Reason of kubelet for a container whose barrier is not lifted.
 const HELD: &str = "CreateContainerConfigError";
 
-/// What is waited for, as the end of a sentence.
-pub(super) fn waits(view: &View<'_>, draft: &mut Draft) -> String {
+/// What kind of wait, the one that tells most first: the reason of the condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    TemplateRefused,
+    Stuck,
+    Failed,
+    ScaleUpLimited,
+    PodsNotReady,
+    PodsNotScheduled,
+    LifecycleHook,
+    GracePeriod,
+    ClaimsInUse,
+    MinReadySeconds,
+    MaxUnavailable,
+    OnDelete,
+    Paused,
+    Partition,
+}
+
+impl Kind {
+    fn word(self) -> &'static str {
+        match self {
+            Self::TemplateRefused => "TemplateRefused",
+            Self::Stuck => "Stuck",
+            Self::Failed => "Failed",
+            Self::ScaleUpLimited => "ScaleUpLimited",
+            Self::PodsNotReady => "PodsNotReady",
+            Self::PodsNotScheduled => "PodsNotScheduled",
+            Self::LifecycleHook => "LifecycleHook",
+            Self::GracePeriod => "GracePeriod",
+            Self::ClaimsInUse => "ClaimsInUse",
+            Self::MinReadySeconds => "MinReadySeconds",
+            Self::MaxUnavailable => "MaxUnavailable",
+            Self::OnDelete => "OnDelete",
+            Self::Paused => "Paused",
+            Self::Partition => "Partition",
+        }
+    }
+}
+
+/// Condition of ours: what the CloneSet waits for. It is there while it waits for anything.
+const WAITING: &str = "Waiting";
+
+/// Sets the condition.
+pub(super) fn set_condition(view: &View<'_>, status: &mut CloneSetStatus, draft: &mut Draft) {
+    let parts = waits(view, status, draft);
+    let Some(kind) = parts.iter().map(|(kind, _)| *kind).min() else {
+        status.conditions.retain(|c| c.type_ != WAITING);
+        return;
+    };
+    let texts: Vec<&str> = parts.iter().map(|(_, text)| text.as_str()).collect();
+    set(
+        &mut status.conditions,
+        WAITING,
+        "True",
+        kind.word(),
+        &texts.join("; "),
+        view.now,
+    );
+}
+
+/// What is waited for, in parts.
+fn waits(view: &View<'_>, status: &CloneSetStatus, draft: &mut Draft) -> Vec<(Kind, String)> {
     let said: BTreeSet<String> = draft.waits.values().flatten().cloned().collect();
     for pod in view.pods.iter().filter(|pod| !said.contains(&pod.name)) {
-        if let Some(why) = lacks(view, pod) {
-            draft.wait(why, pod);
+        if let Some((kind, why)) = lacks(view, pod) {
+            draft.wait(kind, why, pod);
         }
+    }
+    let mut parts = Vec::new();
+    if let Template::Refused(why) = &view.observed.template {
+        let text = format!("CloneSet cannot be updated: {}", cut(why, SAID));
+        parts.push((Kind::TemplateRefused, text));
+    }
+    parts.extend(rests(view, status));
+    if let Some(list) = listed(&draft.stuck) {
+        parts.push((Kind::Stuck, format!("stuck: {list}")));
+    }
+    if let Some(reason) = &draft.limited {
+        parts.push((Kind::ScaleUpLimited, reason.clone()));
+    }
+    if let (Some(list), Some(kind)) = (listed(&draft.waits), draft.kinds.first()) {
+        parts.push((*kind, list));
     }
     let failures = view.observed.failures.values();
     let failed = failures.filter(|f| f.of != Concern::PreDownload && f.until > view.now);
-    let failed = failed.map(|f| &f.message);
-    let failed: BTreeSet<&String> = failed.collect();
-    let mut text = String::new();
-    text += &listed("; stuck: ", &draft.stuck);
-    if let Some(reason) = &draft.limited {
-        text += &format!("; {reason}");
-    }
-    text += &listed("; waiting: ", &draft.waits);
+    let failed: BTreeSet<&String> = failed.map(|f| &f.message).collect();
     let more = failed.len().saturating_sub(NAMES);
     for message in failed.into_iter().take(NAMES) {
-        text += &format!("; failed: {}", cut(message, REASON));
+        parts.push((Kind::Failed, format!("failed: {}", cut(message, REASON))));
     }
-    match more {
-        0 => text,
-        more => text + &format!("; {more} more failed"),
+    if more > 0 {
+        parts.push((Kind::Failed, format!("{more} more failed")));
+    }
+    parts
+}
+
+/// What keeps a rollout from going on that somebody asked to stop there.
+fn rests(view: &View<'_>, status: &CloneSetStatus) -> Option<(Kind, String)> {
+    if view.held() || i64::from(status.updated_replicas) >= view.limits.replicas {
+        return None;
+    }
+    let rolling = view.spec.rolling_update();
+    match resting(view, status)?.0 {
+        PAUSED => Some((Kind::Paused, "the update is paused".to_owned())),
+        PARTITION => {
+            let asked = rolling.and_then(|r| r.partition.as_ref()).map(given);
+            let (there, all) = (status.updated_replicas, view.limits.replicas);
+            let asked = asked.unwrap_or_default();
+            let text = format!("{there} of {all} Pods are updated, as partition {asked} asks");
+            Some((Kind::Partition, text))
+        }
+        _ => None,
+    }
+}
+
+/// A limit as it is written in the spec.
+fn given(value: &IntOrString) -> String {
+    match value {
+        IntOrString::Int(number) => number.to_string(),
+        IntOrString::String(text) => text.clone(),
     }
 }
 
 /// The first of these reasons, each with its Pods.
-fn listed(word: &str, reasons: &BTreeMap<String, BTreeSet<String>>) -> String {
+fn listed(reasons: &BTreeMap<String, BTreeSet<String>>) -> Option<String> {
     if reasons.is_empty() {
-        return String::new();
+        return None;
     }
     let first = reasons.iter().take(THINGS);
     let parts = first.map(|(why, pods)| format!("{} ({why})", names(pods)));
-    let text = word.to_owned() + &parts.collect::<Vec<_>>().join(", ");
-    match reasons.len().saturating_sub(THINGS) {
+    let text = parts.collect::<Vec<_>>().join(", ");
+    Some(match reasons.len().saturating_sub(THINGS) {
         0 => text,
         more => text + &format!(" and others for {more} more reasons"),
-    }
+    })
 }
 
 fn names(pods: &BTreeSet<String>) -> String {
@@ -89,15 +190,19 @@ pub(super) fn reason(why: String) -> String {
 }
 
 /// What the Pod lacks to be available.
-fn lacks(view: &View<'_>, pod: &Seen<'_>) -> Option<String> {
+fn lacks(view: &View<'_>, pod: &Seen<'_>) -> Option<(Kind, String)> {
+    if !pod.ready && pod.node.is_none() {
+        return Some((Kind::PodsNotScheduled, no_node(view, pod)));
+    }
     if !pod.ready {
-        return Some(unready(view, pod));
+        return Some((Kind::PodsNotReady, unready(pod)));
     }
     if let State::Other(word) = &pod.state {
-        return Some(no_state(word));
+        return Some((Kind::Stuck, no_state(word)));
     }
     let young = pod.state == State::Normal && !pod.available;
-    young.then(|| format!("to be ready for {} s, minReadySeconds", view.min_ready))
+    let why = || format!("to be ready for {} s, minReadySeconds", view.min_ready);
+    young.then(|| (Kind::MinReadySeconds, why()))
 }
 
 /// What is wrong with a Pod whose state somebody made up.
@@ -109,11 +214,8 @@ pub(super) fn no_state(word: &str) -> String {
     )
 }
 
-/// Why a Pod is not ready.
-fn unready(view: &View<'_>, pod: &Pod) -> String {
-    if pod.node.is_none() {
-        return no_node(view, pod);
-    }
+/// Why a Pod that has a node is not ready.
+fn unready(pod: &Pod) -> String {
     let container = || {
         let status = pod.statuses.iter().find(|s| !s.ready && !held(pod, &s.name))?;
         let why = match &status.waiting {
@@ -121,7 +223,9 @@ fn unready(view: &View<'_>, pod: &Pod) -> String {
             None if status.running => "it runs, but is not ready",
             None => "it does not run",
         };
-        Some(format!("container {}: {why}", status.name))
+        let ended = status.ended.as_ref().filter(|_| !status.running);
+        let ended = ended.map_or(String::new(), |ended| format!(" ({ended})"));
+        Some(format!("container {}: {why}{ended}", status.name))
     };
     let found = trouble(pod).or_else(container).or_else(|| shut(pod));
     found.unwrap_or_else(|| "to be ready".to_owned())
@@ -148,7 +252,10 @@ pub(super) fn trouble(pod: &Pod) -> Option<String> {
     let image = pod.containers.iter().find(|c| c.name == *name);
     let image = image.filter(|_| reason.contains("Image"));
     let image = image.map_or(String::new(), |c| format!(" of image {}", c.image));
-    Some(format!("container {name}: {reason}{image}"))
+    let ended = pod.status(name).and_then(|status| status.ended.as_ref());
+    let ended = ended.filter(|_| reason == CRASHES);
+    let ended = ended.map_or(String::new(), |ended| format!(" ({ended})"));
+    Some(format!("container {name}: {reason}{image}{ended}"))
 }
 
 /// Whether a container is yet to start when others of a higher launch priority are ready, and these are not.
@@ -214,11 +321,7 @@ pub(super) fn no_node(view: &View<'_>, pod: &Pod) -> String {
 pub(super) fn budget(view: &View<'_>) -> String {
     let rolling = view.spec.rolling_update();
     let given = rolling.and_then(|r| r.max_unavailable.as_ref());
-    let given = match given {
-        Some(IntOrString::Int(number)) => number.to_string(),
-        Some(IntOrString::String(text)) => text.clone(),
-        None => "20%".to_owned(),
-    };
+    let given = given.map_or_else(|| "20%".to_owned(), self::given);
     let limits = &view.limits;
     let surge = if limits.surge > 0 {
         format!(" and maxSurge is {}", limits.surge)

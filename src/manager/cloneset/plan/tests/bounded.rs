@@ -26,6 +26,7 @@ fn spoil(world: &mut World, name: &str, kind: u8, words: &str) {
             of,
             until,
             lasting: false,
+            of_resize: false,
             message,
         };
         world.failures.insert(Subject::Pod(uid.clone()), failure);

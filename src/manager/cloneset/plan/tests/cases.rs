@@ -35,8 +35,19 @@ pub(super) fn condition(world: &World, type_: &str) -> Option<CloneSetCondition>
     conditions.into_iter().find(|c| c.type_ == type_)
 }
 
+/// The reason of condition Progressing, which is there with a deadline only.
 pub(super) fn reason(world: &World) -> String {
-    condition(world, "Progressing").unwrap().reason
+    let mut world = world.clone();
+    if world.set["spec"]["progressDeadlineSeconds"].is_null() {
+        world.set["spec"]["progressDeadlineSeconds"] = json!(1_000_000);
+        world.reconcile();
+    }
+    condition(&world, "Progressing").unwrap().reason
+}
+
+/// What is waited for.
+pub(super) fn waits(world: &World) -> String {
+    condition(world, "Waiting").unwrap_or_default().message
 }
 
 fn patches(plan: &Plan) -> Vec<(Why, Vec<Target>)> {
@@ -106,7 +117,7 @@ fn an_update_in_place_takes_three_writes() {
     let (_, plan) = world.reconcile();
     assert_eq!(patches(&plan), []);
     assert_eq!(plan.status.unwrap().updated_replicas, 1);
-    let why = condition(&world, "Progressing").unwrap().message;
+    let why = waits(&world);
     assert!(
         why.contains("container app: the one from before the update is still there"),
         "{why}"
@@ -145,6 +156,7 @@ fn quota_is_told_and_forgotten() {
         of: Concern::Scale,
         until,
         lasting: false,
+        of_resize: false,
         message: "exceeded quota".to_owned(),
     };
     world.failures.insert(Subject::Creation, failure);
@@ -159,12 +171,7 @@ fn quota_is_told_and_forgotten() {
         condition(&world, "FailedScale").unwrap().message,
         "exceeded quota"
     );
-    assert!(
-        condition(&world, "Progressing")
-            .unwrap()
-            .message
-            .contains("exceeded quota")
-    );
+    assert!(waits(&world).contains("exceeded quota"));
     world.now = until;
     let (_, plan) = world.reconcile();
     assert_eq!(
@@ -236,7 +243,7 @@ fn a_deadline_counts_from_the_rollouts_beginning() {
     kubelets(&mut world);
     world.reconcile();
     assert_eq!(reason(&world), "ProgressDeadlineExceeded");
-    let why = condition(&world, "Progressing").unwrap().message;
+    let why = waits(&world);
     assert!(why.contains("ImagePullBackOff of image app:bad"), "{why}");
     world.now = world.now.checked_add(1.hour()).unwrap();
     container(&mut world, "image", json!("app:3"));

@@ -223,7 +223,7 @@ fn stuck(world: &World, observed: &Observed, missing: i64, told: &str) {
         missing.abs() <= cannot,
         "{missing} are missing, of which {cannot} cannot be: {told}"
     );
-    for type_ in ["FailedUpdate", "Progressing"] {
+    for type_ in ["FailedUpdate", "Waiting"] {
         let said = condition(world, type_).map(|c| c.message).unwrap_or_default();
         assert!(said.contains("policy is InPlaceOnly"), "{type_}: {said:?}");
     }

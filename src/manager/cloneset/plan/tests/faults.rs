@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::world::{World, owned, patch};
 use crate::api::keys;
 use crate::in_place::tests::apply;
-use crate::in_place::{Target, Write};
+use crate::in_place::{Pod, Target, Write};
 use crate::manager::cloneset::plan::{Act, ClaimPatch, Failure, Job, LeftOver, Outcome};
 
 /// How an act fails.
@@ -90,6 +90,7 @@ impl World {
         let failure = Failure {
             of: act.concern(),
             lasting: false,
+            of_resize: false,
             until: self.now.checked_add(5.seconds()).unwrap(),
             message: "refused".to_owned(),
         };
@@ -131,8 +132,12 @@ impl World {
             } => {
                 assert_eq!(self.pods[name]["metadata"]["uid"], json!(uid));
                 self.give(claims);
-                let id = self.pods[name]["metadata"]["labels"][keys::CLONESET_INSTANCE_ID].as_str();
-                self.spent.extend(id.map(str::to_owned));
+                let pod = Pod::of(&self.pods[name]);
+                // The claim of one that has ended is for the next of its name.
+                if pod.active() || pod.deleting {
+                    let id = pod.labels.get(keys::CLONESET_INSTANCE_ID);
+                    self.spent.extend(id.cloned());
+                }
                 self.delete(name);
             }
             Act::PatchPod {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::cases::{condition, kubelets, settle};
+use super::cases::{kubelets, reason, settle, waits};
 use super::histories::{container, rolling, spec};
 use super::world::{HOOK, World};
 use crate::api::keys;
@@ -15,12 +15,7 @@ fn in_use(mark: bool) -> World {
     world.edit(&json!({ "replicas": 2, "lifecycle": { "preDelete": hook.clone(), "inPlaceUpdate": hook } }));
     settle(&mut world);
     assert_eq!(states(&world), ["PreparingNormal", "PreparingNormal"]);
-    assert!(
-        condition(&world, "Progressing")
-            .unwrap()
-            .message
-            .contains("hook preNormal")
-    );
+    assert!(waits(&world).contains("hook preNormal"));
     hooks(&mut world);
     settle(&mut world);
     assert_eq!(states(&world), ["Normal", "Normal"]);
@@ -92,12 +87,7 @@ fn an_update_waits_for_its_hook_before_and_after() {
     );
     assert!(!Pod::of(pod).condition_ready());
     assert_eq!(pod["spec"]["containers"][0]["image"], "app:1");
-    assert!(
-        condition(&world, "Progressing")
-            .unwrap()
-            .message
-            .contains("hook inPlaceUpdate")
-    );
+    assert!(waits(&world).contains("hook inPlaceUpdate"));
     hooks(&mut world);
     settle(&mut world);
     let pod = in_state(&world, "Updated");
@@ -108,10 +98,7 @@ fn an_update_waits_for_its_hook_before_and_after() {
         settle(&mut world);
     }
     assert_eq!(states(&world), ["Normal", "Normal"]);
-    assert_eq!(
-        condition(&world, "Progressing").unwrap().reason,
-        "CloneSetAvailable"
-    );
+    assert_eq!(reason(&world), "CloneSetAvailable");
 }
 
 #[test]
@@ -207,8 +194,8 @@ fn what_was_prepared_for_an_update_that_cannot_be_goes_back_into_use() {
     settle(&mut world);
     assert_eq!(states(&world), ["Normal", "Normal"]);
     assert!(world.pods.values().all(|pod| Pod::of(pod).condition_ready()));
-    let message = condition(&world, "Progressing").unwrap().message;
-    assert!(message.contains("; stuck: "), "{message}");
+    let message = waits(&world);
+    assert!(message.contains("stuck: "), "{message}");
 }
 
 #[test]

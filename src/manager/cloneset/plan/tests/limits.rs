@@ -71,13 +71,38 @@ fn updates(act: &Act) -> bool {
 /// Where a rollout goes on and nothing is done about it, the condition says what is waited for.
 fn says_why(observed: &Observed, planned: &Plan) {
     let status = planned.status.as_ref().or(observed.set.status.as_ref()).unwrap();
-    let mut conditions = status.conditions.iter();
-    let progressing = conditions.find(|c| c.type_ == "Progressing").unwrap();
-    let goes_on = ["CloneSetUpdated", "ProgressDeadlineExceeded"].contains(&progressing.reason.as_str());
+    let find = |type_: &str| status.conditions.iter().find(|c| c.type_ == type_);
+    let limits = Limits::of(&observed.set.spec, &observed.switches);
+    let done = i64::from(status.updated_available_replicas.unwrap_or_default()) == limits.replicas
+        && i64::from(status.replicas) == limits.replicas;
+    let waiting = find("Waiting");
+    let known = observed.template != Template::Unknown;
     assert!(
-        !goes_on || !planned.acts.is_empty() || progressing.message.contains("; "),
-        "{:?} says nothing",
-        progressing.message
+        done || !known || !planned.acts.is_empty() || waiting.is_some_and(|c| !c.message.is_empty()),
+        "nothing says what is waited for: {status:?}"
+    );
+    // To the letter, and there with a deadline only.
+    let deadline = observed.set.spec.progress_deadline_seconds;
+    let message = find("Progressing").map(|c| c.message.as_str());
+    let late = format!(
+        "CloneSet revision {} has timed out progressing",
+        status.update_revision
+    );
+    let messages = [
+        "CloneSet is available",
+        "CloneSet is paused",
+        "CloneSet has been paused due to partition ready",
+        "CloneSet is progressing",
+        late.as_str(),
+    ];
+    let held = observed.template != Template::Taken;
+    assert!(
+        held || message.is_some() == deadline.is_some_and(|d| d != i32::MAX),
+        "{status:?}"
+    );
+    assert!(
+        held || message.is_none_or(|text| messages.contains(&text)),
+        "{message:?}"
     );
 }
 
@@ -112,6 +137,10 @@ impl Pass<'_> {
     fn take(&self, act: &Act, taken: &mut Taken) {
         match act {
             Act::CreatePod { name, .. } => taken.made += i64::from(!self.unseen.contains(name)),
+            Act::DeletePod { uid, .. } if !self.active.iter().any(|p| p.uid == *uid) => {
+                let pod = self.observed.pods.iter().find(|p| p.uid == *uid).unwrap();
+                assert!(!pod.active() && super::world::ours(pod), "{pod:?}");
+            }
             Act::DeletePod { uid, .. } => {
                 let pod = self.pod(uid);
                 let held = pods::hooked(self.hook(|l| l.pre_delete.as_ref()), pod);
@@ -305,10 +334,15 @@ fn a_broken_old_pod_is_updated_though_others_come_first() {
 
 /// The places of those whose turn it is, but which the limit keeps, may be taken by one that costs nothing.
 #[test]
-fn a_broken_old_pod_is_updated_though_a_partition_has_no_place_for_it() {
-    let mut world = one_broken_behind_others(4);
-    rolling(&mut world, json!({ "partition": 2 }));
-    settle(&mut world);
-    assert_eq!(updated(&world), 2);
-    assert_eq!(world.set["status"]["availableReplicas"], 4);
+fn a_broken_old_pod_takes_a_place_of_a_partition_unless_the_user_says_who_comes_first() {
+    let priority = json!({ "weightPriority": [{ "weight": 5, "matchSelector": { "matchLabels": { "first": "yes" } } }] });
+    for (strategy, count) in [(json!(null), 2), (priority, 0)] {
+        let mut world = one_broken_behind_others(4);
+        rolling(
+            &mut world,
+            json!({ "partition": 2, "priorityStrategy": strategy }),
+        );
+        settle(&mut world);
+        assert_eq!(updated(&world), count);
+    }
 }

@@ -24,3 +24,4 @@ mod sizes;
 mod waits;
 mod whole;
 mod world;
+mod young;

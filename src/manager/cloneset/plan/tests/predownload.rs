@@ -19,6 +19,7 @@ fn with_a_failure(lasting: bool) -> (World, Plan) {
         of: Concern::PreDownload,
         until: world.now.checked_add(5.seconds()).unwrap(),
         lasting,
+        of_resize: false,
         message: "exceeded quota".to_owned(),
     };
     let job = format!("{}-app", world.revisions.last().unwrap().name);
@@ -26,8 +27,8 @@ fn with_a_failure(lasting: bool) -> (World, Plan) {
     let (_, plan) = world.reconcile();
     assert!(!plan.acts.iter().any(|act| matches!(act, Act::CreateJob(_))));
     assert_eq!(condition(&world, "FailedUpdate"), None);
-    let progressing = condition(&world, "Progressing").unwrap();
-    assert!(!progressing.message.contains("quota"), "{}", progressing.message);
+    let waiting = condition(&world, "Waiting").unwrap_or_default();
+    assert!(!waiting.message.contains("quota"), "{}", waiting.message);
     (world, plan)
 }
 

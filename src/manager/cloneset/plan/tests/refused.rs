@@ -62,21 +62,18 @@ fn pods_in_mid_update_are_finished_and_counted() {
         condition(&world, "FailedUpdate").unwrap().message,
         "no such field"
     );
-    let progressing = condition(&world, "Progressing").unwrap();
-    assert_eq!(progressing.message, "CloneSet cannot be updated: no such field");
+    let waiting = condition(&world, "Waiting").unwrap();
+    assert_eq!(waiting.message, "CloneSet cannot be updated: no such field");
     assert_eq!(
-        (progressing.status.as_str(), progressing.reason.as_str()),
-        ("False", "FailedUpdate")
+        (waiting.status.as_str(), waiting.reason.as_str()),
+        ("True", "TemplateRefused")
     );
 
     world.refuse(false);
     settle(&mut world);
     assert_eq!(images(&world), ["app:3"; 3]);
     assert_eq!(condition(&world, "FailedUpdate"), None);
-    assert_eq!(
-        condition(&world, "Progressing").unwrap().message,
-        "CloneSet is available"
-    );
+    assert_eq!(condition(&world, "Waiting"), None);
 }
 
 #[test]

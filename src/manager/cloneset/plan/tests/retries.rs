@@ -191,7 +191,7 @@ fn a_pod_that_never_goes_keeps_no_other_from_claims_that_nobody_has() {
     world.edit(&json!({ "replicas": 2 }));
     settle(&mut world);
     assert_eq!(world.pods.len(), 2, "one of them is going");
-    let waits = condition(&world, "Progressing").unwrap().message;
+    let waits = condition(&world, "Waiting").unwrap().message;
     assert!(
         waits.contains("to be gone, for another to take over its claims"),
         "{waits}"

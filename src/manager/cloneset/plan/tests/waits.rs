@@ -11,7 +11,7 @@ use crate::in_place::tests::apply;
 use crate::manager::cloneset::plan::Act;
 
 fn message(world: &World) -> String {
-    condition(world, "Progressing").unwrap().message
+    condition(world, "Waiting").unwrap_or_default().message
 }
 
 /// The message has these words.
@@ -129,7 +129,10 @@ fn a_pod_that_runs_and_is_not_ready_says_what_it_lacks() {
             json!({ "waiting": { "reason": "ContainerCreating" } }),
             "(container app: ContainerCreating)",
         ),
-        (json!({ "terminated": {} }), "(container app: it does not run)"),
+        (
+            json!({ "terminated": { "exitCode": 3, "reason": "Error", "message": "first\nno such table\n" } }),
+            "(container app: it does not run (exit code 3: no such table))",
+        ),
     ] {
         let statuses = container(state);
         for pod in world.pods.values_mut() {
@@ -137,6 +140,15 @@ fn a_pod_that_runs_and_is_not_ready_says_what_it_lacks() {
         }
         says(&mut world, words);
     }
+    for pod in world.pods.values_mut() {
+        pod["status"]["containerStatuses"] = json!([{ "name": "app", "ready": false,
+            "state": { "waiting": { "reason": "CrashLoopBackOff", "message": "back-off 5m0s" } },
+            "lastState": { "terminated": { "exitCode": 137, "reason": "OOMKilled" } } }]);
+    }
+    says(
+        &mut world,
+        "(container app: CrashLoopBackOff (exit code 137, OOMKilled))",
+    );
     let initial = json!([{ "name": "setup", "state": { "waiting": { "reason": "ErrImageNeverPull" } } }]);
     world
         .pods
@@ -268,14 +280,16 @@ fn a_pause_does_not_hide_what_is_wrong() {
     rolling(&mut world, json!({ "paused": true }));
     container(&mut world, "image", json!("app:2"));
     settle(&mut world);
-    assert_eq!(message(&world), "CloneSet is paused");
+    assert_eq!(message(&world), "the update is paused");
+    assert_eq!(condition(&world, "Waiting").unwrap().reason, "Paused");
     let status =
         json!([{ "name": "app", "ready": false, "state": { "waiting": { "reason": "CrashLoopBackOff" } } }]);
     let ready = json!({ "type": "Ready", "status": "False" });
     let pod = world.pods.values_mut().next().unwrap();
     pod["status"]["containerStatuses"] = status;
     apply(pod, &json!({ "status": { "conditions": [ready] } }));
-    says(&mut world, "CloneSet is paused; waiting: ");
+    says(&mut world, "the update is paused; ");
+    assert_eq!(condition(&world, "Waiting").unwrap().reason, "PodsNotReady");
     says(&mut world, "CrashLoopBackOff");
 }
 
