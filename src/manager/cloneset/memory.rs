@@ -202,9 +202,7 @@ impl Memory {
         tries = tries.saturating_add(1);
         let (why, wait, worth) = match unfit {
             Unfit::Mistake(why) => (why.clone(), ASK_AGAIN, true),
-            Unfit::Failed(error) if error.namespace_terminating() => {
-                return (Template::Unknown, ASK_AGAIN);
-            }
+            Unfit::Failed(error) if error.namespace_terminating() => (error.to_string(), ASK_AGAIN, false),
             Unfit::Failed(error) => {
                 // Somebody was quicker, or the API server is busy.
                 let ordinary = error.conflict() || error.not_found() || error.throttled();
