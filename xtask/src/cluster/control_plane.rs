@@ -321,10 +321,10 @@ impl Ports {
         }
     }
 
-    /// The same where there is no IPv4.
+    /// The same where there is no IPv4. An API server on all addresses would call itself by `localhost`, which is 127.0.0.1.
     fn ipv6(net: &Network) -> Self {
         Self {
-            bind: "::".into(),
+            bind: net.bed(),
             services: false,
             ..Self::fixed(net)
         }

@@ -29,7 +29,8 @@ pub(super) fn scale(view: &View<'_>, claims: &BTreeSet<&str>, draft: &mut Draft)
     // Without any revision there is nothing to make Pods of.
     if numbers.scale_up > 0 && view.revision(&view.observed.update).is_some() {
         limited(&numbers, draft);
-        if clear(view, claims, draft) || make(view, claims, &numbers, draft) {
+        let cleared = clear(view, claims, draft);
+        if make(view, claims, &numbers, draft) || cleared {
             return true;
         }
     }

@@ -71,11 +71,15 @@ pub(super) fn conditions(view: &View<'_>, status: &mut CloneSetStatus, draft: &m
         Template::Taken => progress::set_condition(view, status, draft),
         // What was said before may hold yet.
         Template::Unknown => return,
-        Template::Refused(why) => draft.events.push(Event {
-            warning: true,
-            reason: FAILED_UPDATE,
-            message: why.clone(),
-        }),
+        Template::Refused(why) => {
+            // OpenKruise knows no such rollout; FailedUpdate and Waiting tell of it. Another one begins when it is taken.
+            status.conditions.retain(|c| c.type_ != progress::PROGRESSING);
+            draft.events.push(Event {
+                warning: true,
+                reason: FAILED_UPDATE,
+                message: why.clone(),
+            });
+        }
     }
     waits::set_condition(view, status, draft);
 }
