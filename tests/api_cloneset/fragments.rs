@@ -113,7 +113,7 @@ async fn changed(field: &Field, name: &str, sets: &Api<DynamicObject>, fragment:
     let pods = field.pods_of(name).await;
     let new = pods.iter().filter(|pod| wanted_image(pod, 0) == NEXT).count();
     assert_eq!((new, pods.len()), (2, ALL), "three are kept");
-    says(field, name, "paused due to partition ready").await;
+    says(field, name, "Pods are updated, as partition").await;
 }
 
 /// The claim of a Pod that somebody deletes goes, and another Pod comes with another.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use futures::StreamExt;
+use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use serde_json::{Value, json};
@@ -12,6 +13,8 @@ use crate::waits::events;
 
 /// Images of this name cannot be pulled.
 pub const NO_IMAGE: &str = "nowhere.example/none:1";
+/// Where Pods run.
+const NODE: &str = "node";
 /// Pods that ask for this are not scheduled.
 pub const NO_NODE: &str = "no-node";
 
@@ -26,6 +29,7 @@ struct Running {
 
 /// Runs the Pods until it is dropped: what has a node runs, is ready when its gates are, and goes when it is deleted.
 pub async fn play(pods: Api<DynamicObject>) {
+    roomy_node(pods.clone().into_client()).await;
     let mut containers: HashMap<(String, String), Running> = HashMap::new();
     let mut events = std::pin::pin!(events(pods.clone(), watcher::Config::default()));
     while let Some(event) = events.next().await {
@@ -35,6 +39,19 @@ pub async fn play(pods: Api<DynamicObject>) {
         // Whatever fails is done at the next event; the API server may be away.
         let _ = look_after(&pods, &json!(pod), &mut containers).await;
     }
+}
+
+/// Makes the node of the Pods, where it is missing: from Kubernetes 1.37 on, the API server takes a resize only where the
+/// node has room for it. It is never ready, so nothing else is done about it.
+async fn roomy_node(client: kube::Client) {
+    let nodes: Api<Node> = Api::all(client);
+    let node = json!({ "metadata": { "name": NODE, "labels": { "kubernetes.io/os": "linux" } } });
+    let node: Node = serde_json::from_value(node).unwrap();
+    // It may be there, made by the kubelet of another namespace.
+    let _ = nodes.create(&PostParams::default(), &node).await;
+    let room = json!({ "cpu": "1000", "memory": "1Ti", "pods": "10000" });
+    let room = Patch::Merge(json!({ "status": { "capacity": room, "allocatable": room } }));
+    let _ = nodes.patch_status(NODE, &PatchParams::default(), &room).await;
 }
 
 /// Assigns a Pod to a node.
@@ -62,7 +79,7 @@ async fn look_after(
     }
     if pod["spec"]["nodeName"].is_null() {
         if pod["spec"]["nodeSelector"][NO_NODE].is_null() {
-            bind(pods, name, "node").await?;
+            bind(pods, name, NODE).await?;
         }
         return Ok(());
     }
@@ -107,6 +124,11 @@ fn status(pod: &Value, containers: &mut HashMap<(String, String), Running>) -> V
         let ok = text("image") != NO_IMAGE;
         all &= ok;
         let mut status = run(uid, &text("name"), &text("image"), ok, containers);
+        // The API server takes a kubelet that says nothing of them for one that cannot resize.
+        status["resources"] = match &container["resources"] {
+            Value::Null => json!({}),
+            resources => resources.clone(),
+        };
         if container["resources"]
             .as_object()
             .is_some_and(|all| !all.is_empty())

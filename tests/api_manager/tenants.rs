@@ -54,7 +54,7 @@ async fn refuse_entries(admin: &Cluster) {
     };
     let start = std::time::Instant::now();
     for (image, who) in [
-        ("refused/x", "policy 'entries'"),
+        ("refused/x", "Policy 'entries'"),
         ("broken/x", "entries.example.com"),
     ] {
         let tag = json!({ "tag": "1", "createdAt": "2026-01-01T00:00:00Z", "version": 0,

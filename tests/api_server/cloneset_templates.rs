@@ -272,7 +272,8 @@ async fn only_pods_of_the_cloneset_can_be_named_for_deletion() {
 async fn a_policy_that_the_dry_run_does_not_meet_is_no_mistake_of_the_template() {
     let plane = &world().plane;
     let policy = |name: &str, resources: &str, expression: &str| {
-        let rules = json!([{ "apiGroups": ["*"], "apiVersions": ["*"], "operations": ["CREATE"], "resources": [resources] }]);
+        let rules = json!([{ "apiGroups": ["*"], "apiVersions": ["*"], "operations": ["CREATE"], "resources": [resources],
+            "scope": "Namespaced" }]);
         json!({ "apiVersion": "v1", "kind": "List", "items": [
             { "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": { "name": name },
               "spec": { "matchConstraints": { "resourceRules": rules },

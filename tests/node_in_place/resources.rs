@@ -157,21 +157,22 @@ async fn a_container_that_asks_for_it_is_restarted_for_its_memory() {
     );
 }
 
-/// More than the node has: the update waits and says so, in the words of the API server.
+/// More than the node has.
+fn too_large(template: &mut Value) {
+    template["spec"]["containers"][0]["resources"]["limits"]["cpu"] = json!("1000");
+    template["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!("999");
+}
+
+/// Where no Pod may be replaced, the update waits and says so, in the words of the API server.
 #[tokio::test]
-async fn a_size_that_the_node_does_not_have_waits_and_is_taken_back() {
+async fn an_infeasible_resize_waits_under_in_place_only_and_is_taken_back() {
     let test = shared().await;
     let containers = json!([sized("app", "100m", "64Mi")]);
-    test.set("web", 1, containers, json!({})).await;
+    let only = json!({ "updateStrategy": { "rollingUpdate": { "podUpdatePolicy": "InPlaceOnly" } } });
+    test.set("web", 1, containers, only).await;
     let before = test.pod_of("web").await;
-    let request = |cpu: &'static str| {
-        move |template: &mut Value| {
-            template["spec"]["containers"][0]["resources"]["limits"]["cpu"] = json!("1000");
-            template["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!(cpu);
-        }
-    };
-    test.template("web", request("999")).await;
-    test.says("web", "Infeasible").await;
+    test.template("web", too_large).await;
+    test.says("web", "didn't have enough").await;
     let back = |template: &mut Value| template["spec"]["containers"][0]["resources"] = size("100m", "64Mi");
     test.template("web", back).await;
     test.settled("web").await;
@@ -179,4 +180,22 @@ async fn a_size_that_the_node_does_not_have_waits_and_is_taken_back() {
     same_pod(&before, &after);
     same_container(&before, &after, "app");
     assert_eq!(limits(&after, "app"), (10_000, 64 << 20));
+}
+
+/// Where Pods may be replaced, another Pod is made for the size, which a node of its own may have.
+#[tokio::test]
+async fn an_infeasible_resize_replaces_the_pod_under_in_place_if_possible() {
+    let test = shared().await;
+    let containers = json!([sized("app", "100m", "64Mi")]);
+    test.set("web", 1, containers, json!({})).await;
+    let before = test.pod_of("web").await;
+    test.template("web", too_large).await;
+    let replaced = async || {
+        let pods = test.pods_of("web").await;
+        pods.into_iter()
+            .find(|pod| pod.metadata.uid != before.metadata.uid)
+    };
+    let after = test.until("another Pod", replaced).await;
+    let resources = json!(after.spec.unwrap().containers[0].resources);
+    assert_eq!(resources["requests"]["cpu"], "999");
 }

@@ -104,7 +104,7 @@ async fn paused(field: &Field, name: &str) {
     };
     let set = field.status(name, "the new revision seen", seen).await;
     assert_eq!(set.status.unwrap().updated_replicas, 0);
-    says(field, name, "CloneSet is paused").await;
+    says(field, name, "the update is paused").await;
     all_run(&field.pods_of(name).await, FIRST);
     let goes_on = in_place(json!({ "paused": false }));
     field.edit(name, json!({ "spec": goes_on })).await;
