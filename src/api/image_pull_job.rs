@@ -39,6 +39,7 @@ words! {
 #[serde(rename_all = "camelCase")]
 pub struct ImagePullJobSpec {
     /// Reference of the image: NAME[:TAG][@DIGEST].
+    #[allow(rustdoc::broken_intra_doc_links)]
     pub image: String,
     /// Which nodes pull the image; every node when absent. Excludes `podSelector`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

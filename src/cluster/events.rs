@@ -1,7 +1,7 @@
 //! Events on objects, published in the background.
 //!
 //! Repeats of one event raise its count instead of making a new object, as client-go's recorder does; many that are
-//! like each other become one, and no object has many written in a while ([`pace`]).
+//! like each other become one, and no object has many written in a while (`pace`).
 
 mod pace;
 

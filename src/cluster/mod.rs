@@ -41,7 +41,7 @@ pub use watch::{Change, Key, Mirror};
 /// A connection to one cluster, cheap to clone.
 #[derive(Clone)]
 pub struct Cluster {
-    /// The client; use [`write`] for writes, so that they have a deadline and are counted.
+    /// The client; use `write` for writes, so that they have a deadline and are counted.
     pub client: kube::Client,
     /// The API server's time.
     pub clock: Clock,

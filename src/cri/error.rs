@@ -201,7 +201,7 @@ pub enum PullCause {
 
 impl PullCause {
     /// Reads the cause out of a runtime's status code and words. Runtimes have no codes for most of this, so the
-    /// words of containerd, CRI-O and the registries' own error codes decide; see [`WORDS`].
+    /// words of containerd, CRI-O and the registries' own error codes decide; see `WORDS`.
     pub fn of(code: tonic::Code, message: &str) -> Self {
         let text = message.to_lowercase();
         let told = WORDS

@@ -2,8 +2,8 @@
 //!
 //! In:  the raw data of two ControllerRevisions, a projected [`Pod`], the time.
 //! Out: whether templates are the same ([`normal`]), what can be changed in place ([`spec`]), the patches that do it
-//!      ([`patch`], [`write`]), how far it is ([`complete`]), and what is to be done next about a Pod that is being
-//!      updated ([`refresh`]).
+//!      ([`patch`], `write`), how far it is ([`complete`]), and what is to be done next about a Pod that is being
+//!      updated (`refresh`).
 //! All of it is pure. The annotations are OpenKruise's, so either implementation ends what the other began.
 
 mod batch;

@@ -3,8 +3,8 @@
 //! In:  CloneSets, Pods, claims, ControllerRevisions, ImagePullJobs and Nodes (watches, reduced).
 //! Out: Pods, claims, revisions and jobs; conditions, labels and annotations of Pods; status and events.
 //!
-//! A pass over one CloneSet reads as: [`observe`] → [`plan`] → [`act`] → [`report`]. What our own writes returned is
-//! known at once ([`known`]), so no pass waits for a watch.
+//! A pass over one CloneSet reads as: `observe` → `plan` → `act` → `report`. What our own writes returned is
+//! known at once (`known`), so no pass waits for a watch.
 
 mod act;
 mod history;

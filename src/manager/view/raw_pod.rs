@@ -19,7 +19,7 @@ pub struct RawPod {
 
 impl RawPod {
     /// The Pod. Of one that was read: metadata without who manages which field, status, and of the spec only
-    /// [`SPEC`].
+    /// `SPEC`.
     #[must_use]
     pub fn json(&self) -> &Value {
         &self.json

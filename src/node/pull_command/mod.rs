@@ -38,6 +38,7 @@ const DOCKER_CONFIG: &str = "content";
 #[command(group = ArgGroup::new("what").required(true).multiple(true))]
 pub struct Args {
     /// Images to pull: NAME[:TAG][@DIGEST]
+    #[allow(rustdoc::broken_intra_doc_links)]
     #[arg(value_name = "IMAGE", group = "what")]
     pub images: Vec<String>,
 

@@ -3,12 +3,12 @@
 //! [`plan`] looks at what is there and says what to do next; done and looked at again, it comes to rest in the
 //! state that the CloneSet asks for. In one pass:
 //!
-//! 1. Pods are adopted and released, claims of Pods that are gone cleaned up ([`own`], [`volumes`]).
-//! 2. Pods are made, kept or deleted ([`scale`]).
-//! 3. Every Pod gets the next step of its update in place and of its lifecycle ([`refresh`]).
-//! 4. If the number of Pods is right, Pods are updated within the limits ([`update`]), or get their size back where an
-//!    update ended halfway ([`sizes`]).
-//! 5. New images are pulled ahead ([`predownload`]); status and conditions are told ([`status`]).
+//! 1. Pods are adopted and released, claims of Pods that are gone cleaned up (`own`, `volumes`).
+//! 2. Pods are made, kept or deleted (`scale`).
+//! 3. Every Pod gets the next step of its update in place and of its lifecycle (`refresh`).
+//! 4. If the number of Pods is right, Pods are updated within the limits (`update`), or get their size back where an
+//!    update ended halfway (`sizes`).
+//! 5. New images are pulled ahead (`predownload`); status and conditions are told (`status`).
 //!
 //! A failure delays what it concerns, until a time, and nothing else.
 //!
