@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use xtask::cluster::Component;
 
 use super::bed::{Bed, OURS, Ours};
-use super::chance::Chance;
 use super::network::{FAULTS, Mode};
+use super::support::chance::Chance;
 
 /// A part of the node or of the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod bed;
-mod chance;
 mod enemy;
 mod network;
 #[path = "../support/mod.rs"]
@@ -19,7 +18,7 @@ use std::time::{Duration, Instant};
 use support::{manager, pods, programs};
 
 use bed::Bed;
-use chance::Chance;
+use support::chance::Chance;
 use work::Work;
 
 /// How long faults are made.

@@ -10,6 +10,7 @@
     clippy::panic
 )]
 
+pub mod chance;
 pub mod charts;
 pub mod connect;
 pub mod converted;

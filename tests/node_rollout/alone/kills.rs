@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::fresh_image;
 use crate::pods::{container, identities, revision, runs, state};
+use crate::support::chance::Chance;
 use crate::workloads::{Bed, Seen, Space, alone};
 
 /// The longest time between a Pod's beginning to be updated and a kill: about what an update takes.
@@ -19,30 +20,6 @@ fn kills() -> u32 {
         50
     } else {
         5
-    }
-}
-
-/// Numbers from a seed (SplitMix64).
-struct Chance(u64);
-
-impl Chance {
-    /// From `KRUISE_SEED`, to have a run again, or the clock.
-    fn new() -> Self {
-        let given = std::env::var("KRUISE_SEED")
-            .ok()
-            .and_then(|text| text.parse().ok());
-        let clock = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros();
-        let seed = given.unwrap_or_else(|| u64::try_from(clock()).unwrap());
-        println!("KRUISE_SEED={seed}");
-        Self(seed)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
     }
 }
 
