@@ -35,7 +35,7 @@ pub use error::Error;
 pub(crate) use error::chain;
 pub use events::{EventType, Events};
 pub use fence::Fence;
-pub use readable::{Readable, readable};
+pub use readable::{Form, Readable, readable};
 pub use watch::{Change, Key, Mirror};
 
 /// A connection to one cluster, cheap to clone.

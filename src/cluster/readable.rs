@@ -15,26 +15,36 @@ use serde_json::value::RawValue;
 
 use super::{EventType, Events};
 
-/// An object of kind `K`, if it can be read. [`Resource::meta`] is there in any case, and holds no more than what
-/// names the object.
-#[derive(Clone, Debug)]
-pub struct Readable<K> {
-    meta: ObjectMeta,
-    object: Result<K, String>,
+/// What an object is read as: the type of its kind, or one that leaves parts of it unread.
+pub trait Form {
+    /// The kind.
+    type Kind: Resource<DynamicType = ()>;
 }
 
-impl<K: Resource<DynamicType = ()>> Readable<K> {
+impl<K: Resource<DynamicType = ()>> Form for K {
+    type Kind = K;
+}
+
+/// An object, if it can be read as a `T`. [`Resource::meta`] is there in any case, and holds no more than what
+/// names the object.
+#[derive(Clone, Debug)]
+pub struct Readable<T> {
+    meta: ObjectMeta,
+    object: Result<T, String>,
+}
+
+impl<T: Form> Readable<T> {
     /// The object. One that cannot be read is told of in the log and in a warning on it, and left out.
-    fn read(self, events: &Events) -> Option<K> {
+    fn read(self, events: &Events) -> Option<T> {
         let why = match self.object {
             Ok(object) => return Some(object),
             Err(why) => why,
         };
-        let kind = K::kind(&());
+        let kind = T::Kind::kind(&());
         let (name, namespace) = (self.meta.name, self.meta.namespace);
         tracing::warn!(%kind, name, namespace, why, "an object cannot be read and is passed over");
         let reference = ObjectReference {
-            api_version: Some(K::api_version(&()).into_owned()),
+            api_version: Some(T::Kind::api_version(&()).into_owned()),
             kind: Some(kind.into_owned()),
             name,
             namespace,
@@ -48,10 +58,10 @@ impl<K: Resource<DynamicType = ()>> Readable<K> {
 }
 
 /// What `project` makes of the objects that can be read, for a [mirror](super::Cluster::mirror) of them.
-pub fn readable<K: Resource<DynamicType = ()>, T>(
+pub fn readable<T: Form, V>(
     events: &Events,
-    project: impl Fn(K) -> Option<T> + Send + 'static,
-) -> impl Fn(Readable<K>) -> Option<T> + Send + 'static {
+    project: impl Fn(T) -> Option<V> + Send + 'static,
+) -> impl Fn(Readable<T>) -> Option<V> + Send + 'static {
     let events = events.clone();
     move |one| project(one.read(&events)?)
 }
@@ -71,7 +81,7 @@ struct Name {
     resource_version: Option<String>,
 }
 
-impl<'de, K: DeserializeOwned> Deserialize<'de> for Readable<K> {
+impl<'de, T: DeserializeOwned> Deserialize<'de> for Readable<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // To find the end of a value, and to pass one over, takes no stack, however deep it is.
         let text = <&RawValue>::deserialize(deserializer)?.get();
@@ -88,21 +98,21 @@ impl<'de, K: DeserializeOwned> Deserialize<'de> for Readable<K> {
     }
 }
 
-impl<K: Resource<DynamicType = ()>> Resource for Readable<K> {
+impl<T: Form> Resource for Readable<T> {
     type DynamicType = ();
-    type Scope = K::Scope;
+    type Scope = <T::Kind as Resource>::Scope;
 
     fn kind((): &()) -> Cow<'_, str> {
-        K::kind(&())
+        T::Kind::kind(&())
     }
     fn group((): &()) -> Cow<'_, str> {
-        K::group(&())
+        T::Kind::group(&())
     }
     fn version((): &()) -> Cow<'_, str> {
-        K::version(&())
+        T::Kind::version(&())
     }
     fn plural((): &()) -> Cow<'_, str> {
-        K::plural(&())
+        T::Kind::plural(&())
     }
     fn meta(&self) -> &ObjectMeta {
         &self.meta

@@ -297,7 +297,7 @@ impl Duty {
         let now = self.ctx.cluster.clock.now();
         match written {
             Some(Ok(object)) => {
-                self.written_version = observe::version(&object);
+                self.written_version = observe::version(&object.metadata);
                 self.publisher.wrote(object.status.unwrap_or_default(), now);
             }
             Some(Err(error)) => {

@@ -1,18 +1,16 @@
 //! From the NodeImage to what [`super::plan`] wants to know.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
-use k8s_openapi::ClusterResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::{Resource, ResourceExt};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::plan::{Ask, TagKey};
 use crate::api::keys::{PULLING_IMAGE_BY, PULLING_IMAGE_BY_DAEMON};
 use crate::api::node_image::{ImagePullPolicy, ImageSpec, ImageTagSpec, NodeImage, NodeImageStatus};
+use crate::cluster::Form;
 use crate::cri::Reference;
 use crate::ops::panics::isolated_now;
 
@@ -48,28 +46,8 @@ struct RawSpec {
     images: BTreeMap<String, Value>,
 }
 
-impl Resource for Raw {
-    type DynamicType = ();
-    type Scope = ClusterResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        NodeImage::kind(&())
-    }
-    fn group((): &()) -> Cow<'_, str> {
-        NodeImage::group(&())
-    }
-    fn version((): &()) -> Cow<'_, str> {
-        NodeImage::version(&())
-    }
-    fn plural((): &()) -> Cow<'_, str> {
-        NodeImage::plural(&())
-    }
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
+impl Form for Raw {
+    type Kind = NodeImage;
 }
 
 pub(super) fn observe(object: Raw) -> Seen {
@@ -77,8 +55,8 @@ pub(super) fn observe(object: Raw) -> Seen {
         isolated_now("image pull", &name, || asks_of(&name, image)).unwrap_or_default()
     };
     Seen {
-        uid: object.uid().unwrap_or_default(),
-        version: version(&object),
+        version: version(&object.metadata),
+        uid: object.metadata.uid.unwrap_or_default(),
         asks: object.spec.images.into_iter().flat_map(read).collect(),
         status: serde_json::from_value(object.status).unwrap_or_default(),
     }
@@ -103,11 +81,9 @@ pub(in crate::node) fn read(data: &[u8]) {
 }
 
 /// The object's resource version as a number.
-pub(super) fn version(object: &impl ResourceExt) -> u64 {
-    object
-        .resource_version()
-        .and_then(|v| v.parse().ok())
-        .unwrap_or(0)
+pub(super) fn version(metadata: &ObjectMeta) -> u64 {
+    let version = metadata.resource_version.as_deref();
+    version.and_then(|v| v.parse().ok()).unwrap_or(0)
 }
 
 /// What is asked for the tags of one image. A tag that cannot be read, or whose image cannot, cannot be pulled.
