@@ -39,6 +39,8 @@ pub struct Pull {
     pub attempt: u32,
     /// When the pull began, in the API server's time.
     pub started_at: Option<Timestamp>,
+    /// When it succeeded or was given up, in the API server's time.
+    pub ended_at: Option<Timestamp>,
     /// The last error, or what happened.
     pub message: String,
 }

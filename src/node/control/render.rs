@@ -1,6 +1,7 @@
 //! The status as text: tables for people, JSON for scripts.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use jiff::Timestamp;
@@ -18,42 +19,95 @@ pub(super) struct Status {
     pub(super) runtimes: Vec<Runtime>,
 }
 
-pub(super) fn table(status: &Status) -> String {
+/// How a table is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Layout {
+    /// Columns of the terminal; without one, nothing is cut.
+    pub(super) width: Option<usize>,
+    /// Whether every pull that has ended is listed, or the latest [`ENDED`] alone.
+    pub(super) all: bool,
+}
+
+/// Pulls that have ended and are listed all the same: a NodeImage keeps its tags as long as any job wants them.
+const ENDED: usize = 10;
+/// Before each row, and between its columns.
+const INDENT: &str = "  ";
+const GAP: &str = "   ";
+/// Characters that a column keeps, however narrow the terminal is.
+const NARROWEST: usize = 8;
+
+pub(super) fn table(status: &Status, layout: Layout) -> String {
     let mut text = String::new();
+    let width = layout.width;
     section(
         &mut text,
         "RUNTIME",
         &["NAME", "VERSION", "SOCKET", "STATE"],
         status.runtimes.iter().map(runtime_row),
+        width,
     );
+    let (shown, before) = latest(&status.pulls, layout.all);
     section(
         &mut text,
         "PULLS",
         &["IMAGE", "PHASE", "PROGRESS", "SPEED", "LEFT", "FOR", "NOTE"],
-        status.pulls.iter().map(pull_row),
+        shown.into_iter().map(pull_row),
+        width,
     );
+    if let Some(before) = before {
+        text.truncate(text.trim_end().len());
+        // Writing into a String cannot fail.
+        let _ = writeln!(text, "\n  {before}\n");
+    }
     let rows = status.recreates.iter().flat_map(recreate_rows);
     section(
         &mut text,
         "RECREATES",
         &["REQUEST", "POD", "PHASE", "CONTAINER", "STEP", "WAITS FOR"],
         rows,
+        width,
     );
     section(
         &mut text,
         "RESTARTS FOR THE ENVIRONMENT",
         &["POD", "CONTAINER", "STEP", "WAITS FOR"],
         status.restarts.iter().map(restart_row),
+        width,
     );
     text
 }
 
-/// A title, a header and aligned rows; "none" where there are no rows.
+/// The pulls to list, and a line about those that are left out because they ended before others did.
+fn latest(pulls: &[Pull], all: bool) -> (Vec<&Pull>, Option<String>) {
+    let end = |pull: &Pull| pull.ended_at.map_or((0, 0), |at| (at.seconds, at.nanos));
+    let over = |pull: &Pull| matches!(pull.phase(), Phase::Succeeded | Phase::Failed);
+    let mut ended: Vec<usize> = (0..pulls.len())
+        .filter(|i| pulls.get(*i).is_some_and(over))
+        .collect();
+    ended.sort_by_key(|i| Reverse(pulls.get(*i).map(end)));
+    let older: BTreeSet<usize> = ended
+        .into_iter()
+        .skip(if all { usize::MAX } else { ENDED })
+        .collect();
+    let (left_out, shown): (Vec<_>, Vec<_>) = pulls.iter().enumerate().partition(|(i, _)| older.contains(i));
+    let failed = left_out
+        .iter()
+        .filter(|(_, pull)| pull.phase() == Phase::Failed)
+        .count();
+    let before = (!left_out.is_empty()).then(|| {
+        let succeeded = left_out.len() - failed;
+        format!("Ended before these: {succeeded} succeeded, {failed} failed (--all lists them)")
+    });
+    (shown.into_iter().map(|(_, pull)| pull).collect(), before)
+}
+
+/// A title, a header and aligned rows, at most `limit` characters wide; "none" where there are no rows.
 fn section<const N: usize>(
     text: &mut String,
     title: &str,
     header: &[&str; N],
     rows: impl Iterator<Item = [String; N]>,
+    limit: Option<usize>,
 ) {
     let rows: Vec<[String; N]> = rows.map(|row| row.map(|cell| printable(&cell))).collect();
     if rows.is_empty() {
@@ -68,15 +122,44 @@ fn section<const N: usize>(
             *width = (*width).max(cell.chars().count());
         }
     }
+    if let Some(limit) = limit {
+        fit(
+            &mut widths,
+            limit.saturating_sub(INDENT.len() + GAP.len() * (N - 1)),
+        );
+    }
     for row in std::iter::once(header.map(str::to_owned)).chain(rows) {
         let cells: Vec<String> = row
             .iter()
             .zip(widths)
-            .map(|(cell, width)| format!("{cell:<width$}"))
+            .map(|(cell, width)| format!("{:<width$}", shortened(cell, width)))
             .collect();
-        let _ = writeln!(text, "  {}", cells.join("   ").trim_end());
+        let _ = writeln!(text, "{INDENT}{}", cells.join(GAP).trim_end());
     }
     text.push('\n');
+}
+
+/// Narrows the widest columns until all of them together have `limit` characters.
+fn fit(widths: &mut [usize], limit: usize) {
+    while widths.iter().sum::<usize>() > limit {
+        match widths.iter_mut().max() {
+            Some(widest) if *widest > NARROWEST => *widest -= 1,
+            _ => return,
+        }
+    }
+}
+
+/// The text in at most `width` characters: of a long one the middle is left out, since an image's name ends with its tag
+/// and an error with its cause.
+fn shortened(text: &str, width: usize) -> String {
+    let long = text.chars().count();
+    if long <= width {
+        return text.to_owned();
+    }
+    let head = width.saturating_sub(1) / 2;
+    let tail = width.saturating_sub(1) - head;
+    let first = text.chars().take(head);
+    first.chain(['…']).chain(text.chars().skip(long - tail)).collect()
 }
 
 /// Text of others as a terminal may have it: what is no character that one sees is escaped.
@@ -281,7 +364,8 @@ pub(super) fn json(status: &Status) -> Value {
         "pulls": status.pulls.iter().map(|p| json!({
             "image": p.image, "phase": phase(p), "owners": p.owners, "waitsFor": p.waits_for,
             "bytesDone": p.bytes_done, "bytesTotal": p.bytes_total, "bytesPerSecond": p.bytes_per_second,
-            "secondsLeft": p.seconds_left, "attempt": p.attempt, "startedAt": time(p.started_at), "message": p.message,
+            "secondsLeft": p.seconds_left, "attempt": p.attempt, "startedAt": time(p.started_at), "endedAt": time(p.ended_at),
+            "message": p.message,
         })).collect::<Vec<_>>(),
         "recreates": status.recreates.iter().map(|r| json!({
             "namespace": r.namespace, "name": r.name, "pod": r.pod, "phase": r.phase, "waitsFor": r.waits_for,
@@ -365,7 +449,7 @@ mod tests {
 
     #[test]
     fn the_table_reads_well() {
-        insta::assert_snapshot!(table(&status()), @r"
+        insta::assert_snapshot!(table(&status(), Layout::default()), @r"
         RUNTIME
           NAME         VERSION   SOCKET                                   STATE
           containerd   1.7.24    /hostvarrun/containerd/containerd.sock   ok
@@ -384,6 +468,68 @@ mod tests {
           POD          CONTAINER   STEP       WAITS FOR
           shop/web-x   app         starting   kubelet
         ");
+    }
+
+    #[test]
+    fn columns_are_cut_to_the_terminal() {
+        let mut wide = status();
+        wide.pulls[0].image = format!("registry.example.com/{}/web:1.2.3", "team/".repeat(40));
+        for width in [80, 120, 200] {
+            let layout = Layout {
+                width: Some(width),
+                all: true,
+            };
+            let text = table(&wide, layout);
+            let longest = text.lines().map(|line| line.chars().count()).max();
+            assert!(longest.is_some_and(|long| long <= width), "{width}:\n{text}");
+        }
+        let narrow = Layout {
+            width: Some(120),
+            all: true,
+        };
+        let text = table(&wide, narrow);
+        assert!(text.contains("…") && text.contains("eb:1.2.3"), "{text}");
+        assert!(table(&wide, Layout::default()).contains(&wide.pulls[0].image));
+        assert_eq!(shortened("0123456789", 5), "01…89");
+        let no_room = Layout {
+            width: Some(0),
+            all: true,
+        };
+        assert!(table(&wide, no_room).contains("IMAGE"));
+    }
+
+    #[test]
+    fn of_ended_pulls_the_latest_are_listed() {
+        let pull = |n: i64, phase: Phase| Pull {
+            image: format!("image:{n}"),
+            phase: phase.into(),
+            ended_at: (phase != Phase::Pulling).then_some(prost_types::Timestamp { seconds: n, nanos: 0 }),
+            ..Pull::default()
+        };
+        let mut pulls: Vec<Pull> = (10..30).map(|n| pull(n, Phase::Succeeded)).collect();
+        pulls[3] = pull(13, Phase::Failed);
+        pulls.push(pull(5, Phase::Pulling));
+        let status = Status {
+            pulls,
+            ..Status::default()
+        };
+        let text = table(&status, Layout::default());
+        assert!(
+            !text.contains("image:19 ") && text.contains("image:20 "),
+            "{text}"
+        );
+        assert!(text.contains("image:29 ") && text.contains("image:5 "), "{text}");
+        let line = "\n  Ended before these: 9 succeeded, 1 failed (--all lists them)\n\nRECREATES";
+        assert!(text.contains(line), "{text}");
+        let all = Layout {
+            width: None,
+            all: true,
+        };
+        let text = table(&status, all);
+        assert!(
+            text.contains("image:10 ") && !text.contains("Ended before"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use console::Term;
 use hyper_util::rt::TokioIo;
 use nix::fcntl::OFlag;
 use tokio::io::Interest;
@@ -32,6 +33,9 @@ pub struct StatusArgs {
     /// Table for people, or JSON for scripts (one object a line with --watch)
     #[arg(long, short, value_enum, default_value_t, value_name = "FORMAT")]
     pub output: Output,
+    /// List every pull that has ended, not only the latest ten
+    #[arg(long, short)]
+    pub all: bool,
     /// The control socket of the daemon, which only root may open
     #[arg(long, default_value = DEFAULT_SOCKET, value_name = "PATH")]
     pub control_socket: PathBuf,
@@ -113,9 +117,20 @@ async fn show(args: &StatusArgs) -> Result<(), Error> {
     };
     let text = match args.output {
         Output::Json => format!("{}\n", render::json(&status)),
-        Output::Table => render::table(&status),
+        Output::Table => render::table(&status, layout(args)),
     };
     Ok(print(&text)?)
+}
+
+/// A terminal has only so much room; who reads from a pipe gets all there is.
+fn layout(args: &StatusArgs) -> render::Layout {
+    let size = Term::stdout()
+        .size_checked()
+        .filter(|_| io::stdout().is_terminal());
+    render::Layout {
+        width: size.map(|(_, columns)| usize::from(columns)),
+        all: args.all,
+    }
 }
 
 /// The answer to one call. A daemon that hangs takes connections all the same.
@@ -174,7 +189,7 @@ async fn watch(args: &StatusArgs, mut client: Client) -> Result<(), Error> {
         .merge(restarts.map(|m| m.map(|m| News::Restarts(m.restarts))))
         .merge(runtimes.map(|m| m.map(|m| News::Runtimes(m.runtimes))));
     let mut status = render::Status::default();
-    let mut screen = Screen::new(args.output);
+    let mut screen = Screen::new(args);
     let mut gone = std::pin::pin!(reader_gone());
     // Each list is told once before the end: without standard input the reader counts as gone at once.
     let mut lists = 0_usize;
@@ -196,16 +211,16 @@ async fn watch(args: &StatusArgs, mut client: Client) -> Result<(), Error> {
 }
 
 /// Where `--watch` prints.
-struct Screen {
-    output: Output,
+struct Screen<'a> {
+    args: &'a StatusArgs,
     terminal: bool,
     shown: Option<render::Status>,
 }
 
-impl Screen {
-    fn new(output: Output) -> Self {
+impl<'a> Screen<'a> {
+    fn new(args: &'a StatusArgs) -> Self {
         Self {
-            output,
+            args,
             terminal: io::stdout().is_terminal(),
             shown: None,
         }
@@ -216,9 +231,11 @@ impl Screen {
         if self.shown.as_ref() == Some(status) {
             return Ok(());
         }
-        let text = match self.output {
+        let text = match self.args.output {
             Output::Json => format!("{}\n", render::json(status)),
-            Output::Table if self.terminal => format!("\x1b[H\x1b[2J{}", render::table(status)),
+            Output::Table if self.terminal => {
+                format!("\x1b[H\x1b[2J{}", render::table(status, layout(self.args)))
+            }
             Output::Table => render::changes(&self.shown.take().unwrap_or_default(), status),
         };
         self.shown = Some(status.clone());
@@ -277,6 +294,7 @@ mod tests {
         let args = StatusArgs {
             watch: false,
             output: Output::Table,
+            all: false,
             control_socket: socket,
         };
         let told = run(&args).await.unwrap_err().to_string();
@@ -288,6 +306,7 @@ mod tests {
         let args = StatusArgs {
             watch: false,
             output: Output::Table,
+            all: false,
             control_socket: "/nowhere/control.sock".into(),
         };
         let told = run(&args).await.unwrap_err().to_string();

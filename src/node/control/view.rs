@@ -29,6 +29,7 @@ fn pull(pull: live::Pull) -> v1::Pull {
         bytes_per_second: pull.bytes_per_second.unwrap_or_default(),
         attempt: pull.attempt,
         started_at: pull.started_at.map(time),
+        ended_at: pull.ended_at.map(time),
         message: pull.message,
     }
 }

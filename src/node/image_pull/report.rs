@@ -213,6 +213,10 @@ fn pull(key: &TagKey, task: &Task, limits: &Limits, speeds: &Speeds) -> live::Pu
         bytes_per_second: speeds.of(key),
         attempt: task.attempts,
         started_at: task.started_at,
+        ended_at: match &task.stage {
+            Stage::Done(status) => status.completion_time.as_ref().map(|time| time.0),
+            _ => None,
+        },
         message: message.unwrap_or_default(),
     }
 }
