@@ -257,7 +257,7 @@ async fn credential_helpers_are_named() {
     assert!(out.status.success(), "{}", text(&out.stderr));
     let told = text(&out.stderr);
     assert!(
-        told.contains("config.json: its credsStore and credHelpers are not used"),
+        told.contains("config.json: credsStore and credHelpers are ignored, as kubelet ignores them; only credentials in auths are used"),
         "{told}"
     );
     assert_eq!(bed.server.state().pulls[0].auth, None, "anonymously");

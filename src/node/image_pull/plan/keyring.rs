@@ -198,13 +198,14 @@ impl<'de, T: Fields<'de>> Visitor<'de> for Object<T> {
     }
 }
 
-/// A configuration wants a credential helper's program too, which is not called: its credentials are not there.
+/// A configuration names credential helpers too: programs of the machine that it was written on. Kubelet ignores them in
+/// pull secrets, and so do we.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HelpersUnused;
 
 impl fmt::Display for HelpersUnused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("its credsStore and credHelpers are not used: only credentials in auths are")
+        f.write_str("credsStore and credHelpers are ignored, as kubelet ignores them; only credentials in auths are used")
     }
 }
 
