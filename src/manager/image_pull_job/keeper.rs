@@ -176,14 +176,19 @@ async fn provide(
         set_finalizer(ctx, object, true).await?;
     }
     secrets.carry_out(&provision).await?;
-    for source in &provision.missing {
-        let note = format!("secret {source} of spec.pullSecrets does not exist");
+    let names = |sources: &[Key]| sources.iter().map(Key::to_string).collect::<Vec<_>>().join(", ");
+    if !provision.missing.is_empty() {
+        let note = format!(
+            "some pull secrets do not exist; pulling the image without them may not succeed: {}",
+            names(&provision.missing)
+        );
         warn(ctx, job, "PullSecretNotFound", note);
     }
-    for source in &provision.unusable {
+    if !provision.unusable.is_empty() {
         let note = format!(
-            "secret {source} of spec.pullSecrets is not used: it holds no registry credentials; expected type \
-             kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg"
+            "some pull secrets are not of type kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg and are not \
+             used: {}",
+            names(&provision.unusable)
         );
         warn(ctx, job, "PullSecretNotUsable", note);
     }
