@@ -71,7 +71,7 @@ pub fn run(options: &Options) -> Result<()> {
     let cache = Cache::open()?;
     prepare::ensure(&cache, &NODE)?;
     prepare::ensure(&cache, &[Part::Kwok])?;
-    let binaries = Binaries::build()?;
+    let binaries = Binaries::build(|line| eprintln!("{line}"))?;
     let mut cargo = Command::new("cargo");
     cargo.args([
         "bench",

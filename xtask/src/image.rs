@@ -1,7 +1,8 @@
 //! Our two programs as container images: one static binary each, and nothing else.
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
@@ -18,30 +19,35 @@ pub struct Binaries {
 }
 
 impl Binaries {
-    /// Builds both programs statically linked, as a release; cargo skips what is done.
-    pub fn build() -> Result<Self> {
+    /// Builds both programs statically linked, as a release; cargo skips what is done. `tell` gets the lines in which cargo
+    /// says what it does: it may wait for long for another cargo.
+    pub fn build(mut tell: impl FnMut(&str)) -> Result<Self> {
         prepare::ensure(&Cache::open()?, &[Part::Protoc])?;
         let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
         let root = repository();
         let mut cargo = Command::new("cargo");
         cargo
-            .args([
-                "build",
-                "--quiet",
-                "--release",
-                "--package",
-                "kruise-rs",
-                "--bins",
-            ])
+            .args(["build", "--release", "--package", "kruise-rs", "--bins"])
             .args(["--target", &target])
             .current_dir(&root);
         cargo.env("RUSTFLAGS", "-C target-feature=+crt-static");
-        if !ends_with_us(&cargo)
-            .status()
-            .context("cannot start cargo")?
-            .success()
-        {
-            bail!("the release build failed");
+        cargo
+            .env("CARGO_TERM_COLOR", "never")
+            .env("CARGO_TERM_PROGRESS_WHEN", "never");
+        let mut cargo = ends_with_us(&cargo);
+        let mut child = cargo
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("cannot start cargo")?;
+        let mut said = String::new();
+        for line in BufReader::new(child.stderr.take().context("no output")?).lines() {
+            let line = line?;
+            tell(line.trim());
+            said.push_str(&line);
+            said.push('\n');
+        }
+        if !child.wait()?.success() {
+            bail!("the release build failed:\n{said}");
         }
         let out = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
         Ok(Self {

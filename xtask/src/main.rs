@@ -71,7 +71,7 @@ fn run() -> Result<()> {
         Command::Prepare => test::prepare_all(&Cache::open()?),
         Command::Up => up(),
         Command::Down => {
-            let ended = cluster::down(&Cache::open()?)?;
+            let ended = cluster::down(&Cache::open()?, None)?;
             println!("{ended} bed(s) ended");
             Ok(())
         }
@@ -82,5 +82,5 @@ fn up() -> Result<()> {
     let node = Node::start()?;
     println!("export KUBECONFIG={}", node.plane.kubeconfig().display());
     println!("# runtime socket {}", node.runtime.socket().display());
-    node.keep()
+    node.keep("up")
 }

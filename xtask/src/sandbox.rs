@@ -194,15 +194,15 @@ impl Sandbox {
         })
     }
 
-    /// Leaves the bed running after our end, until [`down`] is called.
-    pub fn keep(&self) -> Result<()> {
+    /// Leaves the bed running after our end, until [`down`] is called for the command that kept it.
+    pub fn keep(&self, command: &str) -> Result<()> {
         let mut pipe = self
             .pipe
             .lock()
             .map_err(|_| anyhow::anyhow!("poisoned"))?
             .take()
             .context("the bed is kept already")?;
-        fs::write(self.dir.join("kept"), "")?;
+        fs::write(self.dir.join("kept"), command)?;
         writeln!(pipe, "keep").context("the bed's guard is gone")
     }
 
@@ -265,11 +265,11 @@ impl Drop for Sandbox {
     }
 }
 
-/// Ends the beds that were kept and removes what dead ones left. Returns how many were ended.
-pub fn down(cache: &Cache) -> Result<usize> {
+/// Ends the beds that `command` kept, or all kept ones, and removes what dead ones left. Returns how many were ended.
+pub fn down(cache: &Cache, command: Option<&str>) -> Result<usize> {
     let mut ended = 0;
     for dir in folders(cache)? {
-        let Some(pid) = kept(&dir) else { continue };
+        let Some(pid) = kept(&dir, command) else { continue };
         kill(pid, Signal::SIGTERM).ok();
         wait::until("the kept bed's end", Duration::from_secs(60), || {
             Ok((!dir.exists()).then_some(()))
@@ -325,11 +325,13 @@ fn folders(cache: &Cache) -> Result<Vec<PathBuf>> {
     }
 }
 
-fn kept(dir: &Path) -> Option<Pid> {
-    dir.join("kept")
-        .exists()
-        .then(|| fs::read_to_string(dir.join("guard.pid")).ok())?
-        .and_then(|t| alive(&t))
+/// The guard of a bed that `command`, or any command, kept.
+fn kept(dir: &Path, command: Option<&str>) -> Option<Pid> {
+    let by = fs::read_to_string(dir.join("kept")).ok()?;
+    if command.is_some_and(|command| command != by) {
+        return None;
+    }
+    alive(&fs::read_to_string(dir.join("guard.pid")).ok()?)
 }
 
 /// `PID START`: the start time tells a process from a later one with the same number.
@@ -359,4 +361,22 @@ fn unique_dir(cache: &Cache) -> Result<(PathBuf, String)> {
         }
     }
     bail!("no free folder name in {}", cache.beds().display())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn down_ends_what_its_command_kept() {
+        let bed = tempfile::tempdir().unwrap();
+        let pid = Some(Pid::from_raw(std::process::id().cast_signed()));
+        fs::write(bed.path().join("guard.pid"), identity(std::process::id())).unwrap();
+        assert_eq!(kept(bed.path(), None), None);
+        fs::write(bed.path().join("kept"), "up").unwrap();
+        assert_eq!(kept(bed.path(), None), pid);
+        assert_eq!(kept(bed.path(), Some("up")), pid);
+        assert_eq!(kept(bed.path(), Some("demo")), None);
+    }
 }

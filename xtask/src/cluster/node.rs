@@ -177,7 +177,7 @@ impl Node {
     }
 
     /// Leaves the bed running after our end, until [`super::down`] is called.
-    pub fn keep(self) -> Result<()> {
-        self.runtime.sandbox.keep()
+    pub fn keep(self, command: &str) -> Result<()> {
+        self.runtime.sandbox.keep(command)
     }
 }

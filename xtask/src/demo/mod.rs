@@ -26,13 +26,16 @@ const PULLED: (&str, usize) = ("library/nginx:alpine", 96);
 /// Speed of the registry while it is pulled, so that there is something to see.
 const MEBIBITS_PER_SECOND: u32 = 200;
 
+/// What beds that are kept say of who kept them.
+const COMMAND: &str = "demo";
+
 /// Options of `cargo xtask demo`.
 #[derive(Args, Debug, Default)]
 pub struct Options {
     /// Leave the cluster running and print its KUBECONFIG
     #[arg(long, conflicts_with = "down")]
     keep: bool,
-    /// End what --keep left running
+    /// End the clusters that --keep left running
     #[arg(long)]
     down: bool,
     /// Also write what is shown to a file, as plain text
@@ -44,7 +47,7 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<()> {
     let cache = Cache::open()?;
     if options.down {
-        let ended = cluster::down(&cache)?;
+        let ended = cluster::down(&cache, Some(COMMAND))?;
         println!("{ended} cluster(s) ended");
         return Ok(());
     }
@@ -63,7 +66,7 @@ pub fn run(options: &Options) -> Result<()> {
                 "Left as it is: export KUBECONFIG={}",
                 node.plane.kubeconfig().display()
             ))?;
-            node.keep()?;
+            node.keep(COMMAND)?;
         }
         return Err(error);
     }
@@ -83,7 +86,7 @@ fn build(screen: &mut Screen) -> Result<Binaries> {
         "Build the two programs, static, as a release",
         " (some minutes the first time)",
     )?;
-    let binaries = Binaries::build()?;
+    let binaries = Binaries::build(|line| spin.tell(line, line.starts_with("Blocking")))?;
     let mebibytes = |name| {
         binaries
             .size(name)
@@ -196,7 +199,7 @@ fn end(screen: &mut Screen, node: Node, keep: bool, started: Instant) -> Result<
             node.plane.kubeconfig().display()
         ))?;
         screen.line("  cargo xtask demo --down")?;
-        return node.keep();
+        return node.keep(COMMAND);
     }
     let spin = screen.begin("End everything")?;
     let (dir, api) = (node.plane.dir().to_owned(), node.plane.apiserver.pid()?);

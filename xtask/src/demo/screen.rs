@@ -17,8 +17,21 @@ pub struct Screen {
 /// A step that runs.
 pub struct Spin {
     what: String,
+    /// What is shown while it runs.
+    shown: String,
     bar: ProgressBar,
     start: Instant,
+}
+
+impl Spin {
+    /// Shows what the step does now; where no wheel turns, only if it `matters`.
+    pub fn tell(&self, now: &str, matters: bool) {
+        if !self.bar.is_hidden() {
+            self.bar.set_message(format!("{}: {now}", self.shown));
+        } else if matters {
+            eprintln!("... {now}");
+        }
+    }
 }
 
 impl Screen {
@@ -68,11 +81,12 @@ impl Screen {
             bar.set_style(style);
         }
         bar.enable_steady_tick(Duration::from_millis(100));
-        if !self.colour {
+        if bar.is_hidden() {
             eprintln!("... {shown}");
         }
         Ok(Spin {
             what: what.to_owned(),
+            shown,
             bar,
             start: Instant::now(),
         })
