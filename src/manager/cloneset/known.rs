@@ -42,6 +42,13 @@ struct Item<T> {
     doubtful: bool,
 }
 
+impl<T> Item<T> {
+    /// How long the watch has still to confirm our write.
+    fn left(&self, now: Instant) -> Option<Duration> {
+        Some((self.unseen? + CONFIRM).saturating_duration_since(now))
+    }
+}
+
 /// All objects of one kind. Those of a group are together, for they are looked at together.
 pub struct Known<T> {
     groups: HashMap<Arc<str>, BTreeMap<Key, Item<T>>>,
@@ -164,13 +171,18 @@ impl<T> Known<T> {
                 due.push(key.clone());
                 continue;
             }
-            let Some(since) = known.unseen else { continue };
-            match (since + CONFIRM).checked_duration_since(now) {
-                Some(left) if !left.is_zero() => next = Some(next.map_or(left, |n| n.min(left))),
-                _ => due.push(key.clone()),
+            let Some(left) = known.left(now) else { continue };
+            match left {
+                Duration::ZERO => due.push(key.clone()),
+                left => next = Some(next.map_or(left, |n| n.min(left))),
             }
         }
         (due, next)
+    }
+
+    /// How long it is until this one is to be read, where a write of ours is not confirmed.
+    pub fn unconfirmed_for(&self, key: &Key, now: Instant) -> Option<Duration> {
+        self.item(key)?.left(now)
     }
 
     fn members<'a>(&'a self, group: &str) -> impl Iterator<Item = (&'a Key, &'a Item<T>)> {
@@ -261,8 +273,11 @@ mod tests {
             known.unconfirmed("g", now + CONFIRM).0,
             std::slice::from_ref(&key)
         );
+        assert_eq!(known.unconfirmed_for(&key, now), Some(CONFIRM));
+        assert_eq!(known.unconfirmed_for(&key, now + CONFIRM), Some(Duration::ZERO));
         known.watched(&key, at("a", "20", "g", false));
         assert_eq!(known.unconfirmed("g", now + CONFIRM), (vec![], None));
+        assert_eq!(known.unconfirmed_for(&key, now), None);
         known.wrote(&key, at("a", "18", "g", false), now);
         assert_eq!(told(&known, "g"), ["a@20"]);
     }

@@ -29,7 +29,7 @@ use super::{Context, Gate, Gates};
 use crate::api::cloneset::CloneSet;
 use crate::api::owner::Owner;
 use crate::cluster::queue::Again;
-use crate::cluster::{Error, Key};
+use crate::cluster::{Error, Key, write};
 use crate::ops::metrics::metrics;
 use history::History;
 use memory::{Memory, slice};
@@ -196,6 +196,9 @@ async fn measured(work: &Work<'_>, memory: &mut Memory) -> Result<Again, Error> 
 /// Observe, plan, act, report; then say when to look again. `word` is what it came to.
 async fn pass(work: &Work<'_>, memory: &mut Memory, word: &mut &'static str) -> Result<Again, Error> {
     look_up(work).await?;
+    if !work.current() {
+        return Ok(Some(Duration::ZERO));
+    }
     let now = work.ctx.cluster.clock.now();
     let generation = work.set.metadata.generation.unwrap_or_default();
     memory.forget(generation, &work.set.spec.volume_claim_templates, now);
@@ -229,7 +232,7 @@ async fn pass(work: &Work<'_>, memory: &mut Memory, word: &mut &'static str) -> 
         memory.not_trimmed(Instant::now());
     }
     let at_once = done.acted.then_some(Duration::ZERO);
-    let unseen = work.index().next_look_up(&work.group, Instant::now());
+    let unseen = work.index().next_look_up(work.name, &work.group, Instant::now());
     let all = [wake, status, at_once, unseen, history.again];
     Ok(all.into_iter().flatten().min())
 }
@@ -243,15 +246,21 @@ fn until(at: Timestamp, now: Timestamp) -> Duration {
 /// written.
 async fn look_up(work: &Work<'_>) -> Result<(), Error> {
     let now = Instant::now();
-    let (pods, claims, jobs, revisions) = {
+    let (set, pods, claims, jobs, revisions) = {
         let index = work.index();
         (
+            index.sets.unconfirmed_for(work.name, now),
             index.pods.unconfirmed(&work.group, now).0,
             index.claims.unconfirmed(&work.group, now).0,
             index.jobs.unconfirmed(&work.group, now).0,
             index.revisions.unconfirmed(&work.group, now).0,
         )
     };
+    if set == Some(Duration::ZERO) {
+        let found = write::get(&work.api::<CloneSet>(), &work.name.name).await?;
+        let at = found.map(|found| observe::set_at(Arc::new(found)));
+        work.index().sets.read(work.name, at, Instant::now());
+    }
     for key in pods {
         tracing::warn!(set = %work.name, pod = key.name, "what our write came to is not known; reading the Pod");
         act::look_up_pod(work, &key.name).await?;

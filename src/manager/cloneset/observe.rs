@@ -210,8 +210,9 @@ impl Index {
     }
 
     /// How long it is until a write of ours has to be looked up, if one is not confirmed.
-    pub fn next_look_up(&self, group: &str, now: Instant) -> Option<Duration> {
+    pub fn next_look_up(&self, name: &Key, group: &str, now: Instant) -> Option<Duration> {
         let all = [
+            self.sets.unconfirmed_for(name, now),
             self.pods.unconfirmed(group, now).1,
             self.claims.unconfirmed(group, now).1,
             self.revisions.unconfirmed(group, now).1,

@@ -200,7 +200,7 @@ fn looks(sets: usize, each: usize) -> usize {
             (seen.pods.len(), seen.claims.len(), seen.revisions.len()),
             (each, each, each)
         );
-        assert_eq!(index.next_look_up(&group_of(&set), Instant::now()), None);
+        assert_eq!(index.next_look_up(&one, &group_of(&set), Instant::now()), None);
     }
     counters(&index).iter().sum()
 }
