@@ -18,6 +18,8 @@ use pace::Pace;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// Longest pause after failures.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// In a namespace that is being deleted nothing can be made any more: there is no other try, unless the CloneSet changes.
+const TERMINATING: Duration = Duration::from_hours(24);
 /// After so long the API server is asked again about a template that it refused: it may have other rules by then.
 const ASK_AGAIN: Duration = Duration::from_secs(60);
 /// So many conflicts in a row are ordinary life: somebody else was quicker.
@@ -202,7 +204,9 @@ impl Memory {
         tries = tries.saturating_add(1);
         let (why, wait, worth) = match unfit {
             Unfit::Mistake(why) => (why.clone(), ASK_AGAIN, true),
-            Unfit::Failed(error) if error.namespace_terminating() => (error.to_string(), ASK_AGAIN, false),
+            Unfit::Failed(error) if error.namespace_terminating() => {
+                (error.to_string(), pause(tries, error), false)
+            }
             Unfit::Failed(error) => {
                 // Somebody was quicker, or the API server is busy.
                 let ordinary = error.conflict() || error.not_found() || error.throttled();
@@ -266,6 +270,9 @@ impl Memory {
 
 /// How long to wait after the last of so many tries.
 fn pause(tries: u32, error: &Error) -> Duration {
+    if error.namespace_terminating() {
+        return TERMINATING;
+    }
     let doubled = FIRST_PAUSE.saturating_mul(1 << tries.saturating_sub(1).min(16));
     error.retry_after().unwrap_or(doubled).min(LONGEST_PAUSE)
 }
@@ -313,6 +320,22 @@ mod tests {
         memory.forget(0, &[], now + SignedDuration::from_secs(300));
         assert!(memory.failures.is_empty());
         assert!(memory.failed(Subject::Creation, Concern::Scale, &refused(403, "Forbidden"), now));
+        memory.forget(1, &[], now);
+        assert!(memory.failures.is_empty(), "another spec is tried at once");
+    }
+
+    #[test]
+    fn what_cannot_be_made_in_a_terminating_namespace_is_not_tried_again() {
+        let (mut memory, now) = (Memory::default(), Timestamp::UNIX_EPOCH);
+        let status = serde_json::json!({ "status": "Failure", "message": "no", "reason": "Forbidden", "code": 403,
+            "details": { "causes": [{ "reason": "NamespaceTerminating", "message": "namespace a is being terminated" }] } });
+        let error = Error::Api(Box::new(serde_json::from_value(status).unwrap()));
+        memory.failed(Subject::Creation, Concern::Scale, &error, now);
+        let later = now + SignedDuration::from_hours(23);
+        memory.forget(0, &[], later);
+        assert!(memory.failures[&Subject::Creation].until > later);
+        let (_, pause) = memory.not_settled(1, &Unfit::Failed(error), Instant::now());
+        assert_eq!(pause, TERMINATING);
         memory.forget(1, &[], now);
         assert!(memory.failures.is_empty(), "another spec is tried at once");
     }
