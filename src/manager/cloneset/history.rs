@@ -14,7 +14,7 @@ use super::plan;
 use super::revision::{self, Owner, Revision, Step, Wanted};
 use super::{Work, act};
 use crate::admission::cloneset::{mistakes, templates};
-use crate::api::cloneset::CloneSet;
+use crate::api::cloneset::{CloneSet, CloneSetStatus};
 use crate::api::keys;
 use crate::api::owner::Owner as Controller;
 use crate::cluster::pod_template::{self, Answer, Defaults, Templates};
@@ -75,16 +75,18 @@ fn owner(set: &CloneSet) -> Owner<'_> {
     }
 }
 
+/// The reference to the CloneSet as the controller of what it owns.
+pub fn reference(set: &CloneSet) -> Value {
+    owner(set).reference()
+}
+
 /// The revisions. The newest is what the template stands for, unless there can be no such revision for now: then it is
 /// the last that there could be.
 pub async fn settle(work: &Work<'_>, known: &[Arc<RevisionView>], memory: &mut Memory) -> History {
     let mut all: Vec<Revision> = known.iter().map(|view| view.revision.clone()).collect();
     revision::sort(&mut all);
     let status = work.set.status.as_ref();
-    // A status is written a moment later, by a pass that finds the revision and has no collision to count.
-    let before = status.and_then(|s| s.collision_count).max(memory.collisions);
-    // Upstream counts from 0 on, and the count goes into every name.
-    let before = before.or(Some(0));
+    let before = Some(collisions(status, memory));
     let (mut collisions, mut failed) = (before, None);
     let generation = work.set.metadata.generation.unwrap_or_default();
     let mut unsettled = memory.unsettled(generation, Instant::now());
@@ -120,6 +122,13 @@ pub async fn settle(work: &Work<'_>, known: &[Arc<RevisionView>], memory: &mut M
         again,
         failed,
     }
+}
+
+/// How often the name of a revision was taken. OpenKruise counts from 0 on, and the count goes into every name.
+fn collisions(status: Option<&CloneSetStatus>, memory: &Memory) -> i32 {
+    // A status is written a moment later, by a pass that finds the revision and has no collision to count.
+    let before = status.and_then(|s| s.collision_count).max(memory.collisions);
+    before.unwrap_or_default()
 }
 
 /// Sees to it that the newest revision is what the template stands for.
@@ -404,4 +413,49 @@ pub async fn label(work: &Work<'_>, name: &str, label: &str) -> Result<(), Error
     let stored = write::patch_merge(&api(work), name, &patch).await?;
     keep(work, &stored);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    /// A new CloneSet has no status yet, and its first revision the name that OpenKruise gives it.
+    #[test]
+    fn the_first_revision_is_named_as_openkruise_names_it() {
+        let vectors = include_str!("../../../tests/data/go/cloneset-revision.jsonl");
+        let of_none = vectors
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let first = of_none.filter(|vector| vector["collisionCount"] == 0);
+        let (mut names, none) = (0, std::collections::BTreeMap::new());
+        for vector in first {
+            let set = &vector["cloneset"];
+            let owner = Owner {
+                namespace: "default",
+                name: set["metadata"]["name"].as_str().unwrap(),
+                uid: "u",
+                annotations: &none,
+            };
+            let claims = set["spec"]["volumeClaimTemplates"].as_array().cloned();
+            let count = Some(collisions(None, &Memory::default()));
+            let wanted = revision::wanted(
+                &owner,
+                &set["spec"]["template"],
+                &claims.unwrap_or_default(),
+                count,
+            );
+            assert_eq!(json!(wanted.name), vector["name"]);
+            names += 1;
+        }
+        assert!(names > 0);
+        let status = CloneSetStatus {
+            collision_count: Some(1),
+            ..CloneSetStatus::default()
+        };
+        let mut memory = Memory::default();
+        memory.collisions = Some(2);
+        assert_eq!(collisions(Some(&status), &memory), 2, "a status may be behind");
+    }
 }

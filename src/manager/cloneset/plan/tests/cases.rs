@@ -104,6 +104,21 @@ fn a_new_pod_takes_two_writes() {
 }
 
 #[test]
+fn claims_have_the_metadata_of_their_template() {
+    let mut spec = spec(false, true);
+    let metadata = json!({ "name": "data", "labels": { "l": "1" }, "annotations": { "a": "2" },
+        "finalizers": ["example.io/backup"] });
+    spec["volumeClaimTemplates"][0]["metadata"] = metadata;
+    let (_, plan) = one(spec).reconcile();
+    let Act::CreatePod { claims, .. } = &plan.acts[0] else {
+        panic!("{plan:?}")
+    };
+    let has = &claims[0]["metadata"];
+    assert_eq!([&has["labels"]["l"], &has["annotations"]["a"]], ["1", "2"]);
+    assert_eq!(has["finalizers"], json!(["example.io/backup"]));
+}
+
+#[test]
 fn an_update_in_place_takes_three_writes() {
     let mut world = one(spec(false, false));
     settle(&mut world);
