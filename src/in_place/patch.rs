@@ -57,7 +57,8 @@ pub(super) fn disturbs(pod: &Pod, spec: &Spec, template: Template<'_>) -> bool {
     changes(pod, &spec) || unproven(&before)
 }
 
-/// Begins an update: the Pod is taken out of its Services if need be, then changed, or told what to wait for.
+/// Begins an update: the Pod is taken out of its Services if need be, then changed, or told what to wait for. Where its
+/// resize is refused, the fallback is the rest of the update.
 ///
 /// `template` is that of the revision to which `spec` leads. `labels` and `annotations` go with the change: those of the
 /// revision and of the lifecycle.
@@ -71,36 +72,44 @@ pub fn begin(
     now: Timestamp,
 ) -> Vec<Write> {
     let (before, spec) = unfinished(pod, spec, template);
-    let spec = &spec;
-    let disturbs = changes(pod, spec) || unproven(&before);
-    let mut fresh = InPlaceUpdateState {
-        revision: spec.revision.clone(),
-        update_timestamp: Some(whole(now)),
-        update_env_from_metadata: spec.update_env_from_metadata || before.update_env_from_metadata,
-        update_images: !spec.container_images.is_empty() || before.update_images,
-        update_resources: !spec.container_resources.is_empty() || before.update_resources,
-        last_container_statuses: before.last_container_statuses,
-        ..InPlaceUpdateState::default()
+    let disturbs = changes(pod, &spec) || unproven(&before);
+    let begun = |spec: &Spec, owed: Option<String>| {
+        let mut fresh = InPlaceUpdateState {
+            revision: spec.revision.clone(),
+            update_timestamp: Some(whole(now)),
+            update_env_from_metadata: spec.update_env_from_metadata || before.update_env_from_metadata,
+            update_images: !spec.container_images.is_empty() || before.update_images,
+            update_resources: !spec.container_resources.is_empty() || before.update_resources,
+            last_container_statuses: before.last_container_statuses.clone(),
+            ..InPlaceUpdateState::default()
+        };
+        let mut patch = json!({ "metadata": { "labels": labels, "annotations": annotations } });
+        let mut resize = None;
+        if disturbs && spec.grace_seconds > 0 {
+            annotate(
+                pod,
+                &mut patch,
+                keys::IN_PLACE_UPDATE_GRACE,
+                Some(&json_text(spec)),
+            );
+        } else {
+            no_grace(pod, &mut patch);
+            resize = change(pod, spec, template, &mut fresh, &mut patch, now);
+        }
+        if owed.is_some() || resize.is_some() || resize::announced(pod) {
+            patch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = json!(owed);
+        }
+        (resize, stated(pod, patch, &fresh))
     };
-    let mut patch = json!({ "metadata": { "labels": labels, "annotations": annotations } });
-    let mut resize = None;
-    if disturbs && spec.grace_seconds > 0 {
-        annotate(
-            pod,
-            &mut patch,
-            keys::IN_PLACE_UPDATE_GRACE,
-            Some(&json_text(spec)),
-        );
-    } else {
-        no_grace(pod, &mut patch);
-        resize = change(pod, spec, template, &mut fresh, &mut patch, now);
-    }
-    if resize.is_some() || resize::unrecorded(pod) {
-        patch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = Value::Null;
-    }
+    let (resize, last) = begun(&spec, None);
+    let resize = resize.map(|resize| {
+        let revision = labels.get(keys::CONTROLLER_REVISION_HASH).and_then(Value::as_str);
+        let (kept, owed) = resize::postponed(pod, &spec, revision);
+        resize.or(begun(&kept, Some(owed)).1)
+    });
     let mut writes: Vec<Write> = prepare(pod, disturbs, resize.as_ref(), now).into_iter().collect();
     writes.extend(resize);
-    writes.push(stated(pod, patch, &fresh));
+    writes.push(last);
     writes
 }
 
@@ -186,21 +195,39 @@ pub fn go_on(
     pod: &Pod,
     spec: Spec,
     template: Template<'_>,
-    mut state: InPlaceUpdateState,
+    state: &InPlaceUpdateState,
     now: Timestamp,
 ) -> Vec<Write> {
     let spec = template.values(spec);
-    let mut patch = json!({});
-    no_grace(pod, &mut patch);
-    let resize = change(pod, &spec, template, &mut state, &mut patch, now);
-    if resize::unrecorded(pod) {
-        // Of another update; what is resized now is of the revision that the Pod has.
-        patch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] =
-            json!(resize::announcement_without(pod, resize.as_ref()));
-    }
+    let going = |spec: &Spec, owed: Option<String>| {
+        let mut state = state.clone();
+        let mut patch = json!({});
+        no_grace(pod, &mut patch);
+        let resize = change(pod, spec, template, &mut state, &mut patch, now);
+        state.update_resources |= resize.is_some();
+        if owed.is_some() || resize::announced(pod) {
+            // What is announced is of another update; what is resized now is of the revision that the Pod has.
+            let left = owed.or_else(|| resize::announcement_without(pod, resize.as_ref()));
+            patch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = json!(left);
+        }
+        (resize, stated(pod, patch, &state))
+    };
+    let (resize, last) = going(&spec, None);
+    let resize = resize.map(|resize| {
+        let (kept, owed) = resize::postponed(pod, &spec, None);
+        resize.or(going(&kept, Some(owed)).1)
+    });
     let mut writes: Vec<Write> = resize.into_iter().collect();
-    writes.push(stated(pod, patch, &state));
+    writes.push(last);
     writes
+}
+
+/// Ends the wait for sizes that kubelet does not give to the Pod: its update is done with those that it has.
+#[must_use]
+pub fn without_sizes(pod: &Pod) -> Option<Write> {
+    let mut state = state::state(pod).ok().flatten()?;
+    state.update_resources = false;
+    Some(stated(pod, json!({}), &state))
 }
 
 /// Forgets an update that waits for its grace period.

@@ -41,7 +41,7 @@ pub fn refresh(pod: &Pod, is_at: impl Fn(&str) -> bool, template: Template<'_>, 
         if now < until {
             return Refresh::Wait(Waiting::Grace(Some(until)));
         }
-        return Refresh::Act(patch::go_on(pod, grace, template, state, now));
+        return Refresh::Act(patch::go_on(pod, grace, template, &state, now));
     }
     let Some(state) = state else {
         return Refresh::Done;
@@ -63,5 +63,5 @@ pub fn refresh(pod: &Pod, is_at: impl Fn(&str) -> bool, template: Template<'_>, 
         return Refresh::Wait(Waiting::Ready(name.clone()));
     }
     let rest = patch::rest(&state);
-    Refresh::Act(patch::go_on(pod, rest, template, state, now))
+    Refresh::Act(patch::go_on(pod, rest, template, &state, now))
 }

@@ -2,7 +2,9 @@
 //!
 //! A resize is a request of its own, and comes first, so that one that is refused leaves the Pod as it was. Where the next
 //! request then fails, or its sender dies, the Pod has another size than its revision, and nothing would say so. That is
-//! why each such resize is announced by an annotation with the old size, which the write that records it takes off.
+//! why each such resize is announced by an annotation with the old size, which the write that records it takes off. Where
+//! the resize is refused and the rest of its update is done without it, the annotation holds the size that the Pod is yet
+//! to get.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::complete::same;
-use super::pod::{Container, Pod};
+use super::pod::{Condition, Container, Pod};
 use super::spec::Spec;
 use super::template::Template;
 use super::write::{Target, Write, json_text};
@@ -31,14 +33,29 @@ type Quantities = BTreeMap<String, Quantity>;
 struct Announced {
     /// Label of the revision that the Pod had, and has until the resize is recorded.
     revision: String,
-    /// What the containers had.
+    /// What the containers had; or, where their resize was refused, what they are to have.
     containers: Sizes,
+    /// Whether the Pod has its revision without these sizes, because its resize was refused.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    refused: bool,
+}
+
+/// Whether the Pod may have another size than its revision says.
+#[must_use]
+pub fn announced(pod: &Pod) -> bool {
+    pod.annotations.contains_key(keys::IN_PLACE_UPDATE_RESIZING)
+}
+
+/// Whether that is so because its resize was refused.
+#[must_use]
+pub fn refused(pod: &Pod) -> bool {
+    announcement_of(pod).is_some_and(|announced| announced.refused)
 }
 
 /// Whether the Pod may have been resized for a revision that it does not have.
 #[must_use]
 pub fn unrecorded(pod: &Pod) -> bool {
-    pod.annotations.contains_key(keys::IN_PLACE_UPDATE_RESIZING)
+    announced(pod) && !refused(pod)
 }
 
 /// Whether kubelet may yet restart a container of such a Pod for its size.
@@ -48,7 +65,7 @@ pub fn under_way(pod: &Pod) -> bool {
         let given = pod.status(&container.name).and_then(|s| s.resources.as_ref());
         given.is_some_and(|given| !same(given, &container.resources))
     };
-    unrecorded(pod) && pod.containers.iter().any(changing)
+    announced(pod) && pod.containers.iter().any(changing)
 }
 
 /// The annotation that announces `resize`: what the Pod has now of what that changes. What was announced before stays, for
@@ -67,7 +84,53 @@ pub(super) fn announcement(pod: &Pod, resize: &Write) -> String {
         };
         add(containers.entry(name).or_default(), old);
     }
-    announced(pod, containers)
+    announce(revision(pod), containers, refused(pod))
+}
+
+/// `spec` without its sizes, which are refused; and the annotation that says which the Pod is to get, once it has
+/// `revision`, or this one.
+pub(super) fn postponed(pod: &Pod, spec: &Spec, revision: Option<&str>) -> (Spec, String) {
+    let mut kept = spec.clone();
+    let mut owed = std::mem::take(&mut kept.container_resources);
+    add_all(&mut owed, before(pod));
+    let revision = revision.map_or_else(|| self::revision(pod), str::to_owned);
+    (kept, announce(revision, owed, true))
+}
+
+/// What kubelet says of the last resize of the Pod that it cannot do, or not yet.
+#[must_use]
+pub fn pending(pod: &Pod) -> Option<&Condition> {
+    // What it says may be about the one before.
+    let seen = pod.observed.is_none_or(|observed| observed >= pod.generation);
+    pod.condition("PodResizePending").filter(|c| c.holds && seen)
+}
+
+/// The same where the sizes are those of `template`, in words.
+#[must_use]
+pub fn pending_to(pod: &Pod, template: Template<'_>) -> Option<String> {
+    let pending = pending(pod)?;
+    let named = |map: &BTreeMap<String, String>| {
+        some(
+            map.iter()
+                .map(|(name, size)| (name.clone(), Quantity(size.clone())))
+                .collect(),
+        )
+    };
+    let sizes = pod.containers.iter().map(|container| {
+        let sizes = ResourceRequirements {
+            limits: named(&container.resources.limits),
+            requests: named(&container.resources.requests),
+            ..ResourceRequirements::default()
+        };
+        (container.name.clone(), sizes)
+    });
+    let asked = template.values(Spec {
+        container_resources: sizes.collect(),
+        ..Spec::default()
+    });
+    // What others ask for is no concern of its workload.
+    let own = others(pod, asked.container_resources).is_empty();
+    own.then(|| format!("{}: {}", pending.reason, pending.message))
 }
 
 /// What is still announced once `resize` is recorded; `None` where that is nothing.
@@ -81,12 +144,15 @@ pub(super) fn announcement_without(pod: &Pod, resize: Option<&Write>) -> Option<
         }
     }
     containers.retain(|_, old| *old != ResourceRequirements::default());
-    (!containers.is_empty()).then(|| announced(pod, containers))
+    (!containers.is_empty()).then(|| announce(revision(pod), containers, refused(pod)))
 }
 
-fn announced(pod: &Pod, containers: Sizes) -> String {
-    let revision = revision(pod);
-    json_text(&Announced { revision, containers })
+fn announce(revision: String, containers: Sizes, refused: bool) -> String {
+    json_text(&Announced {
+        revision,
+        containers,
+        refused,
+    })
 }
 
 /// The containers that are resized, with what is new of their sizes.
@@ -116,9 +182,8 @@ fn some(quantities: Quantities) -> Option<Quantities> {
     Some(quantities).filter(|all| !all.is_empty())
 }
 
-/// Gives a Pod the size again that it had before the resizes of an update that did not begin. It keeps its revision, whose
-/// template is `template`; where
-/// a container is restarted for its size, the Pod is out of its Services meanwhile.
+/// Gives a Pod the size of its revision, whose template is `template`: where it was resized for an update that did not
+/// begin, or was refused the size. Where a container is restarted for that, the Pod is out of its Services meanwhile.
 ///
 /// `labels` and `annotations` go with the change, if there is any.
 #[must_use]
@@ -202,10 +267,13 @@ fn other(has: &BTreeMap<String, String>, old: Option<Quantities>) -> Option<Quan
 
 /// The sizes that are announced; none where that cannot be read, or another implementation has recorded the update since.
 fn before(pod: &Pod) -> Sizes {
-    let text = pod.annotations.get(keys::IN_PLACE_UPDATE_RESIZING);
-    let announced = text.and_then(|text| serde_json::from_str::<Announced>(text).ok());
-    let announced = announced.filter(|announced| announced.revision == revision(pod));
-    announced.unwrap_or_default().containers
+    announcement_of(pod).unwrap_or_default().containers
+}
+
+fn announcement_of(pod: &Pod) -> Option<Announced> {
+    let text = pod.annotations.get(keys::IN_PLACE_UPDATE_RESIZING)?;
+    let announced = serde_json::from_str::<Announced>(text).ok();
+    announced.filter(|announced| announced.revision == revision(pod))
 }
 
 fn revision(pod: &Pod) -> String {

@@ -29,8 +29,19 @@ pub struct Write {
     pub to: Target,
     /// Strategic merge patch.
     pub patch: Value,
+    /// What is written instead of a resize that the API server refuses, and of the writes after it.
+    pub fallback: Option<Box<Fallback>>,
     /// Generation of the Pod that it was made for.
     generation: i64,
+}
+
+/// What is written where a resize is refused; the refusal is an error where that is nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fallback {
+    /// Where the Pod cannot be resized.
+    pub refused: Option<Write>,
+    /// Where a quota has no room for the new size, which has none for another Pod of that size either.
+    pub quota: Option<Write>,
 }
 
 impl Write {
@@ -42,8 +53,17 @@ impl Write {
         Self {
             to,
             patch,
+            fallback: None,
             generation,
         }
+    }
+
+    /// The same with another write instead, whatever the resize is refused for.
+    #[must_use]
+    pub(super) fn or(mut self, instead: Self) -> Self {
+        let (refused, quota) = (Some(instead.clone()), Some(instead));
+        self.fallback = Some(Box::new(Fallback { refused, quota }));
+        self
     }
 
     /// The patch as it is to be sent after a write that came to `stored`. A resize raises the Pod's generation; what is

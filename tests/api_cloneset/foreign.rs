@@ -143,3 +143,68 @@ async fn a_revision_that_holds_no_pod_template_stops_no_other_cloneset() {
     field.set("db", json!({})).await;
     field.settled("db").await;
 }
+
+const ID: &str = "apps.kruise.io/cloneset-instance-id";
+
+/// Of claims with the right name, those that another owns, or that have the id of another Pod, stay as they are.
+#[tokio::test]
+async fn claims_of_others_are_not_adopted_with_the_pod_whose_name_they_have() {
+    let field = Field::new(world(), "adopted-claims").await;
+    let claims = field.api("", "v1", "PersistentVolumeClaim");
+    let size = json!({ "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Mi" } } });
+    let backup =
+        json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "backup", "uid": "b", "controller": true });
+    let of_another = owner(
+        &json!({ "metadata": { "name": "web", "uid": "another" } }),
+        "v1beta1",
+    );
+    let cases = [
+        ("aaaaa", "aaaaa", json!([])),
+        ("bbbbb", "bbbbb", json!([backup])),
+        ("ccccc", "ccccc", json!([of_another])),
+        ("ddddd", "aaaaa", json!([])),
+    ];
+    for (pod, id, owners) in &cases {
+        let metadata =
+            json!({ "name": format!("data-web-{pod}"), "labels": { ID: id }, "ownerReferences": owners });
+        field
+            .create(&claims, json!({ "metadata": metadata, "spec": size }))
+            .await;
+        let metadata = json!({ "name": format!("web-{pod}"), "labels": { "app": "web", ID: pod } });
+        let container = json!({ "name": "app", "image": "example.com/app:1" });
+        let orphan = json!({ "metadata": metadata,
+            "spec": { "containers": [container], "terminationGracePeriodSeconds": 0 } });
+        field.create(&field.pods(), orphan).await;
+    }
+    let templates = json!([{ "metadata": { "name": "data" }, "spec": size }]);
+    let rolling = json!({ "rollingUpdate": { "paused": true } });
+    let spec = json!({ "replicas": 4, "volumeClaimTemplates": templates, "updateStrategy": rolling });
+    let set = json!(field.set("web", spec).await);
+    let adopted = |pods: &[&Value]| {
+        let ours = |pod: &&&Value| pod["metadata"]["ownerReferences"][0]["uid"] == uid(&set);
+        pods.len() == 4 && pods.iter().filter(ours).count() == 4
+    };
+    field.until_pods("web", "all adopted", adopted).await;
+    for (pod, _, owners) in &cases {
+        let claim = json!(claims.get(&format!("data-web-{pod}")).await.unwrap());
+        let has: Vec<&Value> = claim["metadata"]["ownerReferences"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .collect();
+        let uids: Vec<&Value> = has.into_iter().map(|owner| &owner["uid"]).collect();
+        let expected = if *pod == "aaaaa" {
+            json!([uid(&set)])
+        } else {
+            json!(
+                owners
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .map(|owner| &owner["uid"])
+                    .collect::<Vec<_>>()
+            )
+        };
+        assert_eq!(json!(uids), expected, "{claim}");
+    }
+}

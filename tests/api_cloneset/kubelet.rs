@@ -15,6 +15,8 @@ use crate::waits::events;
 pub const NO_IMAGE: &str = "nowhere.example/none:1";
 /// Where Pods run.
 const NODE: &str = "node";
+/// A running container that asks for so much CPU does not get it yet.
+pub const LATER: &str = "333";
 /// Pods that ask for this are not scheduled.
 pub const NO_NODE: &str = "no-node";
 
@@ -118,7 +120,7 @@ fn differs(wanted: &Value, there: &Value) -> bool {
 fn status(pod: &Value, containers: &mut HashMap<(String, String), Running>) -> Value {
     let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
     let mut statuses = Vec::new();
-    let mut all = true;
+    let (mut all, mut deferred) = (true, false);
     for container in pod["spec"]["containers"].as_array().into_iter().flatten() {
         let text = |key: &str| container[key].as_str().unwrap_or_default().to_owned();
         let ok = text("image") != NO_IMAGE;
@@ -135,6 +137,17 @@ fn status(pod: &Value, containers: &mut HashMap<(String, String), Running>) -> V
         {
             status["resources"] = container["resources"].clone();
         }
+        let before = pod["status"]["containerStatuses"]
+            .as_array()
+            .into_iter()
+            .flatten();
+        let before = before.into_iter().find(|s| s["name"] == text("name"));
+        if container["resources"]["requests"]["cpu"] == LATER
+            && let Some(before) = before
+        {
+            status["resources"] = before["resources"].clone();
+            deferred = true;
+        }
         statuses.push(status);
     }
     let holds = |type_: &Value| {
@@ -146,10 +159,17 @@ fn status(pod: &Value, containers: &mut HashMap<(String, String), Running>) -> V
     let gates = pod["spec"]["readinessGates"].as_array().into_iter().flatten();
     let open = gates.into_iter().all(|gate| holds(&gate["conditionType"]));
     let started = statuses.iter().all(|s| s["containerID"].is_string());
+    let mut conditions = vec![condition("ContainersReady", all), condition("Ready", all && open)];
+    if deferred {
+        let mut pending = condition("PodResizePending", true);
+        pending["reason"] = json!("Deferred");
+        pending["message"] = json!("Node didn't have enough resource: cpu");
+        conditions.push(pending);
+    }
     json!({
         "phase": if started { "Running" } else { "Pending" },
         "containerStatuses": statuses,
-        "conditions": [condition("ContainersReady", all), condition("Ready", all && open)],
+        "conditions": conditions,
     })
 }
 

@@ -199,3 +199,44 @@ async fn a_conflict_holds_up_no_other_pod() {
     assert!(tries.contains(&(quicker.clone(), 409)), "{tries:?}");
     all_before_the_second_of(quicker, &names, &tries);
 }
+
+/// What is refused once is tried without storing it before a Pod leaves its Services for it.
+#[tokio::test]
+async fn a_pod_leaves_its_services_once_for_an_image_that_is_refused() {
+    let field = Field::new(world(), "refused-image").await;
+    field.set("web", json!({ "replicas": 4 })).await;
+    field.settled("web").await;
+    let before = field.pods_of("web").await;
+    let refusal = "this image is not allowed";
+    let expression = format!("object.spec.containers.all(c, c.image != '{NEW}')");
+    policy(&field, "pods", (&expression, refusal)).await;
+    let probe = PatchParams::default().dry_run();
+    let image = Patch::Strategic(json!({ "spec": { "containers": [{ "name": "app", "image": NEW }] } }));
+    let (pods, first) = (field.pods(), name(&before[0]));
+    let in_effect = || async { pods.patch(&first, &probe, &image).await.is_err().then_some(()) };
+    field.until("the policy is in effect", in_effect).await;
+    let left = || patches(&field, Some("status")).len();
+    let from = left();
+    field.image("web", NEW).await;
+    says(&field, "FailedUpdate", refusal).await;
+    let dry_runs = || async {
+        let all = field.world.plane.writes().unwrap();
+        let ours = all.iter().filter(|w| {
+            w["user"]["username"] == "system:serviceaccount:kruise-system:kruise-manager"
+                && w["objectRef"]["namespace"] == field.namespace.as_str()
+                && w["objectRef"]["resource"] == "pods"
+                && w["requestURI"].as_str().unwrap().contains("dryRun=All")
+        });
+        (ours.count() >= 2).then_some(())
+    };
+    field.until("it is tried without storing it", dry_runs).await;
+    let serve = |pods: &[&Value]| pods.iter().all(|pod| serves(pod));
+    let after = field.until_pods("web", "all serve", serve).await;
+    assert_eq!(identities(&after), identities(&before));
+    assert!(
+        left() <= from + 2 * before.len(),
+        "out and back, once for each at most"
+    );
+    lift(&field).await;
+    field.settled("web").await;
+}

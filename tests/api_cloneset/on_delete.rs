@@ -51,7 +51,7 @@ async fn replaced(field: &Field, before: &[Value], count: usize) {
 async fn left_alone(field: &Field, before: &[Value]) {
     let writes = field.pod_writes();
     field.image("web", NEW).await;
-    let words = "(somebody to delete them, as type OnDelete wants)";
+    let words = "(to be deleted: updateStrategy type is OnDelete)";
     until(
         &field.sets(),
         "web",

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::errors::{quota, said, says};
 use crate::field::Field;
 use crate::pods::{self, is, uid, wanted_image};
+use crate::support::untyped::untyped;
 use crate::world::{PATIENCE, World, create, until, world};
 use xtask::cluster::wait;
 
@@ -119,16 +120,23 @@ async fn pods_are_kept_while_a_quota_has_no_room_for_another_revision() {
     run(&field.pods_of("web").await, "example.com/app:2");
 }
 
-/// Somebody's webhook that is asked about templates of Pods in this namespace, and never answers.
+/// Somebody's webhook that is asked about some objects of this namespace, and never answers.
 struct Silence<'a> {
     field: &'a Field,
     hooks: Api<ValidatingWebhookConfiguration>,
+    /// What it is asked about: arguments of kubectl for one.
+    probe: Vec<String>,
 }
 
+/// It is asked about templates of Pods.
+const TEMPLATES: (&str, &str) = ("podtemplates", "CREATE");
+/// It is asked about changes of Pods.
+const PODS: (&str, &str) = ("pods", "UPDATE");
+
 impl<'a> Silence<'a> {
-    async fn begins(field: &'a Field) -> Self {
-        let rule = json!({ "apiGroups": [""], "apiVersions": ["v1"], "resources": ["podtemplates"],
-            "operations": ["CREATE"] });
+    async fn begins(field: &'a Field, (resource, operation): (&str, &str), probe: &[&str]) -> Self {
+        let rule = json!({ "apiGroups": [""], "apiVersions": ["v1"], "resources": [resource],
+            "operations": [operation] });
         let hook = json!({
             "name": "silence.example.com", "failurePolicy": "Fail", "sideEffects": "None",
             "admissionReviewVersions": ["v1"], "rules": [rule],
@@ -139,7 +147,10 @@ impl<'a> Silence<'a> {
         let hooks = Api::all(field.admin.client.clone());
         let object = json!({ "metadata": { "name": field.namespace }, "webhooks": [hook] });
         create(&hooks, object).await;
-        let silence = Self { field, hooks };
+        let namespace = format!("--namespace={}", field.namespace);
+        let words = probe.iter().copied().chain(["--dry-run=server", &namespace]);
+        let probe = words.map(str::to_owned).collect();
+        let silence = Self { field, hooks, probe };
         silence.until(true);
         silence
     }
@@ -152,19 +163,9 @@ impl<'a> Silence<'a> {
 
     /// Waits until the API server goes by it, or no more.
     fn until(&self, wanted: bool) {
-        let container = json!({ "name": "c", "image": "i:1" });
-        let probe = json!({ "apiVersion": "v1", "kind": "PodTemplate",
-            "metadata": { "name": "probe", "namespace": self.field.namespace },
-            "template": { "spec": { "containers": [container] } } });
-        let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
-        std::fs::write(file.path(), probe.to_string()).unwrap();
-        let file = file.path().to_str().unwrap();
+        let probe: Vec<&str> = self.probe.iter().map(String::as_str).collect();
         let plane = &self.field.world.plane;
-        let failed = || {
-            plane
-                .kubectl(&["create", "--dry-run=server", "-f", file])
-                .is_err()
-        };
+        let failed = || plane.kubectl(&probe).is_err();
         let what = "the webhook is asked, or no more";
         wait::until(what, PATIENCE, || Ok((failed() == wanted).then_some(()))).unwrap();
     }
@@ -174,7 +175,13 @@ impl<'a> Silence<'a> {
 async fn an_outage_of_somebody_s_webhook_is_told_and_passes() {
     let field = Field::new(world(), "silence").await;
     let words = "failed calling webhook \"silence.example.com\"";
-    let silence = Silence::begins(&field).await;
+    let container = json!({ "name": "c", "image": "i:1" });
+    let template = json!({ "apiVersion": "v1", "kind": "PodTemplate", "metadata": { "name": "probe" },
+        "template": { "spec": { "containers": [container] } } });
+    let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
+    std::fs::write(file.path(), template.to_string()).unwrap();
+    let probe = ["create", "-f", file.path().to_str().unwrap()];
+    let silence = Silence::begins(&field, TEMPLATES, &probe).await;
     field.set("web", json!({})).await;
     says(&field, "FailedUpdate", words).await;
     says(&field, "Waiting", words).await;
@@ -186,7 +193,7 @@ async fn an_outage_of_somebody_s_webhook_is_told_and_passes() {
     silence.ends().await;
     field.settled("web").await;
 
-    let silence = Silence::begins(&field).await;
+    let silence = Silence::begins(&field, TEMPLATES, &probe).await;
     field.image("web", "example.com/app:2").await;
     let set = says(&field, "FailedUpdate", words).await;
     assert!(behind(&set), "{:?}", set.status);
@@ -196,4 +203,67 @@ async fn an_outage_of_somebody_s_webhook_is_told_and_passes() {
     let set = field.settled("web").await;
     assert_eq!(said(&set, "FailedUpdate"), "");
     run(&field.pods_of("web").await, "example.com/app:2");
+}
+
+/// The change of a Pod comes after what takes it out of its Services, and must not leave it there.
+#[tokio::test]
+async fn pods_serve_while_somebody_s_webhook_for_them_is_away() {
+    let field = Field::new(world(), "silent-pods").await;
+    field.set("web", json!({})).await;
+    field.settled("web").await;
+    let before = field.pods_of("web").await;
+    let probe = ["annotate", "pod", &pods::name(&before[0]), "example.com/probe=x"];
+    let silence = Silence::begins(&field, PODS, &probe).await;
+    let statuses = || {
+        let writes = field.writes().into_iter();
+        writes.filter(|(_, what, _)| what == "pods/status").count()
+    };
+    let from = statuses();
+    field.image("web", "example.com/app:2").await;
+    says(&field, "FailedUpdate", "failed calling webhook").await;
+    let serve = |pods: &[&Value]| {
+        let left = |pod: &Value| {
+            pod["status"]["conditions"]
+                .to_string()
+                .contains("StartInPlaceUpdate")
+        };
+        pods.len() == 3 && pods.iter().all(|pod| is(pod, "Ready") && !left(pod))
+    };
+    field.until_pods("web", "all serve", serve).await;
+    // Another try is a dry run, for which none leaves its Services.
+    let tries = field.asked().len();
+    let more = || async { (field.asked().len() > tries + 3).then_some(()) };
+    field.until("more tries", more).await;
+    assert!(statuses() <= from + 2 * before.len(), "{:?}", field.writes());
+    silence.ends().await;
+    field.settled("web").await;
+    run(&field.pods_of("web").await, "example.com/app:2");
+}
+
+/// There is nothing to be made in it any more.
+#[tokio::test]
+async fn in_a_terminating_namespace_nothing_is_tried_again() {
+    let field = Field::new(world(), "terminating").await;
+    field.set("web", json!({})).await;
+    field.settled("web").await;
+    let names: Vec<String> = field.pods_of("web").await.iter().map(pods::name).collect();
+    let namespaces = untyped(&field.admin, "", "v1", "Namespace", None);
+    let params = DeleteParams::default();
+    namespaces.delete(&field.namespace, &params).await.unwrap();
+    let refused = || {
+        let asked = field.asked().into_iter();
+        let refused =
+            asked.filter(|((verb, what, _), code)| verb == "create" && what == "pods" && *code == 403);
+        refused.count()
+    };
+    for name in names {
+        field.pods().delete(&name, &params).await.unwrap();
+        let tried = || async { (refused() > 0).then_some(()) };
+        field.until("a Pod is tried", tried).await;
+    }
+    until(&field.sets(), "web", "no Pods", |set: &CloneSet| {
+        set.status.as_ref().is_some_and(|s| s.replicas == 0)
+    })
+    .await;
+    assert_eq!(refused(), 1, "{:?}", field.asked());
 }

@@ -1,11 +1,13 @@
 //! Resizes that are refused, and those whose update ends before they are recorded: a resize is a request of its own.
 
+use kruise::api::cloneset::CloneSet;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::dies::until_asked;
 use crate::errors::{quota, says};
 use crate::field::{Field, identities};
+use crate::kubelet::LATER;
 use crate::locked::{lift, lock, policy};
 use crate::lost::{Bed, alone};
 use crate::pods::{label, name, runs, serves};
@@ -52,17 +54,101 @@ async fn as_before(field: &Field, before: &[Value]) {
     assert_eq!(identities(&after), identities(before));
 }
 
+/// Waits until the CloneSet says that it waits for this reason, in these words.
+async fn waits(field: &Field, reason: &str, words: &str) {
+    let told = |set: &CloneSet| {
+        let status = set.status.as_ref().unwrap();
+        let waiting = status.conditions.iter().find(|c| c.type_ == "Waiting");
+        waiting.is_some_and(|c| c.reason == reason && c.message.contains(words))
+    };
+    field.status("web", &format!("{reason}: {words}"), told).await;
+}
+
+/// All Pods in use with the new image and the size from before, and the CloneSet says why.
+async fn only_the_image_is_new(field: &Field, before: &[Value], why: &str) {
+    let in_use = |pods: &[&Value]| {
+        let mut pods = pods.iter();
+        pods.all(|pod| serves(pod) && runs(pod, NEW) && cpu(pod) == "1")
+    };
+    let pods = field.until_pods("web", "in use with the new image", in_use).await;
+    assert_eq!(identities(&pods), identities(before));
+    waits(field, "ResizeRefused", why).await;
+    field.event("FailedUpdatePodInPlace", "web").await;
+}
+
+/// All Pods with the new size, which they were refused before.
+async fn resized_at_last(field: &Field, before: &[Value]) {
+    let sized = |pods: &[&Value]| {
+        let mut pods = pods.iter();
+        pods.all(|pod| serves(pod) && cpu(pod) == "9" && announced(pod).is_null())
+    };
+    let pods = field.until_pods("web", "resized", sized).await;
+    assert_eq!(identities(&pods), identities(before));
+}
+
 #[tokio::test]
-async fn a_resize_beyond_the_quota_changes_no_container_and_is_told() {
+async fn a_resize_beyond_the_quota_does_not_hold_back_the_image() {
     let (field, before) = started(world(), "no-cpu").await;
     quota(&field, "requests.cpu", 5).await;
     ask(&field, NEW, "9").await;
-    says(&field, "FailedUpdate", "exceeded quota: few").await;
-    let in_use = |pods: &[&Value]| pods.iter().all(|pod| serves(pod) && runs(pod, OLD));
-    field.until_pods("web", "in use as they were", in_use).await;
-    ask(&field, OLD, "1").await;
+    only_the_image_is_new(&field, &before, "exceeded quota: few").await;
+    quota(&field, "requests.cpu", 50).await;
+    resized_at_last(&field, &before).await;
+}
+
+/// A policy that refuses resizes, in effect.
+async fn no_resize(field: &Field, pod: &Value) -> &'static str {
+    let refused = "nobody changes sizes here";
+    policy(field, "pods/resize", ("false", refused)).await;
+    let probe = PatchParams::default().dry_run();
+    let size = Patch::Strategic(json!({ "spec": template(OLD, "3")["template"]["spec"] }));
+    let in_effect = || async {
+        let pods = field.pods();
+        let tried = pods.patch_subresource("resize", &name(pod), &probe, &size).await;
+        tried.is_err().then_some(())
+    };
+    field.until("the policy is in effect", in_effect).await;
+    refused
+}
+
+#[tokio::test]
+async fn a_refused_resize_does_not_hold_back_the_image_under_in_place_only() {
+    let (field, before) = started(world(), "size-only").await;
+    let only = json!({ "updateStrategy": { "rollingUpdate": { "podUpdatePolicy": "InPlaceOnly" } } });
+    field.edit("web", json!({ "spec": only })).await;
+    let refused = no_resize(&field, &before[0]).await;
+    ask(&field, NEW, "9").await;
+    only_the_image_is_new(&field, &before, refused).await;
+    lift(&field).await;
+    resized_at_last(&field, &before).await;
+}
+
+#[tokio::test]
+async fn a_refused_resize_replaces_pods_under_in_place_if_possible() {
+    let (field, before) = started(world(), "size-anew").await;
+    let refused = no_resize(&field, &before[0]).await;
+    ask(&field, NEW, "9").await;
+    field.event("FailedUpdatePodInPlace", "web").await;
     field.settled("web").await;
-    as_before(&field, &before).await;
+    let after = field.pods_of("web").await;
+    let there = |pod: &Value| runs(pod, NEW) && cpu(pod) == "9" && announced(pod).is_null();
+    assert!(after.iter().all(there), "{refused}: {after:#?}");
+    let gone = identities(&before);
+    assert!(identities(&after).iter().all(|one| !gone.contains(one)));
+}
+
+/// The node may have room later, which only kubelet knows.
+#[tokio::test]
+async fn a_deferred_resize_does_not_hold_back_the_image_under_in_place_only() {
+    let (field, before) = started(world(), "size-deferred").await;
+    let only = json!({ "updateStrategy": { "rollingUpdate": { "podUpdatePolicy": "InPlaceOnly" } } });
+    field.edit("web", json!({ "spec": only })).await;
+    ask(&field, NEW, LATER).await;
+    let in_use = |pods: &[&Value]| pods.iter().all(|pod| serves(pod) && runs(pod, NEW));
+    let pods = field.until_pods("web", "in use with the new image", in_use).await;
+    assert_eq!(identities(&pods), identities(&before));
+    waits(&field, "ResizePending", "resize is Deferred: ").await;
+    field.event("FailedUpdatePodInPlace", "web").await;
 }
 
 /// The size is taken, and the rest refused.
@@ -127,18 +213,7 @@ async fn a_pod_whose_size_cannot_be_taken_back_serves_and_that_is_told() {
     let mut bed = alone().await;
     let (field, before) = resized(&mut bed, "dies-refused", NEW).await;
     ask(&field, OLD, "1").await;
-    let refused = "nobody changes sizes here";
-    policy(&field, "pods/resize", ("false", refused)).await;
-    let probe = PatchParams::default().dry_run();
-    let size = Patch::Strategic(json!({ "spec": template(OLD, "3")["template"]["spec"] }));
-    let in_effect = || async {
-        let pods = field.pods();
-        let tried = pods
-            .patch_subresource("resize", &name(&before[0]), &probe, &size)
-            .await;
-        tried.is_err().then_some(())
-    };
-    field.until("the policy is in effect", in_effect).await;
+    let refused = no_resize(&field, &before[0]).await;
     bed.manager.start().unwrap();
     says(&field, "FailedUpdate", refused).await;
     field

@@ -163,22 +163,32 @@ fn too_large(template: &mut Value) {
     template["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!("999");
 }
 
-/// Where no Pod may be replaced, the update waits and says so, in the words of the API server.
+/// Where no Pod may be replaced, its image is updated all the same, and the CloneSet says what kubelet does.
 #[tokio::test]
-async fn an_infeasible_resize_waits_under_in_place_only_and_is_taken_back() {
+async fn an_infeasible_resize_does_not_hold_back_the_image_under_in_place_only_and_is_taken_back() {
     let test = shared().await;
     let containers = json!([sized("app", "100m", "64Mi")]);
     let only = json!({ "updateStrategy": { "rollingUpdate": { "podUpdatePolicy": "InPlaceOnly" } } });
     test.set("web", 1, containers, only).await;
     let before = test.pod_of("web").await;
-    test.template("web", too_large).await;
+    let change = |template: &mut Value| {
+        too_large(template);
+        template["spec"]["containers"][0]["image"] = json!("kruise-test/term:2");
+    };
+    test.template("web", change).await;
     test.says("web", "didn't have enough").await;
+    test.settled("web").await;
+    let updated = test.pod_of("web").await;
+    same_pod(&before, &updated);
+    restarted_once(&before, &updated, "app");
+    assert!(holds(&updated, "Ready"));
+    assert_eq!(limits(&updated, "app"), (10_000, 64 << 20));
     let back = |template: &mut Value| template["spec"]["containers"][0]["resources"] = size("100m", "64Mi");
     test.template("web", back).await;
     test.settled("web").await;
     let after = test.pod_of("web").await;
     same_pod(&before, &after);
-    same_container(&before, &after, "app");
+    same_container(&updated, &after, "app");
     assert_eq!(limits(&after, "app"), (10_000, 64 << 20));
 }
 

@@ -6,6 +6,7 @@ use std::ops::Deref;
 use serde_json::{Value, json};
 
 use crate::pods::{container, identities, is, name, runs};
+use crate::volumes::{at_rest, with_claims};
 use crate::workloads::{Bed, Space, shared, template};
 
 /// Makes a paused CloneSet that takes these Pods over as they are.
@@ -137,4 +138,38 @@ async fn what_a_cloneset_leaves_behind_is_the_next_ones_and_goes_with_it() {
             left.items.is_empty().then_some(())
         })
         .await;
+}
+
+/// What a Pod wrote is there again, and what is too many goes with its data.
+#[tokio::test]
+async fn claims_that_a_cloneset_leaves_behind_are_adopted_with_their_pods() {
+    let space = shared().await;
+    let spec = with_claims(2, json!({ "maxUnavailable": 1 }), true);
+    space.set("web", spec.clone()).await;
+    let before = at_rest(&space, 2).await;
+    let pods = space.identities("web").await;
+    space.kubectl(&["delete", "clone", "web", "--cascade=orphan"]);
+    let claims = space.claims().list(&Default::default()).await.unwrap().items;
+    assert!(
+        claims
+            .iter()
+            .all(|claim| claim.metadata.owner_references.is_none()),
+        "{claims:#?}"
+    );
+
+    let made = space.set("web", spec).await;
+    assert_eq!(at_rest(&space, 2).await, before);
+    assert_eq!(space.identities("web").await, pods);
+    let uid = made.metadata.uid.unwrap();
+    let owned = || async {
+        let claims = space.claims().list(&Default::default()).await.unwrap().items;
+        let ours = |claim: &Value| claim["metadata"]["ownerReferences"][0]["uid"] == uid.as_str();
+        claims.iter().all(|claim| ours(&json!(claim))).then_some(())
+    };
+    space.until("the claims to be the CloneSet's", owned).await;
+    let victim = pods.keys().next().unwrap();
+    space.kubectl(&["delete", "pod", victim]);
+    assert_eq!(at_rest(&space, 2).await, before, "the next one has its volume");
+    space.edit("web", json!({ "spec": { "replicas": 1 } })).await;
+    at_rest(&space, 1).await;
 }

@@ -14,7 +14,7 @@ use crate::workloads::{Bed, Space, shared, template};
 const ID: &str = "apps.kruise.io/cloneset-instance-id";
 
 /// Pods that each have a claim `data`, and note in it that they began.
-fn with_claims(replicas: i32, rolling: Value, reuse: bool) -> Value {
+pub fn with_claims(replicas: i32, rolling: Value, reuse: bool) -> Value {
     let mut template = template("web");
     template["spec"]["containers"][0]["volumeMounts"] = json!([{ "name": "data", "mountPath": "/volume" }]);
     template["spec"]["containers"][0]["lifecycle"] =
@@ -43,7 +43,7 @@ async fn claims(space: &Space<impl Deref<Target = Bed>>) -> BTreeMap<String, Str
 }
 
 /// Waits until there are so many Pods and claims, none on its way out; the claims, each of which is of a Pod.
-async fn at_rest(space: &Space<impl Deref<Target = Bed>>, count: usize) -> BTreeMap<String, String> {
+pub async fn at_rest(space: &Space<impl Deref<Target = Bed>>, count: usize) -> BTreeMap<String, String> {
     space.settled("web").await;
     // The status of before a deletion says the same as that of after it.
     let whole = |pods: &[&Value]| pods.len() == count && pods.iter().all(|pod| serves(pod));

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use kube::Resource;
+use kube::{Api, Resource};
 use serde_json::{Value, json};
 
 pub use claims::look_up_claim;
-use claims::{create_claim, delete_claim, patch_claim};
+use claims::{adopt_claims, create_claim, delete_claim, patch_claim};
 
 use super::known::CONFIRM;
 use super::memory::Memory;
 use super::observe::{job_at, pod_at, set_at};
-use super::plan::{Act, ClaimPatch, Job, Outcome, Subject, Why};
+use super::plan::{Act, ClaimPatch, Concern, Job, Outcome, Subject, Why};
 use super::report::Tally;
 use super::{Work, history};
 use crate::api::cloneset::CloneSet;
@@ -29,6 +29,23 @@ use crate::manager::view::RawPod;
 
 /// Acts of all CloneSets that are under way at once: what the API server can take without queueing.
 pub const AT_ONCE: usize = 64;
+
+/// What became of the resize among the writes of an act.
+#[derive(Default)]
+enum Resize {
+    /// There was none, or it was not asked for.
+    #[default]
+    None,
+    Done,
+    Refused {
+        quota: bool,
+    },
+    /// It was refused, and the fallback was written, which may have another Pod take the place.
+    FellBack {
+        refusal: Error,
+        replaced: bool,
+    },
+}
 
 /// What a pass came to.
 pub struct Done {
@@ -51,7 +68,7 @@ pub async fn carry_out(work: &Work<'_>, acts: Vec<Act>, slice: Duration, memory:
         refused: false,
     };
     let acts = fit(work, acts, memory, &mut done.tally).await;
-    // Where updates were refused a Pod leaves its Services only for one that would be taken.
+    // Where updates failed a Pod leaves its Services only for one that would be taken.
     let careful = memory.failures.contains_key(&Subject::Updates);
     done.acted = !acts.is_empty() || done.tally.failures();
     for act in &acts {
@@ -65,17 +82,17 @@ pub async fn carry_out(work: &Work<'_>, acts: Vec<Act>, slice: Duration, memory:
             match waiting.next() {
                 // What stopped one Pod from being made stops the next.
                 Some(Act::CreatePod { .. }) if done.refused => {}
-                Some(act) => running.push(one(work, act, careful)),
+                Some(act) => {
+                    let careful = careful || memory.failures.contains_key(&act.subject());
+                    running.push(one(work, act, careful));
+                }
                 None => break,
             }
         }
         let Some((act, result, resize)) = running.next().await else {
             break;
         };
-        done.note(work, &act, result, memory);
-        if resize {
-            memory.resize_refused(&act.subject());
-        }
+        done.note(work, &act, result, resize, memory);
     }
     memory.made(done.made, done.refused, AT_ONCE);
     done
@@ -83,8 +100,16 @@ pub async fn carry_out(work: &Work<'_>, acts: Vec<Act>, slice: Duration, memory:
 
 impl Done {
     /// Takes note of what an act came to.
-    fn note(&mut self, work: &Work<'_>, act: &Act, result: Result<(), Error>, memory: &mut Memory) {
+    fn note(
+        &mut self,
+        work: &Work<'_>,
+        act: &Act,
+        result: Result<(), Error>,
+        resize: Resize,
+        memory: &mut Memory,
+    ) {
         memory.left.note(act, outcome(work, &result));
+        let now = work.ctx.cluster.clock.now();
         let creation = matches!(act, Act::CreatePod { .. });
         let update = matches!(
             act,
@@ -96,16 +121,36 @@ impl Done {
         match &result {
             Ok(()) if update => memory.update_began(),
             Err(error) if update && !error.retryable() => {
-                memory.update_refused(error, work.ctx.cluster.clock.now());
+                memory.update_refused(error, now);
             }
             _ => {}
         }
+        let goes_on = matches!(act, Act::PatchPod { why: Why::GoOn, .. });
         let Err(error) = result else {
             self.made += usize::from(creation);
             memory.succeeded(&act.subject());
+            match resize {
+                Resize::FellBack { refusal, replaced } => {
+                    self.tally.failed(act, &refusal);
+                    if replaced {
+                        self.tally.succeeded(&replacing(act));
+                        return;
+                    }
+                    memory.failed(Subject::Sizes, Concern::Update, &refusal, now);
+                }
+                Resize::Done if goes_on => memory.succeeded(&Subject::Sizes),
+                _ => {}
+            }
             self.tally.succeeded(act);
             return;
         };
+        let refused = match resize {
+            Resize::Refused { quota } => Some(quota),
+            _ => None,
+        };
+        if refused.is_some() && goes_on {
+            memory.failed(Subject::Sizes, Concern::Update, &error, now);
+        }
         let error = nameless(work, act, error);
         // What is under way at the same time is one try.
         let again = creation && self.refused;
@@ -113,7 +158,20 @@ impl Done {
         if !again {
             failed(work, act, &error, memory, &mut self.tally);
         }
+        // A quota may have room later.
+        if refused == Some(false) {
+            memory.resize_refused(&act.subject());
+        }
     }
+}
+
+/// The act that was done where a Pod was marked for deletion instead of being resized.
+fn replacing(act: &Act) -> Act {
+    let mut act = act.clone();
+    if let Act::PatchPod { why, .. } = &mut act {
+        *why = Why::UpdateReCreate;
+    }
+    act
 }
 
 /// The error without the name of a Pod that could not be made: it is chance which fails first, and no other news.
@@ -166,9 +224,9 @@ pub async fn alive(work: &Work<'_>) -> Result<bool, Error> {
     }))
 }
 
-/// Does one act. With it goes whether the API server refused to resize the Pod.
-async fn one(work: &Work<'_>, act: Act, careful: bool) -> (Act, Result<(), Error>, bool) {
-    let mut resize = false;
+/// Does one act.
+async fn one(work: &Work<'_>, act: Act, careful: bool) -> (Act, Result<(), Error>, Resize) {
+    let mut resize = Resize::None;
     // The semaphore is never closed.
     let _permit = work.writes.acquire().await;
     let result = match &act {
@@ -180,11 +238,24 @@ async fn one(work: &Work<'_>, act: Act, careful: bool) -> (Act, Result<(), Error
             claims,
         } => delete_pod(work, uid, name, version.as_deref(), claims).await,
         Act::PatchPod {
-            uid, name, writes, ..
-        } => match would_be_taken(work, name, writes, careful).await {
-            Ok(()) => patch_pod(work, uid, name, writes, &mut resize).await,
-            Err(error) => Err(error),
-        },
+            uid,
+            name,
+            writes,
+            claims,
+            ..
+        } => {
+            let ready = async {
+                would_be_taken(work, name, writes, careful).await?;
+                adopt_claims(work, claims).await
+            };
+            match ready.await {
+                Ok(()) => patch_pod(work, uid, name, writes, &mut resize).await,
+                Err(error) => {
+                    serve_again(work, name, &error).await;
+                    Err(error)
+                }
+            }
+        }
         Act::PatchClaim(claim) => patch_claim(work, claim).await,
         Act::DeleteClaim { name, uid } => delete_claim(work, name, uid).await,
         Act::CreateJob(job) => create_job(work, job).await,
@@ -279,30 +350,61 @@ async fn patch_pod(
     uid: &str,
     name: &str,
     writes: &[Write],
-    resize: &mut bool,
+    resize: &mut Resize,
 ) -> Result<(), Error> {
     let api = work.api::<RawPod>();
     let mut before: Option<Arc<Pod>> = None;
     for write in writes {
-        let patch = before
-            .as_deref()
-            .map_or(Cow::Borrowed(&write.patch), |pod| write.after(pod));
-        let stored = match write.to {
-            Target::Pod => write::patch_strategic(&api, name, &patch).await,
-            Target::Status => write::patch_status_strategic(&api, name, &patch).await,
-            Target::Resize => write::patch_resize(&api, name, &patch).await,
-        };
-        match stored {
-            Ok(stored) => before = Some(keep_pod(work, &stored)),
-            Err(error) => {
-                // A quota would refuse another Pod just as well.
-                let quota = error.to_string().contains("exceeded quota");
-                *resize = write.to == Target::Resize && !error.retryable() && !quota;
-                return not_patched(work, uid, name, error).await;
+        let error = match send(&api, name, write, before.as_deref()).await {
+            Ok(stored) => {
+                if write.to == Target::Resize {
+                    *resize = Resize::Done;
+                }
+                before = Some(keep_pod(work, &stored));
+                continue;
             }
+            Err(error) => error,
+        };
+        if write.to != Target::Resize || error.retryable() {
+            return not_patched(work, uid, name, error).await;
         }
+        let quota = error.to_string().contains("exceeded quota");
+        let fallback = write.fallback.as_deref();
+        let instead = fallback.and_then(|f| {
+            if quota {
+                f.quota.as_ref()
+            } else {
+                f.refused.as_ref()
+            }
+        });
+        let Some(instead) = instead else {
+            *resize = Resize::Refused { quota };
+            return not_patched(work, uid, name, error).await;
+        };
+        *resize = Resize::None;
+        return match send(&api, name, instead, before.as_deref()).await {
+            Ok(stored) => {
+                let pod = keep_pod(work, &stored);
+                *resize = Resize::FellBack {
+                    refusal: error,
+                    replaced: pod.labels.contains_key(keys::SPECIFIED_DELETE),
+                };
+                Ok(())
+            }
+            Err(error) => not_patched(work, uid, name, error).await,
+        };
     }
     Ok(())
+}
+
+/// Sends one write, after the one that came to `before`.
+async fn send(api: &Api<RawPod>, name: &str, write: &Write, before: Option<&Pod>) -> Result<RawPod, Error> {
+    let patch = before.map_or(Cow::Borrowed(&write.patch), |pod| write.after(pod));
+    match write.to {
+        Target::Pod => write::patch_strategic(api, name, &patch).await,
+        Target::Status => write::patch_status_strategic(api, name, &patch).await,
+        Target::Resize => write::patch_resize(api, name, &patch).await,
+    }
 }
 
 /// A patch of a Pod failed.
@@ -317,19 +419,29 @@ async fn not_patched(work: &Work<'_>, uid: &str, name: &str, error: Error) -> Re
     if error.in_doubt() {
         work.index().pods.doubt(&work.key(name));
     }
-    // What was refused is what is told, whatever becomes of this.
-    if !error.retryable()
-        && let Err(error) = back_into_service(work, name).await
+    serve_again(work, name, &error).await;
+    Err(error)
+}
+
+/// The Pod serves until the next try, unless that is soon, or the change was made after all. What is told is `error`,
+/// whatever becomes of this.
+async fn serve_again(work: &Work<'_>, name: &str, error: &Error) {
+    let answered = matches!(error, Error::Api(_)) && !error.conflict() && !error.throttled();
+    if answered
+        && let Err(error) = back_into_service(work, name, error.in_doubt()).await
         && error.in_doubt()
     {
         work.index().pods.doubt(&work.key(name));
     }
-    Err(error)
 }
 
-/// Undoes what comes before a change that was refused: the Pod serves again until the next try.
-async fn back_into_service(work: &Work<'_>, name: &str) -> Result<(), Error> {
-    let Some(pod) = work.index().pods.get(&work.key(name)).cloned() else {
+/// Undoes what comes before a change that was refused. Where that is in doubt, the Pod is read first.
+async fn back_into_service(work: &Work<'_>, name: &str, in_doubt: bool) -> Result<(), Error> {
+    let known = match in_doubt {
+        true => look_up_pod(work, name).await?,
+        false => work.index().pods.get(&work.key(name)).cloned(),
+    };
+    let Some(pod) = known else {
         return Ok(());
     };
     let now = work.ctx.cluster.clock.now();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::Work;
 use super::act::keep_set;
 use super::memory::Memory;
-use super::plan::{Act, ClaimPatch, Event, Job, Why};
+use super::plan::{Act, ClaimPatch, Event, Job, WAITING, Why};
 use crate::api::cloneset::{CloneSet, CloneSetStatus};
 use crate::api::keys;
 use crate::cluster::{Error, EventType, write};
@@ -234,7 +234,7 @@ pub async fn status(
         return Ok(None);
     };
     let now = Instant::now();
-    let wait = memory.told.another(now);
+    let wait = memory.told.another(now, other_words(work.set, &status));
     if !(wait.is_zero() || at_rest && reached(work.set, &status)) {
         return Ok(Some(wait));
     }
@@ -247,6 +247,17 @@ pub async fn status(
         Err(error) => return Err(error),
     }
     Ok(None)
+}
+
+/// Whether the status says the same in other words: a container that crashes again and again has another state each time.
+fn other_words(set: &CloneSet, status: &CloneSetStatus) -> bool {
+    let wordless = |status: &CloneSetStatus| {
+        let mut status = status.clone();
+        let waiting = status.conditions.iter_mut().filter(|c| c.type_ == WAITING);
+        waiting.for_each(|condition| condition.message.clear());
+        status
+    };
+    set.status.as_ref().map(wordless) == Some(wordless(status))
 }
 
 /// Whether the CloneSet is what it should be: that is told at once.

@@ -4,12 +4,13 @@ use std::time::Instant;
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Api;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::cluster::{Error, Key, write};
 use crate::manager::cloneset::Work;
+use crate::manager::cloneset::history::reference;
 use crate::manager::cloneset::observe::claim_at;
-use crate::manager::cloneset::plan::ClaimPatch;
+use crate::manager::cloneset::plan::{ClaimPatch, OrphanClaim};
 use crate::manager::view::ClaimView;
 
 /// Makes a claim. One that is there will do, if it is the CloneSet's and stays.
@@ -62,6 +63,26 @@ pub(super) async fn patch_claim(work: &Work<'_>, claim: &ClaimPatch) -> Result<(
                 return Err(error);
             }
         }
+    }
+    Ok(())
+}
+
+/// Makes claims the CloneSet's that are nobody's, by what the API server itself says of them now.
+pub(super) async fn adopt_claims(work: &Work<'_>, claims: &[OrphanClaim]) -> Result<(), Error> {
+    for OrphanClaim { name, instance } in claims {
+        let Some(found) = look_up_claim(work, name).await? else {
+            continue;
+        };
+        let claim = &found.claim;
+        let another_s = found.owner.is_some() || claim.controlled || claim.instance != *instance;
+        if another_s || claim.deleting {
+            continue;
+        }
+        let patch = json!({ "metadata": {
+            "uid": claim.uid, "resourceVersion": found.resource_version, "ownerReferences": [reference(work.set)],
+        } });
+        let stored = write::patch_strategic(&work.api(), name, &patch).await?;
+        keep_claim(work, &stored);
     }
     Ok(())
 }

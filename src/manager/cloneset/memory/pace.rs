@@ -7,6 +7,9 @@ const TOGETHER: Duration = Duration::from_millis(100);
 /// The longest that a status waits for the next while changes do not end.
 const LONGEST_TOGETHER: Duration = Duration::from_secs(1);
 
+/// A status that says the same in other words waits for so long after the last.
+const WORDS: Duration = Duration::from_secs(5);
+
 /// When a status is written: changes within 0.1 s go together, and more of them while there is no end of changes.
 #[derive(Default)]
 pub struct Pace {
@@ -22,10 +25,11 @@ impl Pace {
         self.since = None;
     }
 
-    /// The status is another: how long to wait before it is written.
-    pub fn another(&mut self, now: Instant) -> Duration {
+    /// The status is another, if only in `words`: how long to wait before it is written.
+    pub fn another(&mut self, now: Instant, words: bool) -> Duration {
         let since = *self.since.get_or_insert(now);
-        let next = self.wrote.map_or(since, |wrote| wrote + self.pause);
+        let pause = if words { WORDS } else { self.pause };
+        let next = self.wrote.map_or(since, |wrote| wrote + pause);
         (since + TOGETHER).max(next).saturating_duration_since(now)
     }
 
@@ -51,19 +55,34 @@ mod tests {
     #[test]
     fn statuses_within_a_tenth_of_a_second_go_together() {
         let (mut pace, start) = (Pace::default(), Instant::now());
-        assert_eq!(pace.another(start), TOGETHER);
-        assert_eq!(pace.another(start + TOGETHER / 2), TOGETHER / 2);
-        assert_eq!(pace.another(start + TOGETHER), Duration::ZERO);
+        assert_eq!(pace.another(start, false), TOGETHER);
+        assert_eq!(pace.another(start + TOGETHER / 2, false), TOGETHER / 2);
+        assert_eq!(pace.another(start + TOGETHER, false), Duration::ZERO);
         let mut now = start + TOGETHER;
         let mut pauses = Vec::new();
         for _ in 0..6 {
             pace.written(now);
-            let wait = pace.another(now);
+            let wait = pace.another(now, false);
             pauses.push(wait.as_millis());
             now += wait;
         }
         assert_eq!(pauses, [100, 200, 400, 800, 1000, 1000]);
         pace.written(now + Duration::from_secs(60));
-        assert_eq!(pace.another(now + Duration::from_secs(120)), TOGETHER);
+        assert_eq!(pace.another(now + Duration::from_secs(120), false), TOGETHER);
+    }
+
+    #[test]
+    fn a_status_in_other_words_is_written_every_five_seconds_at_most() {
+        let (mut pace, now) = (Pace::default(), Instant::now());
+        assert_eq!(pace.another(now, true), TOGETHER);
+        pace.written(now);
+        let soon = now + Duration::from_secs(1);
+        assert_eq!(pace.another(soon, true), Duration::from_secs(4));
+        assert_eq!(
+            pace.another(soon, false),
+            TOGETHER,
+            "another count is told at once"
+        );
+        assert_eq!(pace.another(now + WORDS, true), Duration::ZERO);
     }
 }

@@ -20,7 +20,8 @@
 //! a hook marks Pods not ready; claims alone change nothing.
 //!
 //! Mended: `OnDelete` counts with the `maxUnavailable` of its `rollingUpdate`, which our CRD fills in for every type
-//! (20 %, rounded up), and makes no Pods ahead of an update that is for others to begin; orphans are adopted;
+//! (20 %, rounded up), and makes no Pods ahead of an update that is for others to begin; orphans are adopted with their
+//! claims;
 //! conditions of failures go when they are over; the progress deadline starts with the rollout; fractions of percents
 //! count; Pods that cannot be made do not stop deletions that are due; Pods that are both unavailable and marked for
 //! deletion count as unavailable when others are deleted; a Pod that is marked for deletion takes its place first among
@@ -64,10 +65,11 @@ use serde_json::json;
 
 use refresh::Pending;
 pub use types::{
-    Act, Claim, ClaimPatch, Concern, Event, Failure, Job, LeftOver, Observed, Outcome, Plan, Revision,
-    Subject, Switches, Template, Why,
+    Act, Claim, ClaimPatch, Concern, Event, Failure, Job, LeftOver, Observed, OrphanClaim, Outcome, Plan,
+    Revision, Subject, Switches, Template, Why,
 };
 use view::{Draft, View};
+pub use waits::WAITING;
 
 /// What to do at `now` about a CloneSet that is not being deleted, given what is observed of it. The same observation
 /// gives the same plan.

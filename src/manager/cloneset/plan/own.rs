@@ -3,8 +3,9 @@
 use serde_json::json;
 
 use super::create::owner;
-use super::types::{Revision, Why};
+use super::types::{Act, Revision, Why};
 use super::view::{Draft, View};
+use super::volumes;
 use crate::api::cloneset::texts;
 use crate::in_place::{Pod, Target, Write};
 use crate::manager::view::matches;
@@ -33,7 +34,14 @@ pub(super) fn claim(view: &mut View<'_>, draft: &mut Draft) -> bool {
             None if matching && pod.active() && trusted => {
                 let reference = json!({ "metadata": { "ownerReferences": [owner(view)] } });
                 let write = Write::new(Target::Pod, pod, reference);
-                early |= draft.patch(view, pod, Why::Adopt, vec![write]);
+                let adopt = Act::PatchPod {
+                    uid: pod.uid.clone(),
+                    name: pod.name.clone(),
+                    why: Why::Adopt,
+                    writes: vec![write],
+                    claims: volumes::orphans(view, pod),
+                };
+                early |= draft.act(view, adopt);
             }
             _ => {}
         }

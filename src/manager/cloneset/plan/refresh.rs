@@ -4,7 +4,7 @@ use jiff::SignedDuration;
 
 use super::lifecycle;
 use super::pods;
-use super::types::Why;
+use super::types::{Event, Why};
 use super::update;
 use super::view::{Draft, Seen, View};
 use super::waits::{self, Kind};
@@ -12,7 +12,7 @@ use crate::api::cloneset::PodUpdateStrategyType as Policy;
 use crate::api::keys;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::complete::Waiting;
-use crate::in_place::{Pod, Refresh, Write, ready, resize};
+use crate::in_place::{Pod, Refresh, Write, patch, ready, resize};
 
 /// How long kubelet may put a resize off before another Pod takes the place.
 const DEFERRED: SignedDuration = SignedDuration::from_mins(5);
@@ -31,7 +31,8 @@ pub(super) fn refresh(view: &View<'_>, pod: &Seen<'_>, draft: &mut Draft) -> Opt
     let at = |revision: &str| pods::at(pod, revision);
     let next = || crate::in_place::refresh(pod, at, view.template_of(pod), view.now);
     match if settled { Refresh::Done } else { next() } {
-        Refresh::Act(writes) => {
+        Refresh::Act(mut writes) => {
+            update::fall_back(view, pod, false, &mut writes);
             let why = Why::GoOn;
             return Some(Pending {
                 writes,
@@ -72,19 +73,35 @@ pub(super) fn refresh(view: &View<'_>, pod: &Seen<'_>, draft: &mut Draft) -> Opt
     Some(Pending { writes, why, first })
 }
 
-/// Marks a Pod for deletion that kubelet cannot give its new size, where the policy allows another in its place.
+/// What becomes of a Pod that kubelet cannot give its new size: another takes its place, where the policy allows that, or
+/// else its update ends without the size, which kubelet goes on trying for.
 fn cannot_resize(view: &View<'_>, pod: &Seen<'_>, waiting: &Waiting, draft: &mut Draft) -> Option<Pending> {
-    let rolling = view.spec.rolling_update()?;
-    let may = rolling.pod_update_policy == Some(Policy::InPlaceIfPossible) && !rolling.paused && !view.held();
-    let pending = pod.condition("PodResizePending").filter(|c| c.holds)?;
-    if !may || pod.specified || !matches!(waiting, Waiting::Resources(..)) {
+    let pending = resize::pending(pod)?;
+    if pod.specified || !matches!(waiting, Waiting::Resources(..)) {
         return None;
+    }
+    let policy = view
+        .spec
+        .rolling_update()
+        .and_then(|r| r.pod_update_policy.as_ref());
+    if policy == Some(&Policy::InPlaceOnly) {
+        draft.events.push(Event {
+            warning: true,
+            reason: "FailedUpdatePodInPlace",
+            message: format!("{}: resize is {}: {}", pod.name, pending.reason, pending.message),
+        });
+        return Some(Pending {
+            writes: vec![patch::without_sizes(pod)?],
+            why: Why::GoOn,
+            first: true,
+        });
     }
     let until = match pending.reason.as_str() {
         "Infeasible" => Some(view.now),
         "Deferred" => pending.since.and_then(|since| since.checked_add(DEFERRED).ok()),
         _ => None,
-    }?;
+    }
+    .filter(|_| update::may_replace(view))?;
     if until > view.now {
         draft.wake_at(until);
         return None;

@@ -98,6 +98,15 @@ pub struct ClaimPatch {
     pub patch: Value,
 }
 
+/// A claim that a Pod without a controller would have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OrphanClaim {
+    /// Name of the claim.
+    pub name: String,
+    /// The id that it must share with the Pod.
+    pub instance: String,
+}
+
 /// A revision of the CloneSet's template.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Revision {
@@ -118,6 +127,8 @@ pub enum Subject {
     Creation,
     /// Updates in place of any Pod, where several were refused alike.
     Updates,
+    /// Sizes that Pods of their revision are yet to get, for a resize was refused.
+    Sizes,
     /// The Pod of this UID.
     Pod(String),
     /// The claim of this name.
@@ -270,7 +281,7 @@ pub enum Act {
         /// What makes those of its claims its own that are not yet.
         claims: Vec<ClaimPatch>,
     },
-    /// Patch a Pod, one write after the other; the first that fails ends the act.
+    /// Patch a Pod, one write after the other; the first that fails ends the act, or gives way to its fallback.
     PatchPod {
         /// Which.
         uid: String,
@@ -280,6 +291,8 @@ pub enum Act {
         why: Why,
         /// The writes.
         writes: Vec<Write>,
+        /// Claims that become the CloneSet's before, where they are nobody's: those of a Pod that is adopted.
+        claims: Vec<OrphanClaim>,
     },
     /// Patch the owners of a claim.
     PatchClaim(ClaimPatch),

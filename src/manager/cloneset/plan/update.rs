@@ -45,7 +45,7 @@ fn roll(
         old.for_each(|pod| {
             draft.wait(
                 Kind::OnDelete,
-                "somebody to delete them, as type OnDelete wants",
+                "to be deleted: updateStrategy type is OnDelete",
                 pod,
             )
         });
@@ -281,7 +281,13 @@ fn step(view: &View<'_>, pod: &Seen<'_>, target: &str, specs: &mut Specs) -> Res
         State::PreparingUpdate if pods::hooked(view.in_place_update(), pod) => None,
         State::Updated => prepare_again(view, pod),
         State::Normal | State::PreparingNormal | State::PreparingUpdate | State::Updating => {
-            Some((Why::UpdateInPlace, begin(view, pod, target, &spec)))
+            let mut writes = begin(view, pod, target, &spec);
+            let nothing_else = spec.container_images.is_empty()
+                && spec.container_ref_metadata.is_empty()
+                && spec.meta_data_patch.is_none();
+            let alone = nothing_else && !spec.container_resources.is_empty();
+            fall_back(view, pod, alone, &mut writes);
+            Some((Why::UpdateInPlace, writes))
         }
         State::PreparingDelete => None,
         State::Other(word) => return Err(waits::no_state(word)),
@@ -324,6 +330,28 @@ fn in_place(view: &View<'_>, pod: &Pod, target: &str, specs: &mut Specs) -> Resu
         return Err(MustRecreate::ResizeRefused(failure.message.clone()));
     }
     Ok(spec)
+}
+
+/// Whether another Pod may take the place of one that cannot be resized.
+pub(super) fn may_replace(view: &View<'_>) -> bool {
+    let rolling = view.spec.rolling_update();
+    let only = rolling.is_some_and(|r| r.paused || r.pod_update_policy == Some(Policy::InPlaceOnly));
+    !(only || view.held() || on_delete(view.spec))
+}
+
+/// What is done where the API server refuses the resize among these writes: another Pod takes the place, if one may; or
+/// the rest of the update is done, unless the resize is `alone`. Where a quota has no room, another Pod is of no use.
+pub(super) fn fall_back(view: &View<'_>, pod: &Pod, alone: bool, writes: &mut [Write]) {
+    for fallback in writes.iter_mut().filter_map(|write| write.fallback.as_mut()) {
+        if alone {
+            (fallback.refused, fallback.quota) = (None, None);
+        }
+        if may_replace(view)
+            && let Some((_, mut instead)) = recreate(pod)
+        {
+            fallback.refused = instead.pop();
+        }
+    }
 }
 
 /// Whether an environment is to change in a container that nobody would restart: the daemon does so only while the Pod

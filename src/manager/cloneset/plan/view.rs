@@ -215,6 +215,7 @@ impl Draft {
             name,
             why,
             writes,
+            claims: Vec::new(),
         };
         !writes.is_empty() && self.act(view, act(writes))
     }

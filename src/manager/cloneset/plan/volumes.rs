@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value, json};
 
 use super::create::{self, owner};
-use super::types::{Act, Claim, ClaimPatch, Subject};
+use super::types::{Act, Claim, ClaimPatch, OrphanClaim, Subject};
 use super::view::{Draft, View};
 use crate::api::cloneset::texts;
 use crate::api::keys;
@@ -107,6 +107,19 @@ pub(super) fn of_pod(view: &View<'_>, pod: &Pod) -> Vec<ClaimPatch> {
     let id = Some(instance(pod)).filter(|id| !id.is_empty());
     let claims = id.and_then(|id| view.claims.get(id)).into_iter().flatten();
     claims.map(|claim| hand_over(view, pod, claim)).collect()
+}
+
+/// The claims of a Pod that is to be adopted: a deletion of the CloneSet before, without its dependents, left them, too.
+pub(super) fn orphans(view: &View<'_>, pod: &Pod) -> Vec<OrphanClaim> {
+    let id = Some(instance(pod)).filter(|id| !id.is_empty());
+    let templates = view.spec.volume_claim_templates.iter();
+    let claims = id.into_iter().flat_map(|id| {
+        templates.clone().map(move |template| OrphanClaim {
+            name: claim_name(view, template, id),
+            instance: id.to_owned(),
+        })
+    });
+    claims.collect()
 }
 
 fn claim_name(view: &View<'_>, template: &Value, id: &str) -> String {

@@ -6,12 +6,12 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::progress::{PARTITION, PAUSED, resting};
 use super::status::set;
-use super::types::{Concern, Template};
+use super::types::{Concern, Subject, Template};
 use super::view::{Draft, Seen, View};
 use crate::api::cloneset::CloneSetStatus;
 use crate::api::keys;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
-use crate::in_place::Pod;
+use crate::in_place::{Pod, resize};
 use crate::manager::names::first_of;
 use crate::manager::pod_readiness::plan::holders_of;
 
@@ -41,6 +41,8 @@ pub(super) enum Kind {
     ScaleUpLimited,
     PodsNotReady,
     PodsNotScheduled,
+    ResizeRefused,
+    ResizePending,
     LifecycleHook,
     GracePeriod,
     ClaimsInUse,
@@ -60,6 +62,8 @@ impl Kind {
             Self::ScaleUpLimited => "ScaleUpLimited",
             Self::PodsNotReady => "PodsNotReady",
             Self::PodsNotScheduled => "PodsNotScheduled",
+            Self::ResizeRefused => "ResizeRefused",
+            Self::ResizePending => "ResizePending",
             Self::LifecycleHook => "LifecycleHook",
             Self::GracePeriod => "GracePeriod",
             Self::ClaimsInUse => "ClaimsInUse",
@@ -73,7 +77,7 @@ impl Kind {
 }
 
 /// Condition of ours: what the CloneSet waits for. It is there while it waits for anything.
-const WAITING: &str = "Waiting";
+pub const WAITING: &str = "Waiting";
 
 /// Sets the condition.
 pub(super) fn set_condition(view: &View<'_>, status: &mut CloneSetStatus, draft: &mut Draft) {
@@ -116,9 +120,7 @@ fn waits(view: &View<'_>, status: &CloneSetStatus, draft: &mut Draft) -> Vec<(Ki
     if let (Some(list), Some(kind)) = (listed(&draft.waits), draft.kinds.first()) {
         parts.push((*kind, list));
     }
-    let failures = view.observed.failures.values();
-    let failed = failures.filter(|f| f.of != Concern::PreDownload && f.until > view.now);
-    let failed: BTreeSet<&String> = failed.map(|f| &f.message).collect();
+    let failed = failed(view);
     let more = failed.len().saturating_sub(NAMES);
     for message in failed.into_iter().take(NAMES) {
         parts.push((Kind::Failed, format!("failed: {}", cut(message, REASON))));
@@ -127,6 +129,25 @@ fn waits(view: &View<'_>, status: &CloneSetStatus, draft: &mut Draft) -> Vec<(Ki
         parts.push((Kind::Failed, format!("{more} more failed")));
     }
     parts
+}
+
+/// What the API server said to tries that failed, but for sizes: those are told with their Pods.
+fn failed<'a>(view: &View<'a>) -> BTreeSet<&'a String> {
+    let failures = view.observed.failures.iter();
+    let failures = failures.filter(|(_, f)| f.of != Concern::PreDownload && f.until > view.now);
+    let mut failures = failures.peekable();
+    if failures.peek().is_none() {
+        return BTreeSet::new();
+    }
+    let refused = view.pods.iter().filter(|pod| resize::refused(pod));
+    let refused: BTreeSet<&String> = refused.map(|pod| &pod.pod.uid).collect();
+    let of_size = |subject: &Subject| match subject {
+        Subject::Sizes => true,
+        Subject::Pod(uid) => refused.contains(uid),
+        _ => false,
+    };
+    let others = failures.filter(|(subject, _)| !of_size(subject));
+    others.map(|(_, failure)| &failure.message).collect()
 }
 
 /// What keeps a rollout from going on that somebody asked to stop there.
@@ -200,9 +221,26 @@ fn lacks(view: &View<'_>, pod: &Seen<'_>) -> Option<(Kind, String)> {
     if let State::Other(word) = &pod.state {
         return Some((Kind::Stuck, no_state(word)));
     }
+    if let Some(why) = size(view, pod) {
+        return Some(why);
+    }
     let young = pod.state == State::Normal && !pod.available;
     let why = || format!("to be ready for {} s, minReadySeconds", view.min_ready);
     young.then(|| (Kind::MinReadySeconds, why()))
+}
+
+/// Why the Pod has not the size that its revision says.
+fn size(view: &View<'_>, pod: &Pod) -> Option<(Kind, String)> {
+    if resize::refused(pod) {
+        let failure = view.observed.failures.get(&Subject::Sizes);
+        let said = failure.map_or(String::new(), |failure| format!(": {}", failure.message));
+        return Some((Kind::ResizeRefused, format!("its resize was refused{said}")));
+    }
+    let pending = resize::pending_to(pod, view.template_of(pod))?;
+    Some((
+        Kind::ResizePending,
+        format!("resize is {}", cut(&pending, QUOTED)),
+    ))
 }
 
 /// What is wrong with a Pod whose state somebody made up.

@@ -56,12 +56,16 @@ pub(super) fn rest(world: &mut World, end: End) -> Kept {
             world.daemon(name);
             world.hook(name);
         }
-        let quiet = planned.acts.is_empty() && planned.status.is_none() && planned.wake.is_none();
-        if quiet && before == (world.pods.clone(), world.claims.clone()) {
+        let same = before == (world.pods.clone(), world.claims.clone());
+        let quiet = same && planned.acts.is_empty() && planned.status.is_none();
+        if quiet && planned.wake.is_none() {
             return at_first;
         }
         last = planned.acts;
-        world.now = world.now.checked_add(3.seconds()).unwrap();
+        let soon = world.now.checked_add(3.seconds()).unwrap();
+        // Nothing happens until then.
+        let wake = planned.wake.filter(|wake| quiet && *wake > soon);
+        world.now = wake.unwrap_or(soon);
     }
     panic!("no end in sight: {last:?}\n{:#}", world.set);
 }

@@ -3,11 +3,13 @@
 use jiff::ToSpan;
 use serde_json::{Value, json};
 
-use super::world::{World, owned, patch};
+use super::world::{BACKUP, World, owned, owner, patch};
 use crate::api::keys;
 use crate::in_place::tests::apply;
 use crate::in_place::{Pod, Target, Write};
-use crate::manager::cloneset::plan::{Act, ClaimPatch, Failure, Job, LeftOver, Outcome};
+use crate::manager::cloneset::plan::{
+    Act, ClaimPatch, Concern, Failure, Job, LeftOver, OrphanClaim, Outcome, Subject,
+};
 
 /// How an act fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +20,10 @@ pub enum Fault {
     HalfDone,
     /// Its last write is refused, after the others were done.
     NearlyDone,
-    /// Sizes of Pods cannot be changed; what comes before that is done.
+    /// A quota has no room for other sizes of Pods; what comes before that is done, and what may be done instead.
     NoResize,
+    /// The same where Pods cannot be resized at all.
+    Unresizable,
     /// It is done, but the answer is lost, and the watch is late to show a new Pod.
     Lost,
 }
@@ -34,8 +38,23 @@ impl Fault {
         match self {
             Self::HalfDone => 1,
             Self::NearlyDone => writes.len() - 1,
-            Self::NoResize => writes.iter().position(resize).unwrap(),
+            Self::NoResize | Self::Unresizable => writes.iter().position(resize).unwrap(),
             Self::Refused | Self::Lost => 0,
+        }
+    }
+
+    /// Whether only resizes fail.
+    fn of_resize(self) -> bool {
+        matches!(self, Self::NoResize | Self::Unresizable)
+    }
+
+    /// What is written instead.
+    fn instead(self, writes: &[Write]) -> Option<Write> {
+        let fallback = writes.iter().find_map(|write| write.fallback.as_deref())?;
+        match self {
+            Self::NoResize => fallback.quota.clone(),
+            Self::Unresizable => fallback.refused.clone(),
+            _ => None,
         }
     }
 }
@@ -45,7 +64,7 @@ impl World {
     pub fn attempt(&mut self, act: &Act) {
         let resizes = matches!(act, Act::PatchPod { writes, .. } if writes.iter().any(resize));
         let fault = (self.failing > 0).then_some(self.fault);
-        let fault = fault.filter(|fault| *fault != Fault::NoResize || resizes);
+        let fault = fault.filter(|fault| !fault.of_resize() || resizes);
         self.failing = self.failing.saturating_sub(1);
         let sure = self.now.checked_add(30.seconds()).unwrap();
         let (failed, outcome) = match (fault, act) {
@@ -69,9 +88,23 @@ impl World {
                 self.give(claims);
                 (Some(act.clone()), Outcome::Refused)
             }
-            (Some(fault), Act::PatchPod { name, writes, .. }) => {
-                patch(self.pods.get_mut(name).unwrap(), &writes[..fault.done(writes)]);
-                (Some(act.clone()), Outcome::Refused)
+            (
+                Some(fault),
+                Act::PatchPod {
+                    name, writes, claims, ..
+                },
+            ) => {
+                self.adopt(claims);
+                let mut done = writes[..fault.done(writes)].to_vec();
+                let instead = fault.instead(writes);
+                let failed = instead.is_none().then(|| act.clone());
+                done.extend(instead);
+                patch(self.pods.get_mut(name).unwrap(), &done);
+                if fault.of_resize() && failed.is_none() {
+                    self.failures
+                        .insert(Subject::Sizes, self.failure(Concern::Update));
+                }
+                (failed, Outcome::Refused)
             }
             (Some(_), Act::CreatePod { claims, .. }) => {
                 self.make_claims(claims);
@@ -87,14 +120,17 @@ impl World {
 
     fn fail(&mut self, act: &Act, outcome: Outcome) {
         self.left.note(act, outcome);
-        let failure = Failure {
-            of: act.concern(),
+        self.failures.insert(act.subject(), self.failure(act.concern()));
+    }
+
+    fn failure(&self, of: Concern) -> Failure {
+        Failure {
+            of,
             lasting: false,
             of_resize: false,
             until: self.now.checked_add(5.seconds()).unwrap(),
             message: "refused".to_owned(),
-        };
-        self.failures.insert(act.subject(), failure);
+        }
     }
 
     /// Changes the owners of claims.
@@ -106,6 +142,23 @@ impl World {
             let owners = claim["metadata"]["ownerReferences"].as_array().unwrap();
             let controllers = owners.iter().filter(|owner| owner["controller"] == true);
             assert!(controllers.count() < 2, "the API server takes one: {claim}");
+        }
+    }
+
+    /// Makes claims of nobody ours.
+    fn adopt(&mut self, claims: &[OrphanClaim]) {
+        for OrphanClaim { name, instance } in claims {
+            let Some(claim) = self.claims.get_mut(name) else {
+                continue;
+            };
+            let metadata = &mut claim["metadata"];
+            let owners = metadata["ownerReferences"].as_array_mut().unwrap();
+            let free = owners
+                .iter()
+                .all(|o| o["uid"] == BACKUP && o["controller"] != true);
+            if free && metadata["labels"][keys::CLONESET_INSTANCE_ID] == **instance {
+                metadata["ownerReferences"].as_array_mut().unwrap().push(owner());
+            }
         }
     }
 
@@ -141,8 +194,13 @@ impl World {
                 self.delete(name);
             }
             Act::PatchPod {
-                uid, name, writes, ..
+                uid,
+                name,
+                writes,
+                claims,
+                ..
             } => {
+                self.adopt(claims);
                 let pod = self.pods.get_mut(name).unwrap();
                 assert_eq!(pod["metadata"]["uid"], json!(uid));
                 patch(pod, writes);

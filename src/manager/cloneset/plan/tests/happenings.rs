@@ -27,6 +27,8 @@ pub(super) enum Happening {
     Failing(u8),
     /// The manager dies, and another one begins.
     Restart,
+    /// The CloneSet is deleted without what it owns, and made again.
+    Orphaned,
     /// What is deleted takes its time from now on, or no more.
     Slow(bool),
     /// Somebody makes a Pod that the selector picks.
@@ -75,7 +77,7 @@ pub(super) enum Happening {
 /// How often something happens, and what it is; a number chooses among what there is.
 type Kind = (u8, fn(u8) -> Happening);
 
-const KINDS: [Kind; 43] = {
+const KINDS: [Kind; 44] = {
     use Happening::*;
     [
         (12, |n| Reconcile(n % 3 + 1)),
@@ -90,6 +92,7 @@ const KINDS: [Kind; 43] = {
         (1, ToDelete),
         (2, Failing),
         (1, |_| Restart),
+        (1, |_| Orphaned),
         (1, |n| Slow(odd(n))),
         (1, |_| Stray),
         (1, Shared),
@@ -198,11 +201,13 @@ pub(super) fn happen(world: &mut World, happening: &Happening) {
                 Fault::HalfDone,
                 Fault::NearlyDone,
                 Fault::NoResize,
+                Fault::Unresizable,
                 Fault::Lost,
             ];
-            (world.failing, world.fault) = (usize::from(*n % 4), faults[usize::from(n / 4 % 5)]);
+            (world.failing, world.fault) = (usize::from(*n % 4), faults[usize::from(n / 4 % 6)]);
         }
         Happening::Restart => world.restart(),
+        Happening::Orphaned => world.orphan(),
         other => others(world, other),
     }
 }
@@ -341,7 +346,10 @@ fn edit(world: &mut World, happening: &Happening) {
                 }
             }
         }),
-        Happening::MinReady(n) => world.edit(&json!({ "minReadySeconds": n % 2 * 7 })),
+        Happening::MinReady(n) => {
+            let seconds = [0, 7, 40, 600][usize::from(n % 4)];
+            world.edit(&json!({ "minReadySeconds": seconds }));
+        }
         Happening::ScaleUnavailable(n) => {
             let most = if n % 3 == 0 { json!(null) } else { json!(n % 3) };
             world.edit(&json!({ "scaleStrategy": { "maxUnavailable": most } }));

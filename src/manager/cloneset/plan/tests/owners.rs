@@ -6,6 +6,7 @@ use super::cases::settle;
 use super::happenings::share_claim;
 use super::histories::spec;
 use super::world::{BACKUP, World, owned};
+use crate::manager::cloneset::plan::{Act, Why};
 
 /// A Pod with a claim of which somebody else is an owner: the last or the first of them, or the controller.
 fn shared(reuse: bool, how: u8) -> World {
@@ -57,5 +58,43 @@ fn a_claim_of_two_is_used_again_or_left_to_the_other() {
         assert_eq!((owned(left, BACKUP), owned(left, "set")), (true, reuse), "{how}");
         let ours = world.claims.values().filter(|claim| owned(claim, "set"));
         assert_eq!(ours.count(), 1, "{how}");
+    }
+}
+
+/// A deletion without the dependents left them behind.
+#[test]
+fn claims_are_adopted_with_the_pods_that_have_them() {
+    for reuse in [false, true] {
+        let mut world = World::new(spec(false, true));
+        world.edit(&json!({ "replicas": 3, "scaleStrategy": { "enablePVCReuse": reuse } }));
+        settle(&mut world);
+        let (pods, claims) = (world.pods.clone(), world.claims.clone());
+        world.orphan();
+        assert!(!claims.is_empty() && !world.claims.values().any(|claim| owned(claim, "set")));
+        let (_, plan) = world.reconcile();
+        for act in &plan.acts {
+            let Act::PatchPod {
+                name, why, claims, ..
+            } = act
+            else {
+                panic!("{act:?}");
+            };
+            let names: Vec<&String> = claims.iter().map(|claim| &claim.name).collect();
+            assert_eq!((*why, names), (Why::Adopt, vec![&format!("data-{name}")]));
+        }
+        settle(&mut world);
+        assert_eq!(
+            world.pods.keys().collect::<Vec<_>>(),
+            pods.keys().collect::<Vec<_>>()
+        );
+        assert!(world.claims.values().all(|claim| owned(claim, "set")), "{reuse}");
+        // The next of a Pod's name has its data, and those of Pods that are too many go.
+        let name = pods.keys().next().unwrap();
+        world.delete(name);
+        settle(&mut world);
+        assert_eq!(world.pods.contains_key(name), reuse);
+        world.edit(&json!({ "replicas": 1 }));
+        settle(&mut world);
+        assert_eq!((world.pods.len(), world.claims.len()), (1, 1), "{reuse}");
     }
 }

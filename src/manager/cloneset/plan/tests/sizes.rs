@@ -3,13 +3,13 @@
 use jiff::ToSpan;
 use serde_json::{Value, json};
 
-use super::cases::{kubelets, settle};
+use super::cases::{condition, kubelets, settle, waits};
 use super::faults::Fault;
 use super::histories::{container, rolling, spec};
 use super::world::World;
 use crate::api::keys;
 use crate::in_place::{Pod, Target, resize};
-use crate::manager::cloneset::plan::{Act, Plan};
+use crate::manager::cloneset::plan::{Act, Concern, Failure, Plan, Subject, plan};
 
 /// CPU, and an image with it.
 fn ask(world: &mut World, cpu: &str, image: &str) {
@@ -26,7 +26,7 @@ fn begun(pods: u8, fault: Fault) -> World {
     (world.failing, world.fault) = (usize::MAX, fault);
     ask(&mut world, "2", "app:1");
     world.reconcile();
-    assert!(world.pods.values().any(|pod| resize::unrecorded(&Pod::of(pod))));
+    assert!(world.pods.values().any(|pod| resize::announced(&Pod::of(pod))));
     world
 }
 
@@ -56,7 +56,7 @@ fn at_last(world: &mut World) {
     world.failing = 0;
     later(world);
     settle(world);
-    assert!(!world.pods.values().any(|pod| resize::unrecorded(&Pod::of(pod))));
+    assert!(!world.pods.values().any(|pod| resize::announced(&Pod::of(pod))));
     assert_eq!(
         world.set["status"]["availableReplicas"],
         world.set["spec"]["replicas"]
@@ -171,6 +171,277 @@ fn a_size_that_is_refused_for_long_is_announced_once() {
         "nothing was resized: {plan:?}"
     );
     at_last(&mut world);
+}
+
+/// One Pod that is asked for more CPU and another image, which an API server refuses that does not resize it.
+fn refused(policy: &str, fault: Fault) -> World {
+    let mut world = World::new(spec(false, false));
+    world.edit(&json!({ "replicas": 1 }));
+    rolling(&mut world, json!({ "podUpdatePolicy": policy }));
+    settle(&mut world);
+    (world.failing, world.fault) = (usize::MAX, fault);
+    ask(&mut world, "9", "app:2");
+    world.reconcile();
+    world
+}
+
+fn image(world: &World) -> &Value {
+    &first(world)["spec"]["containers"][0]["image"]
+}
+
+#[test]
+fn a_refused_resize_replaces_the_pod_under_in_place_if_possible() {
+    let mut world = refused("InPlaceIfPossible", Fault::Unresizable);
+    let before = first(&world)["metadata"].clone();
+    assert_eq!(before["labels"][keys::SPECIFIED_DELETE], "true");
+    assert_eq!(image(&world), "app:1", "it goes as it is");
+    settle(&mut world);
+    assert_ne!(first(&world)["metadata"]["uid"], before["uid"]);
+    assert_eq!((cpu(&world), image(&world)), (&json!("9"), &json!("app:2")));
+}
+
+/// Neither is there another Pod where a quota has no room for one.
+#[test]
+fn a_refused_resize_does_not_hold_back_the_image_of_the_same_edit() {
+    for (policy, fault) in [
+        ("InPlaceOnly", Fault::Unresizable),
+        ("InPlaceOnly", Fault::NoResize),
+        ("InPlaceIfPossible", Fault::NoResize),
+    ] {
+        let mut world = refused(policy, fault);
+        let uid = first(&world)["metadata"]["uid"].clone();
+        for _ in 0..20 {
+            kubelets(&mut world);
+            later(&mut world);
+        }
+        assert_eq!((cpu(&world), image(&world)), (&json!("1"), &json!("app:2")));
+        let status = &world.set["status"];
+        assert_eq!(
+            [&status["updatedReadyReplicas"], &status["availableReplicas"]],
+            [1, 1]
+        );
+        let waiting = condition(&world, "Waiting").unwrap();
+        assert_eq!(waiting.reason, "ResizeRefused");
+        assert!(waiting.message.contains("its resize was refused"), "{waiting:?}");
+        // It is tried again, and with the next update.
+        let mut next = world.clone();
+        at_last(&mut world);
+        assert_eq!(
+            (cpu(&world), &first(&world)["metadata"]["uid"]),
+            (&json!("9"), &uid)
+        );
+        assert_eq!(condition(&world, "Waiting"), None);
+        next.failing = 0;
+        next.failures.clear();
+        ask(&mut next, "9", "app:3");
+        settle(&mut next);
+        assert_eq!((cpu(&next), image(&next)), (&json!("9"), &json!("app:3")));
+    }
+}
+
+/// The same where it is refused after its update began: in its second batch, or after a grace period.
+#[test]
+fn a_resize_that_is_refused_later_does_not_hold_back_the_image_either() {
+    for (policy, recreated) in [("InPlaceOnly", false), ("InPlaceIfPossible", true)] {
+        let mut world = ordered();
+        rolling(&mut world, json!({ "podUpdatePolicy": policy }));
+        let uid = first(&world)["metadata"]["uid"].clone();
+        ask_both(&mut world, ["2", "2"], ["1", "3"]);
+        are(&world, [("2", "1"), ("1", "1")]);
+        (world.failing, world.fault) = (1, Fault::Unresizable);
+        settle(&mut world);
+        later(&mut world);
+        settle(&mut world);
+        are(&world, [("2", "1"), ("2", "3")]);
+        assert_eq!(first(&world)["metadata"]["uid"] != uid, recreated);
+    }
+    let mut world = World::new(spec(false, false));
+    world.edit(&json!({ "replicas": 1 }));
+    let grace = json!({ "gracePeriodSeconds": 60 });
+    let only = json!({ "podUpdatePolicy": "InPlaceOnly", "inPlaceUpdateStrategy": grace });
+    rolling(&mut world, only);
+    settle(&mut world);
+    ask(&mut world, "9", "app:2");
+    settle(&mut world);
+    assert_eq!(image(&world), "app:1");
+    (world.failing, world.fault) = (usize::MAX, Fault::Unresizable);
+    world.now = world.now.checked_add(60.seconds()).unwrap();
+    for _ in 0..5 {
+        kubelets(&mut world);
+        later(&mut world);
+    }
+    assert_eq!((cpu(&world), image(&world)), (&json!("1"), &json!("app:2")));
+    assert_eq!(world.set["status"]["availableReplicas"], 1);
+}
+
+/// Nothing else is asked for, so the Pod has its revision, and is no update that was not done.
+#[test]
+fn a_resize_alone_that_is_refused_is_no_update() {
+    let mut world = World::new(spec(false, false));
+    world.edit(&json!({ "replicas": 1 }));
+    rolling(&mut world, json!({ "podUpdatePolicy": "InPlaceOnly" }));
+    settle(&mut world);
+    (world.failing, world.fault) = (usize::MAX, Fault::Unresizable);
+    ask(&mut world, "9", "app:1");
+    for _ in 0..3 {
+        kubelets(&mut world);
+        later(&mut world);
+    }
+    world.reconcile();
+    assert_eq!(world.set["status"]["updatedReplicas"], 0);
+    assert!(waits(&world).contains("failed: refused"), "{}", waits(&world));
+}
+
+/// While many Pods are refused their size, one of them is tried at a time, each in its turn.
+#[test]
+fn refused_sizes_are_tried_one_at_a_time() {
+    let mut world = World::new(spec(false, false));
+    rolling(
+        &mut world,
+        json!({ "podUpdatePolicy": "InPlaceOnly", "maxUnavailable": 5 }),
+    );
+    settle(&mut world);
+    (world.failing, world.fault) = (usize::MAX, Fault::Unresizable);
+    ask(&mut world, "9", "app:2");
+    world.reconcile();
+    kubelets(&mut world);
+    world.reconcile();
+    let mut observed = world.observe();
+    let refused = Failure {
+        of: Concern::Update,
+        until: world.now,
+        lasting: true,
+        of_resize: true,
+        message: "refused".to_owned(),
+    };
+    observed.failures = [(Subject::Sizes, refused.clone())].into();
+    for _ in 0..5 {
+        let plan = plan(&observed, world.now);
+        let resized = plan.acts.iter().filter_map(|act| match act {
+            Act::PatchPod { uid, writes, .. } if writes.iter().any(|w| w.to == Target::Resize) => Some(uid),
+            _ => None,
+        });
+        let resized: Vec<_> = resized.collect();
+        assert_eq!(resized.len(), 1, "{plan:?}");
+        let again = observed
+            .failures
+            .insert(Subject::Pod(resized[0].clone()), refused.clone());
+        assert_eq!(again, None, "it was tried already");
+    }
+}
+
+/// Kubelet says that it cannot give the Pod its size, or not yet.
+fn no_room(world: &mut World, reason: &str) {
+    let now = world.now.to_string();
+    let old = json!({ "requests": { "cpu": "1" } });
+    for pod in world.pods.values_mut() {
+        pod["status"]["containerStatuses"][0]["resources"] = old.clone();
+        let pending = json!({ "type": "PodResizePending", "status": "True", "reason": reason,
+            "message": "Node didn't have enough resource: cpu", "lastTransitionTime": now });
+        crate::in_place::tests::apply(pod, &json!({ "status": { "conditions": [pending] } }));
+    }
+}
+
+#[test]
+fn a_resize_that_kubelet_cannot_do_replaces_the_pod_under_in_place_if_possible() {
+    for (reason, minutes) in [("Infeasible", 0), ("Deferred", 5)] {
+        let mut world = World::new(spec(false, false));
+        world.edit(&json!({ "replicas": 1 }));
+        settle(&mut world);
+        let uid = first(&world)["metadata"]["uid"].clone();
+        ask(&mut world, "9", "app:2");
+        world.reconcile();
+        kubelets(&mut world);
+        no_room(&mut world, reason);
+        let (_, plan) = world.reconcile();
+        assert_eq!(plan.wake.is_some(), minutes > 0, "{reason}");
+        world.now = world.now.checked_add(minutes.minutes()).unwrap();
+        settle(&mut world);
+        assert_ne!(first(&world)["metadata"]["uid"], uid, "{reason}");
+        assert_eq!(cpu(&world), "9");
+    }
+}
+
+#[test]
+fn a_resize_that_kubelet_cannot_do_holds_back_no_image_under_in_place_only() {
+    for reason in ["Infeasible", "Deferred"] {
+        let mut world = World::new(spec(false, false));
+        rolling(&mut world, json!({ "podUpdatePolicy": "InPlaceOnly" }));
+        settle(&mut world);
+        ask(&mut world, "9", "app:2");
+        let mut events = Vec::new();
+        for _ in 0..50 {
+            events.extend(world.reconcile().1.events);
+            kubelets(&mut world);
+            no_room(&mut world, reason);
+        }
+        let status = &world.set["status"];
+        let (updated, available) = (&status["updatedReadyReplicas"], &status["availableReplicas"]);
+        assert_eq!((updated, available), (&json!(5), &json!(5)), "{reason}");
+        assert!(
+            world
+                .pods
+                .values()
+                .all(|p| p["spec"]["containers"][0]["image"] == "app:2")
+        );
+        let waiting = condition(&world, "Waiting").unwrap();
+        assert_eq!(waiting.reason, "ResizePending");
+        assert!(waiting.message.contains("didn't have enough"), "{waiting:?}");
+        assert!(
+            events.iter().any(|event| event.message.contains(reason)),
+            "{events:?}"
+        );
+        // In the end there is room.
+        for pod in world.pods.values_mut() {
+            let conditions = pod["status"]["conditions"].as_array_mut().unwrap();
+            conditions.retain(|c| c["type"] != "PodResizePending");
+        }
+        settle(&mut world);
+        assert_eq!(condition(&world, "Waiting"), None);
+    }
+}
+
+/// What kubelet says is about the size from before, until it has seen the new one.
+#[test]
+fn a_pending_resize_from_before_replaces_no_pod() {
+    let mut world = World::new(spec(false, false));
+    world.counts = true;
+    world.edit(&json!({ "replicas": 1 }));
+    rolling(&mut world, json!({ "podUpdatePolicy": "InPlaceOnly" }));
+    settle(&mut world);
+    ask(&mut world, "9", "app:1");
+    world.reconcile();
+    kubelets(&mut world);
+    no_room(&mut world, "Infeasible");
+    world.reconcile();
+    world.reconcile();
+    let uid = first(&world)["metadata"]["uid"].clone();
+    rolling(&mut world, json!({ "podUpdatePolicy": "InPlaceIfPossible" }));
+    ask(&mut world, "2", "app:1");
+    let label = |world: &World| first(world)["metadata"]["labels"][keys::SPECIFIED_DELETE].clone();
+    for _ in 0..3 {
+        world.reconcile();
+    }
+    assert_eq!((cpu(&world), label(&world)), (&json!("2"), Value::Null));
+    assert_eq!(first(&world)["metadata"]["uid"], uid);
+    // It has seen it, and has no room for that either.
+    kubelets(&mut world);
+    no_room(&mut world, "Infeasible");
+    world.reconcile();
+    assert_eq!(label(&world), "true");
+}
+
+/// Somebody else resizes a Pod, which the CloneSet neither waits for nor answers.
+#[test]
+fn a_pending_resize_of_others_is_not_waited_for() {
+    let mut world = World::new(spec(false, false));
+    settle(&mut world);
+    for pod in world.pods.values_mut() {
+        pod["spec"]["containers"][0]["resources"] = json!({ "requests": { "cpu": "9" } });
+    }
+    no_room(&mut world, "Infeasible");
+    let (_, plan) = world.reconcile();
+    assert_eq!((plan.acts, plan.status), (Vec::new(), None));
 }
 
 /// Nothing happened to the Pod but a word, so no hook is asked and its state stays.

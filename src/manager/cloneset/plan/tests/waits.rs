@@ -260,7 +260,7 @@ fn somebody_s_turn_is_named() {
     let list = names(&world);
     says(
         &mut world,
-        &format!("{list} (somebody to delete them, as type OnDelete wants)"),
+        &format!("{list} (to be deleted: updateStrategy type is OnDelete)"),
     );
 
     // A Pod that goes and cannot yet, with a claim that the next one takes over.

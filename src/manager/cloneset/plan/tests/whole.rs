@@ -28,8 +28,13 @@ pub(super) fn pods_are_whole(world: &World, end: End) {
         is_as_its_revision(world, pod);
         if !claims.is_empty() {
             let claim = &pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"];
+            let claim = &world.claims[claim.as_str().unwrap()];
+            let owners = claim["metadata"]["ownerReferences"].as_array().unwrap();
+            let another_s = owners
+                .iter()
+                .any(|o| o["uid"] == BACKUP && o["controller"] == true);
             assert!(
-                owned(&world.claims[claim.as_str().unwrap()], "set"),
+                owned(claim, "set") || another_s,
                 "a claim would go with its Pod, whoever deletes that"
             );
         }
@@ -41,7 +46,7 @@ fn is_as_its_revision(world: &World, pod: &Value) {
     let seen = Pod::of(pod);
     let revision = world.revisions.iter().find(|r| pods::at(&seen, &r.name)).unwrap();
     let template = &revision.data["spec"]["template"];
-    assert!(!resize::unrecorded(&seen), "{pod:#}");
+    assert!(!resize::announced(&seen), "{pod:#}");
     for (part, key) in [("labels", "l"), ("annotations", "n")] {
         let (has, asked) = (&pod["metadata"][part][key], &template["metadata"][part][key]);
         assert_eq!(has, asked, "{part} {key} of {pod:#}");

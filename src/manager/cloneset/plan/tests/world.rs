@@ -307,12 +307,27 @@ impl World {
         };
         self.claims.retain(|_, claim| {
             let owners = claim["metadata"]["ownerReferences"].as_array_mut().unwrap();
+            // What nobody ever owned, or was left behind, stays.
+            let orphan = owners.is_empty();
             owners.retain(lives);
-            let owned = !owners.is_empty();
+            let owned = orphan || !owners.is_empty();
             let used = || ids.contains(&&claim["metadata"]["labels"][keys::CLONESET_INSTANCE_ID]);
             let deleted = claim["metadata"]["deletionTimestamp"].is_string();
             owned && (!deleted || slow || used())
         });
+    }
+
+    /// The CloneSet is deleted without what it owns, and made again.
+    pub fn orphan(&mut self) {
+        for object in self.pods.values_mut().chain(self.claims.values_mut()) {
+            let owners = object["metadata"]["ownerReferences"].as_array_mut();
+            owners
+                .into_iter()
+                .for_each(|owners| owners.retain(|owner| owner["uid"] != "set"));
+        }
+        self.set["status"] = Value::Null;
+        self.under_way = None;
+        self.restart();
     }
 
     /// The user of the hooks acts on a Pod: lets go of it, or takes it into use. One item after the other.
