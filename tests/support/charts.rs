@@ -14,14 +14,24 @@ use xtask::cluster::ControlPlane;
 use super::untyped::untyped;
 use super::waits;
 
-/// A template of `tests/data/templates`.
+/// A template, as the files of `tests/data/templates` have them.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Chart {
+pub struct Chart {
     name: String,
     template: Value,
     #[serde(default)]
     volume_claim_templates: Vec<Value>,
+}
+
+impl Chart {
+    /// Those of a file.
+    pub fn all_of(text: &str) -> Vec<Self> {
+        let documents = serde_yaml::Deserializer::from_str(text);
+        documents
+            .map(|document| Self::deserialize(document).unwrap())
+            .collect()
+    }
 }
 
 /// A namespace with a CloneSet of one Pod for each template, written in one version.
@@ -36,14 +46,55 @@ pub struct Charts {
 #[derive(Clone, Copy, Debug)]
 pub enum How {
     ClientSide,
+    /// A merge patch made of the last manifest that was applied, the new one and what is there, as GitOps tools make it.
+    ThreeWay,
     ServerSide,
+    /// It takes what was applied last off the object.
     Replace,
-    /// A merge patch of what the manifest says, as a GitOps tool comes to when nothing was taken out of it.
-    Merge,
 }
 
 impl How {
-    pub const ALL: [Self; 4] = [Self::ClientSide, Self::ServerSide, Self::Replace, Self::Merge];
+    pub const ALL: [Self; 4] = [Self::ClientSide, Self::ThreeWay, Self::ServerSide, Self::Replace];
+}
+
+/// Annotation with the manifest that was applied last.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// The merge patch that leads from one value to another.
+fn merge_patch(from: &Value, to: &Value) -> Value {
+    let (Some(from), Some(to)) = (from.as_object(), to.as_object()) else {
+        return to.clone();
+    };
+    let gone = from.keys().filter(|key| !to.contains_key(*key));
+    let gone = gone.map(|key| (key.clone(), Value::Null));
+    let new = to.iter().filter_map(|(key, value)| match from.get(key) {
+        Some(before) if before == value => None,
+        before => Some((key.clone(), merge_patch(before.unwrap_or(&Value::Null), value))),
+    });
+    Value::Object(gone.chain(new).collect())
+}
+
+/// Of a merge patch, what it deletes, or else what it sets.
+fn part(patch: &Value, deletes: bool) -> Option<Value> {
+    match patch {
+        Value::Null => deletes.then_some(Value::Null),
+        Value::Object(all) => {
+            let parts = all
+                .iter()
+                .filter_map(|(key, value)| Some((key.clone(), part(value, deletes)?)));
+            Some(Value::Object(parts.collect()))
+        }
+        other => (!deletes).then(|| other.clone()),
+    }
+}
+
+/// What kubectl sends of a manifest for a kind that it does not know: what it adds or changes of what is there, and
+/// deletes of what was applied last.
+fn three_way(original: &Value, modified: &Value, there: &Value) -> Value {
+    let mut patch = part(&merge_patch(original, modified), true).unwrap_or_default();
+    let set = part(&merge_patch(there, modified), false).unwrap_or_default();
+    json_patch::merge(&mut patch, &set);
+    patch
 }
 
 /// What stays as long as no Pod is replaced and no revision is added.
@@ -54,10 +105,31 @@ pub struct Kept {
     /// UID of each claim.
     pub claims: BTreeMap<String, String>,
     pub revisions: BTreeSet<String>,
+    /// How often each container was restarted, by Pod and container; where a kubelet runs them.
+    pub restarts: BTreeMap<(String, String), i64>,
+}
+
+/// How often the containers of Pods were restarted.
+fn restarts(pods: &[DynamicObject]) -> BTreeMap<(String, String), i64> {
+    let lists = ["containerStatuses", "initContainerStatuses"];
+    let both = pods
+        .iter()
+        .flat_map(|pod| lists.map(|list| (pod, &pod.data["status"][list])));
+    let all = both.flat_map(|(pod, list)| {
+        let statuses = list.as_array().into_iter().flatten();
+        statuses.map(|status| {
+            let name = status["name"].as_str().unwrap().to_owned();
+            (
+                (pod.metadata.name.clone().unwrap(), name),
+                status["restartCount"].as_i64().unwrap(),
+            )
+        })
+    });
+    all.collect()
 }
 
 impl Charts {
-    /// Makes the namespace, with all that Pods of the templates ask for.
+    /// Those of `tests/data/templates`.
     pub fn new(
         plane: &ControlPlane,
         admin: &Cluster,
@@ -70,13 +142,21 @@ impl Charts {
             .map(|file| file.unwrap().path())
             .collect();
         files.sort();
-        let mut charts: Vec<Chart> = Vec::new();
-        for file in files {
-            let text = std::fs::read_to_string(file).unwrap();
-            let documents = serde_yaml::Deserializer::from_str(&text);
-            charts.extend(documents.map(|document| Chart::deserialize(document).unwrap()));
-        }
+        let texts = files
+            .into_iter()
+            .map(|file| std::fs::read_to_string(file).unwrap());
+        let charts: Vec<Chart> = texts.flat_map(|text| Chart::all_of(&text)).collect();
         assert!(charts.len() > 40);
+        Self::of(plane, admin, (namespace, version), charts)
+    }
+
+    /// Makes the namespace, with all that Pods of the templates ask for.
+    pub fn of(
+        plane: &ControlPlane,
+        admin: &Cluster,
+        (namespace, version): (&'static str, &'static str),
+        charts: Vec<Chart>,
+    ) -> Self {
         let charts = Self {
             admin: admin.clone(),
             namespace,
@@ -158,13 +238,17 @@ impl Charts {
             How::ClientSide => &["apply"],
             How::ServerSide => &["apply", "--server-side", "--force-conflicts"],
             How::Replace => &["replace"],
-            How::Merge => {
+            How::ThreeWay => {
                 let sets = self.api("apps.kruise.io", self.version, "CloneSet");
-                for item in items {
+                for mut item in items {
                     let name = item["metadata"]["name"].as_str().unwrap().to_owned();
-                    sets.patch(&name, &PatchParams::default(), &Patch::Merge(item))
-                        .await
-                        .unwrap();
+                    let there = json!(sets.get(&name).await.unwrap());
+                    let last = &there["metadata"]["annotations"][LAST_APPLIED];
+                    let last: Value = serde_json::from_str(last.as_str().unwrap()).unwrap();
+                    item["metadata"]["annotations"][LAST_APPLIED] = json!(item.to_string() + "\n");
+                    let patch = Patch::Merge(three_way(&last, &item, &there));
+                    let params = PatchParams::default();
+                    sets.patch(&name, &params, &patch).await.unwrap();
                 }
                 return;
             }
@@ -222,6 +306,7 @@ impl Charts {
             self.namespace
         );
         Kept {
+            restarts: restarts(&pods),
             pods: uids(pods),
             claims: uids(self.list("", "PersistentVolumeClaim").await),
             revisions: uids(self.list("apps", "ControllerRevision").await)
@@ -236,6 +321,27 @@ impl Charts {
             .await
             .unwrap()
             .items
+    }
+
+    /// Waits until each Pod is available, where a kubelet runs them.
+    pub async fn available(&self, plane: &ControlPlane, what: &str) {
+        let sets: Api<CloneSet> = Api::namespaced(self.admin.client.clone(), self.namespace);
+        let what = format!("{}: {what}: all Pods are available", self.namespace);
+        let available = |set: &CloneSet| {
+            set.status
+                .as_ref()
+                .is_some_and(|status| status.available_replicas == 1)
+        };
+        let ask = || async {
+            let all = sets.list(&ListParams::default()).await.unwrap().items;
+            all.iter().all(available).then_some(())
+        };
+        // What is wrong with the others.
+        let pods = || {
+            let pods = ["describe", "pods", "--namespace", self.namespace];
+            plane.kubectl(&pods).unwrap()
+        };
+        waits::until(&what, &pods, ask).await;
     }
 
     /// Writes all manifests in each way, and sees that nothing comes of it.
