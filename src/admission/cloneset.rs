@@ -16,6 +16,7 @@ use super::selector;
 use crate::api::cloneset::{NO_ROOM, texts};
 use crate::api::json::set;
 use crate::api::keys;
+use crate::api::schemas::LONGEST_INT_OR_STRING;
 use crate::api::selector::matches;
 use crate::cluster;
 use crate::cluster::pod_template::{Answer, Templates};
@@ -294,6 +295,17 @@ pub(super) fn too_long(object: &Value) -> Option<Decision> {
         );
     }
     check("spec.volumeClaimTemplates", &spec["volumeClaimTemplates"]);
+    // An annotation in v1alpha1, for which there might be no room.
+    let in_place = &spec["updateStrategy"]["rollingUpdate"]["inPlaceUpdateStrategy"];
+    let parallelism = in_place["imagePreDownloadParallelism"]
+        .as_str()
+        .unwrap_or_default();
+    if parallelism.chars().nth(LONGEST_INT_OR_STRING).is_some() {
+        problems.tell(format!(
+            "spec.updateStrategy.rollingUpdate.inPlaceUpdateStrategy.imagePreDownloadParallelism: Too long: may not be \
+             more than {LONGEST_INT_OR_STRING} characters"
+        ));
+    }
     (!problems.is_empty()).then(|| problems.decide(Value::Null, Vec::new()))
 }
 

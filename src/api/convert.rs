@@ -122,6 +122,8 @@ pub fn convert(mut object: Value, to: &str) -> Result<Value, Error> {
     Ok(object)
 }
 
+/// Bytes of all annotations of an object, keys and values; the API server's limit.
+const MOST_ANNOTATIONS: usize = 256 << 10;
 /// Maps of metadata.
 const ANNOTATIONS: &str = "annotations";
 const LABELS: &str = "labels";
@@ -150,8 +152,16 @@ fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
     entry(object, ANNOTATIONS, key)
 }
 
+/// Sets an annotation where there is room for it. An object that is converted to more annotations than may be stored could
+/// not be read in that version, and no list that it is in either.
 fn annotate(object: &mut Value, key: &str, value: String) {
-    set_entry(object, ANNOTATIONS, key, value);
+    take_annotation(object, key);
+    let there = object["metadata"][ANNOTATIONS].as_object();
+    let size = |(key, value): (&String, &Value)| key.len() + value.as_str().map_or(0, str::len);
+    let there: usize = there.into_iter().flatten().map(size).sum();
+    if there + key.len() + value.len() <= MOST_ANNOTATIONS {
+        set_entry(object, ANNOTATIONS, key, value);
+    }
 }
 
 fn take_annotation(object: &mut Value, key: &str) -> Option<String> {

@@ -18,7 +18,7 @@ pub mod names;
 pub mod node_image;
 pub mod owner;
 mod rules;
-mod schemas;
+pub mod schemas;
 pub mod selector;
 pub mod update_priority;
 pub mod v1alpha1;

@@ -5,9 +5,12 @@ use serde_json::{Value, json};
 
 use super::json::set;
 
+/// The longest text of an `intstr.IntOrString`, in characters. Percentages and names of ports are far shorter.
+pub const LONGEST_INT_OR_STRING: usize = 64;
+
 /// An integer or a string, as `intstr.IntOrString`.
 pub(super) fn int_or_string(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "x-kubernetes-int-or-string": true })
+    json_schema!({ "x-kubernetes-int-or-string": true, "maxLength": LONGEST_INT_OR_STRING })
 }
 
 /// Any word.

@@ -279,3 +279,24 @@ proptest! {
         prop_assert!(convert(object, "apps.kruise.io/v1beta1").is_ok());
     }
 }
+
+/// What the API server would refuse could not be read in that version, and no list that it is in.
+#[test]
+fn annotations_that_there_is_no_room_for_are_left_out() {
+    let full = "a".repeat(MOST_ANNOTATIONS - 2);
+    let set = json!({ "kind": "CloneSet", "apiVersion": "apps.kruise.io/v1beta1",
+        "metadata": { "name": "web", "annotations": { "k": full } },
+        "spec": { "updateStrategy": { "rollingUpdate": { "inPlaceUpdateStrategy": { "imagePreDownloadParallelism": 1 } } } } });
+    let condition = json!({ "type": "t", "status": "True", "lastTransitionTime": "x" });
+    let request = json!({ "kind": "ContainerRecreateRequest", "apiVersion": "apps.kruise.io/v1beta1",
+        "metadata": { "name": "web", "annotations": { "k": full } },
+        "status": { "conditions": [condition], "containerStatusSnapshot": [{ "name": "c" }] } });
+    for object in [set, request] {
+        let old = convert(object.clone(), "v1alpha1").unwrap();
+        assert_eq!(old["metadata"], object["metadata"]);
+        let mut roomy = object;
+        set_entry(&mut roomy, ANNOTATIONS, "k", full[1000..].to_owned());
+        let old = convert(roomy.clone(), "v1alpha1").unwrap();
+        assert_ne!(old["metadata"], roomy["metadata"]);
+    }
+}
