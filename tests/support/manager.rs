@@ -115,6 +115,11 @@ impl Manager {
         Self::with(plane, name, &health, port::reserve().unwrap(), more)
     }
 
+    /// Where it tells of its health.
+    pub fn health(&self) -> &str {
+        &self.health
+    }
+
     /// How many passes over CloneSets it has made, whatever they came to.
     pub fn passes(&self) -> u64 {
         self.count("kruise_cloneset_pass_seconds_count")

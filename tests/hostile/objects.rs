@@ -1,0 +1,220 @@
+//! Objects beside ours that others may write: revisions, Pods, Secrets.
+
+use kruise::cluster::Cluster;
+use kube::api::{DeleteParams, DynamicObject, ListParams};
+use serde_json::{Value, json};
+
+use crate::support::waits;
+use crate::world::{NODE, Objects, clone_set, world};
+
+/// An owner reference to a CloneSet.
+fn owned(set: &DynamicObject, version: &str) -> Value {
+    json!([{ "apiVersion": format!("apps.kruise.io/{version}"), "kind": "CloneSet", "name": set.metadata.name,
+        "uid": set.metadata.uid, "controller": true }])
+}
+
+/// A CloneSet of two Pods with labels of its own, once it has them.
+async fn with_pods(admin: &Cluster, name: &str) -> DynamicObject {
+    let sets = Objects::ours(admin, "v1beta1", "CloneSet");
+    sets.make(&json!({ "metadata": { "name": name }, "spec": clone_set(name, 2) }))
+        .await
+        .unwrap();
+    waits::until("its Pods are there", &String::new, || async {
+        let set = sets.get(name).await.unwrap();
+        (set.data["status"]["replicas"] == 2).then_some(set)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn revisions_of_any_shape_end_no_program() {
+    let world = world().await;
+    let admin = world.admin().await;
+    let set = with_pods(&admin, "revisions").await;
+    let old = set.data["status"]["updateRevision"].as_str().unwrap().to_owned();
+    let sets = Objects::ours(&admin, "v1beta1", "CloneSet");
+    let revisions = Objects::new(&admin, "apps", "v1", "ControllerRevision", Some("default"));
+    let pods = Objects::new(&admin, "", "v1", "Pod", Some("default"));
+    let template = json!({ "spec": { "updateStrategy": { "rollingUpdate": { "partition": 2 } },
+        "template": { "spec": { "containers": [{ "name": "c", "image": "i:2" }] } } } });
+    sets.merge("revisions", &template).await.unwrap();
+    let _: () = waits::until("the new revision", &String::new, || async {
+        let set = sets.get("revisions").await.unwrap();
+        (set.data["status"]["updateRevision"] != *old).then_some(())
+    })
+    .await;
+    let shapes = [
+        json!({ "spec": { "template": { "spec": "x" } } }),
+        json!({ "spec": { "template": "x" } }),
+        json!({ "spec": "x" }),
+        json!({}),
+        json!({ "spec": { "template": { "metadata": [], "spec": { "containers": "x", "volumes": 1, "readinessGates": {} } } } }),
+        json!({ "spec": { "template": { "metadata": { "labels": 1 }, "spec": { "containers": [1, {}, "x"] } } } }),
+        json!({ "spec": { "volumeClaimTemplates": [1, "x", {}], "template": {} } }),
+    ];
+    for (at, data) in shapes.iter().enumerate() {
+        // The name of the revision that the Pods have, too.
+        let _ = revisions.delete(&old, &DeleteParams::default()).await;
+        for (name, number) in [
+            (old.clone(), 0),
+            (format!("odd-{at}"), i64::MAX),
+            (format!("odd-{at}-low"), -1),
+        ] {
+            let object = json!({ "metadata": { "name": name, "ownerReferences": owned(&set, "v1beta1"),
+                "labels": { "app": "revisions", "controller.kubernetes.io/hash": name.trim_start_matches("revisions-"),
+                    "controller-revision-hash": name } }, "data": data, "revision": number });
+            // The API server refuses some by itself.
+            let _ = revisions.make(&object).await;
+        }
+        sets.merge("revisions", &json!({ "spec": { "replicas": 3 + at % 2 } }))
+            .await
+            .unwrap();
+        let labelled = ListParams::default().labels("app=revisions");
+        if let Some(pod) = pods.list(&labelled).await.unwrap().items.first() {
+            let name = pod.metadata.name.as_deref().unwrap();
+            let _ = pods.delete(name, &DeleteParams::default().grace_period(0)).await;
+        }
+    }
+    world.still_works("after-revisions").await;
+}
+
+#[tokio::test]
+async fn annotations_and_owners_of_any_shape_end_no_program() {
+    let world = world().await;
+    let admin = world.admin().await;
+    let set = with_pods(&admin, "annotations").await;
+    let keys = [
+        "apps.kruise.io/inplace-update-state",
+        "apps.kruise.io/inplace-update-grace",
+        "apps.kruise.io/runtime-containers-meta",
+        "inplace-update-state",
+        "inplace-update-grace",
+        "lifecycle.apps.kruise.io/timestamp",
+        "apps.kruise.io/container-launch-priority",
+    ];
+    let deep = format!("{}1{}", "[".repeat(300), "]".repeat(300));
+    let texts = [
+        "",
+        "{",
+        "null",
+        "[]",
+        "\"x\"",
+        "-1",
+        "99999999999999999999",
+        "9999-12-31T23:59:59Z",
+        deep.as_str(),
+        r#"{"revision":1,"updateTimestamp":"9999-12-31T23:59:59Z","lastContainerStatuses":[],"containerBatchesRecord":{}}"#,
+        r#"{"revision":"r","updateTimestamp":"0000-01-01T00:00:00Z","nextContainerImages":{"c":1},"graceSeconds":9223372036854775807}"#,
+    ];
+    for (namespace, version) in [("default", "v1beta1"), ("other", "v1beta1"), ("other", "v9")] {
+        let pods = Objects::new(&admin, "", "v1", "Pod", Some(namespace));
+        for (number, text) in texts.iter().enumerate() {
+            let annotations: Value = keys
+                .iter()
+                .map(|key| ((*key).to_owned(), json!(text)))
+                .collect::<serde_json::Map<_, _>>()
+                .into();
+            let pod = json!({ "metadata": { "name": format!("odd-{version}-{number}"), "ownerReferences": owned(&set, version),
+                    "labels": { "app": "annotations", "lifecycle.apps.kruise.io/state": "odd" }, "annotations": annotations },
+                "spec": { "nodeName": NODE, "terminationGracePeriodSeconds": i64::MAX,
+                    "containers": [{ "name": "c", "image": "i" }] } });
+            pods.make(&pod).await.unwrap();
+        }
+    }
+    let change = json!({ "spec": {
+        "updateStrategy": { "rollingUpdate": { "podUpdatePolicy": "InPlaceIfPossible", "maxUnavailable": "100%" } },
+        "template": { "spec": { "containers": [{ "name": "c", "image": "i:2" }] } } } });
+    Objects::ours(&admin, "v1beta1", "CloneSet")
+        .merge("annotations", &change)
+        .await
+        .unwrap();
+    world.still_works("after-annotations").await;
+}
+
+#[tokio::test]
+async fn pull_secrets_of_any_shape_end_no_program() {
+    let world = world().await;
+    let admin = world.admin().await;
+    let secrets = Objects::new(&admin, "", "v1", "Secret", Some("default"));
+    let jobs = Objects::ours(&admin, "v1beta1", "ImagePullJob");
+    let long = "a".repeat(200);
+    let many: serde_json::Map<String, Value> = (0..20_000).map(|at| (format!("r{at}"), json!({}))).collect();
+    let shapes = [
+        json!({ "auths": { "*a*a*a*a*a*a*a*a*a*a*b.x": { "auth": "eDp5" } } }),
+        json!({ "auths": { "[[[[": 1, "https://": {}, "": { "auth": "=" } } }),
+        json!({ "auths": [] }),
+        json!({ "auths": { format!("{long}.x"): { "username": 1, "password": [] } } }),
+        json!({ "auths": many }),
+    ];
+    for (number, shape) in shapes.iter().enumerate() {
+        let name = format!("odd-{number}");
+        let secret = json!({ "metadata": { "name": name }, "type": "kubernetes.io/dockerconfigjson",
+            "stringData": { ".dockerconfigjson": shape.to_string() } });
+        secrets.make(&secret).await.unwrap();
+        let job = json!({ "metadata": { "name": name },
+            "spec": { "image": format!("{long}.x/y:{number}"), "pullSecrets": [name], "completionPolicy": {} } });
+        jobs.make(&job).await.unwrap();
+    }
+    world.still_works("after-secrets").await;
+}
+
+/// As many as it wants, and none of another namespace among them.
+#[tokio::test]
+async fn forged_owners_of_another_namespace_change_nothing() {
+    let world = world().await;
+    let admin = world.admin().await;
+    let set = with_pods(&admin, "forged").await;
+    let update = set.data["status"]["updateRevision"].clone();
+    let labelled = ListParams::default().labels("app=forged");
+    let pods = Objects::new(&admin, "", "v1", "Pod", Some("default"));
+    let theirs = Objects::new(&admin, "", "v1", "Pod", Some("other"));
+    let revisions = Objects::new(&admin, "apps", "v1", "ControllerRevision", Some("other"));
+    let jobs = Objects::new(&admin, "apps.kruise.io", "v1beta1", "ImagePullJob", Some("other"));
+    for version in ["v1beta1", "v9"] {
+        let metadata = |name: &str| {
+            json!({ "name": name, "ownerReferences": owned(&set, version), "labels": { "app": "forged",
+                "controller-revision-hash": update, "controller.kubernetes.io/hash": "x" },
+                "annotations": { "controller.kubernetes.io/pod-deletion-cost": "2147483647" } })
+        };
+        for number in 0..3 {
+            let pod = json!({ "metadata": metadata(&format!("forged-{version}-{number}")),
+                "spec": { "containers": [{ "name": "c", "image": "i" }] } });
+            theirs.make(&pod).await.unwrap();
+        }
+        let name = format!("{}-{version}", update.as_str().unwrap());
+        let data = json!({ "spec": { "template": { "spec": { "containers": [{ "name": "c", "image": "evil" }] } } } });
+        let revision = json!({ "metadata": metadata(&name), "data": data, "revision": i64::MAX });
+        revisions.make(&revision).await.unwrap();
+        let job = json!({ "metadata": metadata(&format!("forged-{version}")),
+            "spec": { "image": "evil", "completionPolicy": { "type": "Never" } } });
+        jobs.make(&job).await.unwrap();
+    }
+    let seen = async |of: &Objects| {
+        let list = of.list(&labelled).await.unwrap().items;
+        let mut seen: Vec<_> = list
+            .into_iter()
+            .map(|pod| (pod.metadata.uid, pod.metadata.deletion_timestamp.is_some()))
+            .collect();
+        seen.sort();
+        seen
+    };
+    let before = (seen(&pods).await, seen(&theirs).await);
+    assert_eq!((before.0.len(), before.1.len()), (2, 6));
+    let sets = Objects::ours(&admin, "v1beta1", "CloneSet");
+    let change = json!({ "spec": {
+        "updateStrategy": { "rollingUpdate": { "podUpdatePolicy": "InPlaceOnly", "maxUnavailable": "100%" } },
+        "template": { "spec": { "containers": [{ "name": "c", "image": "i:2" }] } } } });
+    sets.merge("forged", &change).await.unwrap();
+    let all_have = async |of: &Objects, image: &str| {
+        let list = of.list(&labelled).await.unwrap().items;
+        list.iter()
+            .all(|pod| pod.data["spec"]["containers"][0]["image"] == image)
+    };
+    let _: () = waits::until("its own Pods are updated", &String::new, || async {
+        all_have(&pods, "i:2").await.then_some(())
+    })
+    .await;
+    assert_eq!((seen(&pods).await, seen(&theirs).await), before);
+    assert!(all_have(&theirs, "i").await);
+    world.still_works("after-owners").await;
+}

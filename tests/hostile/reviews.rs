@@ -1,0 +1,109 @@
+//! Forged reviews on the port that anybody may reach.
+
+use futures::{StreamExt, stream};
+use http::Request;
+use kube::{Client, Config};
+use serde_json::{Value, json};
+
+use crate::support::shapes::{KINDS, admission_reviews, conversion_reviews, every_shape, full};
+use crate::world::{World, count, world};
+
+/// A stranger who reaches the webhooks' port.
+fn stranger(world: &World) -> Client {
+    let mut config = Config::new(format!("https://127.0.0.1:{}", world.webhooks).parse().unwrap());
+    config.accept_invalid_certs = true;
+    Client::try_from(config).unwrap()
+}
+
+async fn post(stranger: &Client, path: &str, body: String) -> (u16, String) {
+    let request = Request::post(path).header("content-type", "application/json");
+    let request = request.body(kube::client::Body::from(body.into_bytes())).unwrap();
+    let answer = stranger.send(request).await.unwrap();
+    let status = answer.status().as_u16();
+    let body = axum::body::to_bytes(axum::body::Body::new(answer.into_body()), usize::MAX)
+        .await
+        .unwrap();
+    (status, String::from_utf8_lossy(&body).into_owned())
+}
+
+#[tokio::test]
+async fn a_forged_review_of_any_shape_is_answered() {
+    let world = world().await;
+    let stranger = stranger(&world);
+    let wrong = [
+        json!(null),
+        json!("x?y="),
+        json!(-1),
+        json!([{}]),
+        json!({ "": 1 }),
+    ];
+    let mut asked = Vec::new();
+    for kind in KINDS {
+        // That of a creation is among them: the one without an old object.
+        let [_, update] = admission_reviews(kind);
+        for body in every_shape(&update, &wrong) {
+            for step in ["mutate", "validate"] {
+                asked.push((format!("/{step}-apps-kruise-io-{kind}"), body.clone()));
+            }
+        }
+        for review in conversion_reviews(kind) {
+            asked.extend(
+                every_shape(&review, &wrong)
+                    .into_iter()
+                    .map(|body| ("/convert".to_owned(), body)),
+            );
+        }
+    }
+    let answers = stream::iter(asked).map(|(path, body)| {
+        let stranger = &stranger;
+        async move {
+            let (status, said) = post(stranger, &path, body.clone()).await;
+            assert!([200, 400].contains(&status), "{status} {said} to {body}");
+        }
+    });
+    answers.buffer_unordered(8).collect::<()>().await;
+    world.still_works("after-shapes").await;
+}
+
+#[tokio::test]
+async fn a_forged_namespace_or_name_stores_nothing_and_shows_no_secret() {
+    const SECRET: &str = "aHVudGVyMi1uZXZlci1sb2dnZWQ=";
+    let world = world().await;
+    let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "token", "namespace": "kube-system" },
+        "data": { "password": SECRET } });
+    world.plane.apply(&secret.to_string()).unwrap();
+    let stranger = stranger(&world);
+    let texts = [
+        "default/podtemplates?x=",
+        "default/podtemplates#",
+        "kube-system/secrets?x=",
+        "kube-system/secrets#",
+        "../../secrets?x=",
+        "?",
+        "",
+        "%2e%2e",
+        "A\n",
+    ];
+    for kind in KINDS {
+        for text in texts {
+            for (namespace, name) in [(text, "target-0"), ("default", text), ("kube-system", text)] {
+                let mut object: Value = full(kind);
+                object["metadata"]["name"] = json!(name);
+                object["spec"]["podName"] = json!(name);
+                object["spec"]["selector"] = json!({ "names": [name], "matchLabels": { "app": "web" } });
+                object["spec"]["scaleStrategy"] = json!({ "podsToDelete": [name] });
+                let review = json!({ "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": { "uid": "u",
+                    "kind": { "version": "v1beta1" }, "namespace": namespace, "name": name, "object": object } });
+                for step in ["mutate", "validate"] {
+                    let path = format!("/{step}-apps-kruise-io-{kind}");
+                    let (status, said) = post(&stranger, &path, review.to_string()).await;
+                    assert_eq!(status, 200, "{said}");
+                    assert!(!said.contains(SECRET), "{said}");
+                }
+            }
+        }
+    }
+    assert_eq!(count(&world.admin().await, "PodTemplate").await, 0);
+    assert!(!world.webhook_log().contains(SECRET), "a Secret is in the log");
+    world.still_works("after-names").await;
+}

@@ -1,0 +1,343 @@
+//! An API server with what users install, both halves of our manager, and our daemon of one node.
+
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use kruise::cluster::Cluster;
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, TypeMeta};
+use serde_json::{Value, json};
+use xtask::cluster::{Bound, Component, ControlPlane};
+
+use crate::support::connect::connect;
+use crate::support::converted::{self, until_converted};
+use crate::support::fault_cri::{FakeContainer, FaultCri};
+use crate::support::manager::Manager;
+use crate::support::readiness::{answer, ready};
+use crate::support::untyped::untyped;
+use crate::support::waits;
+
+/// The node that there is.
+pub const NODE: &str = "n1";
+/// Pods whose containers may be recreated, each named [`target`].
+pub const TARGETS: usize = 40;
+
+static WORLD: LazyLock<World> = LazyLock::new(World::start);
+/// One attack at a time, so that what it leaves behind is its own.
+static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+pub struct World {
+    pub plane: ControlPlane,
+    /// Port of the webhooks.
+    pub webhooks: u16,
+    controllers: Mutex<Manager>,
+    webhook: Mutex<Manager>,
+    daemon: Mutex<Component>,
+    daemon_health: String,
+    _cri: FaultCri,
+    _dir: tempfile::TempDir,
+}
+
+/// The world, for as long as one test attacks it.
+pub struct Turn {
+    world: &'static World,
+    _turn: tokio::sync::MutexGuard<'static, ()>,
+}
+
+impl Deref for Turn {
+    type Target = World;
+    fn deref(&self) -> &World {
+        self.world
+    }
+}
+
+pub async fn world() -> Turn {
+    let turn = TURN.lock().await;
+    Turn {
+        world: tokio::task::spawn_blocking(|| &*WORLD).await.unwrap(),
+        _turn: turn,
+    }
+}
+
+pub fn target(number: usize) -> String {
+    format!("target-{}", number % TARGETS)
+}
+
+impl World {
+    fn start() -> Self {
+        let plane = ControlPlane::start().unwrap();
+        let deploy = format!("{}/deploy/default", env!("CARGO_MANIFEST_DIR"));
+        plane.kubectl(&["apply", "-k", &deploy]).unwrap();
+        plane.kubectl(&["create", "namespace", "other"]).unwrap();
+        for namespace in ["default", "other"] {
+            let namespace = format!("--namespace={namespace}");
+            plane
+                .kubectl(&["create", "serviceaccount", "default", &namespace])
+                .unwrap();
+        }
+        node(&plane);
+        let webhooks = xtask::port::reserve().unwrap();
+        let mut webhook = Manager::half(&plane, "kruise-webhook", "webhooks", webhooks);
+        webhook.spawn().unwrap();
+        let mut controllers = Manager::half(&plane, "kruise-manager", "controllers", webhooks);
+        controllers.start().unwrap();
+        webhook.wait_ready().unwrap();
+        until_converted(&plane, &converted::ALL);
+
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("containerd.sock");
+        let cri = runtime(socket.clone());
+        targets(&plane, &cri);
+        let daemon_health = format!("127.0.0.1:{}", xtask::port::reserve().unwrap());
+        let account = plane
+            .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(NODE))
+            .unwrap();
+        let probe = daemon_health.clone();
+        let mut daemon = plane
+            .component("kruise-daemon", env!("CARGO_BIN_EXE_kruise-daemon"))
+            .args([
+                format!("--node-name={NODE}"),
+                format!("--addr={daemon_health}"),
+                format!("--kubeconfig={}", account.display()),
+                format!("--socket-file={}", socket.display()),
+                format!("--control-socket={}", dir.path().join("control.sock").display()),
+            ])
+            .ready(move || ready(&probe));
+        daemon.start().unwrap();
+        Self {
+            plane,
+            webhooks,
+            controllers: Mutex::new(controllers),
+            webhook: Mutex::new(webhook),
+            daemon: Mutex::new(daemon),
+            daemon_health,
+            _cri: cri,
+            _dir: dir,
+        }
+    }
+
+    pub async fn admin(&self) -> Cluster {
+        connect(self.plane.kubeconfig()).await
+    }
+
+    /// What the webhooks have logged.
+    pub fn webhook_log(&self) -> String {
+        std::fs::read_to_string(lock(&self.webhook).log()).unwrap()
+    }
+
+    /// The ends of all logs.
+    fn tail(&self) -> String {
+        let (controllers, webhook) = (lock(&self.controllers).tail(), lock(&self.webhook).tail());
+        format!("{controllers}\n{webhook}\n{}", lock(&self.daemon).tail())
+    }
+
+    /// All programs live and serve, have not panicked, and do what a plain user asks for: a job, a CloneSet, an object in
+    /// the older version, and a refusal.
+    pub async fn still_works(&self, name: &str) {
+        let admin = self.admin().await;
+        let sets = Objects::ours(&admin, "v1beta1", "CloneSet");
+        let old = Objects::ours(&admin, "v1alpha1", "CloneSet");
+        old.make(&json!({ "metadata": { "name": name }, "spec": clone_set(name, 1) }))
+            .await
+            .unwrap();
+        let jobs = Objects::ours(&admin, "v1beta1", "ImagePullJob");
+        let spec = |image: &str| json!({ "image": image, "completionPolicy": {} });
+        let wrong = json!({ "metadata": { "name": "wrong" }, "spec": spec("a b") });
+        let words = jobs.make(&wrong).await.unwrap_err();
+        assert!(words.contains("spec.image"), "{words}");
+        let job = json!({ "metadata": { "name": name }, "spec": spec(&format!("plain:{name}")) });
+        jobs.make(&job).await.unwrap();
+        let tail = || self.tail();
+        let _: () = waits::until("a plain CloneSet has its Pod", &tail, || async {
+            let set = sets.get(name).await.unwrap();
+            (set.data["status"]["replicas"] == 1).then_some(())
+        })
+        .await;
+        let _: () = waits::until("a plain job ends", &tail, || async {
+            let job = jobs.get(name).await.unwrap();
+            job.data["status"]["completionTime"].is_string().then_some(())
+        })
+        .await;
+        // Whatever is stored can be read in both versions.
+        for kind in [
+            "CloneSet",
+            "ImagePullJob",
+            "ContainerRecreateRequest",
+            "NodeImage",
+        ] {
+            for version in ["v1alpha1", "v1beta1"] {
+                let all = Objects::ours(&admin, version, kind);
+                all.list(&ListParams::default()).await.unwrap();
+            }
+        }
+        for half in [&self.controllers, &self.webhook] {
+            let (running, health) = {
+                let mut half = lock(half);
+                (half.running(), half.health().to_owned())
+            };
+            self.lives(running, &health);
+        }
+        let running = lock(&self.daemon).running();
+        self.lives(running, &self.daemon_health);
+    }
+
+    /// The program runs, is ready, and has not panicked.
+    fn lives(&self, running: bool, health: &str) {
+        assert!(running, "a program has ended: {}", self.tail());
+        assert!(ready(health), "not ready: {}", self.tail());
+        let metrics = answer(health, "/metrics");
+        assert!(metrics.ends_with("# EOF\n"), "cut short: {metrics}");
+        let panics = metrics
+            .lines()
+            .filter(|line| line.starts_with("kruise_panics_total"));
+        let panics: Vec<_> = panics.filter(|line| !line.ends_with(" 0")).collect();
+        assert!(panics.is_empty(), "{panics:?}\n{}", self.tail());
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A container runtime that outlives the test that starts it.
+fn runtime(socket: PathBuf) -> FaultCri {
+    let (cri_tx, cri_rx) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            cri_tx.send(FaultCri::start(&socket)).unwrap();
+            std::future::pending::<()>().await;
+        });
+    });
+    cri_rx.recv().unwrap()
+}
+
+/// Makes the node ready.
+fn node(plane: &ControlPlane) {
+    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": NODE } });
+    plane.apply(&node.to_string()).unwrap();
+    let ready = json!({ "status": { "conditions": [{ "type": "Ready", "status": "True", "reason": "R", "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z", "lastHeartbeatTime": "2026-01-01T00:00:00Z" }] } });
+    let ready = ready.to_string();
+    plane
+        .kubectl(&[
+            "patch",
+            "node",
+            NODE,
+            "--subresource=status",
+            "--type=merge",
+            "-p",
+            &ready,
+        ])
+        .unwrap();
+}
+
+/// Makes the Pods that requests may name, with a container each that runs.
+fn targets(plane: &ControlPlane, cri: &FaultCri) {
+    for number in 0..TARGETS {
+        let name = target(number);
+        let id = format!("{name}-0");
+        let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "default" },
+            "spec": { "nodeName": NODE, "containers": [{ "name": "main", "image": "i" }] } });
+        plane.apply(&pod.to_string()).unwrap();
+        let status = json!({ "status": { "phase": "Running", "containerStatuses": [{ "name": "main", "image": "i",
+            "imageID": "", "ready": true, "restartCount": 0, "containerID": format!("containerd://{id}"),
+            "state": { "running": {} } }] } });
+        let status = status.to_string();
+        plane
+            .kubectl(&[
+                "patch",
+                "pod",
+                &name,
+                "--subresource=status",
+                "--type=merge",
+                "-p",
+                &status,
+            ])
+            .unwrap();
+        let uid = plane
+            .kubectl(&["get", "pod", &name, "-o", "jsonpath={.metadata.uid}"])
+            .unwrap();
+        let container = FakeContainer {
+            pod_uid: uid.trim().to_owned(),
+            name: "main".into(),
+            running: true,
+            created_at: 1,
+            ..FakeContainer::default()
+        };
+        cri.state().containers.insert(id, container);
+    }
+}
+
+/// Objects of one kind, as they are on the wire.
+pub struct Objects {
+    api: Api<DynamicObject>,
+    types: TypeMeta,
+}
+
+impl Deref for Objects {
+    type Target = Api<DynamicObject>;
+    fn deref(&self) -> &Self::Target {
+        &self.api
+    }
+}
+
+impl Objects {
+    pub fn new(cluster: &Cluster, group: &str, version: &str, kind: &str, namespace: Option<&str>) -> Self {
+        let api_version = [group, version].join("/");
+        Self {
+            api: untyped(cluster, group, version, kind, namespace),
+            types: TypeMeta {
+                api_version: api_version.trim_start_matches('/').to_owned(),
+                kind: kind.to_owned(),
+            },
+        }
+    }
+
+    /// Those of ours, in `default` where they have a namespace.
+    pub fn ours(cluster: &Cluster, version: &str, kind: &str) -> Self {
+        let namespace = (kind != "NodeImage").then_some("default");
+        Self::new(cluster, "apps.kruise.io", version, kind, namespace)
+    }
+
+    /// Creates one.
+    pub async fn make(&self, object: &Value) -> Result<(), String> {
+        let mut object: DynamicObject = serde_json::from_value(object.clone()).unwrap();
+        object.types = Some(self.types.clone());
+        let made = self.api.create(&PostParams::default(), &object).await;
+        made.map(drop).map_err(|why| why.to_string())
+    }
+
+    /// Deletes one, if it is there.
+    pub async fn remove(&self, name: &str) {
+        match self.api.delete(name, &DeleteParams::default()).await {
+            Err(kube::Error::Api(why)) if why.code == 404 => {}
+            done => drop(done.unwrap()),
+        }
+    }
+
+    /// Merges a patch into one.
+    pub async fn merge(&self, name: &str, patch: &Value) -> Result<(), String> {
+        let patched = self
+            .api
+            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await;
+        patched.map(drop).map_err(|why| why.to_string())
+    }
+}
+
+/// A good spec.
+pub fn clone_set(app: &str, replicas: i32) -> Value {
+    json!({ "replicas": replicas, "selector": { "matchLabels": { "app": app } },
+        "template": { "metadata": { "labels": { "app": app } },
+            "spec": { "containers": [{ "name": "c", "image": "i" }] } } })
+}
+
+/// How many objects there are in all namespaces.
+pub async fn count(cluster: &Cluster, kind: &str) -> usize {
+    let all = untyped(cluster, "", "v1", kind, None);
+    all.list(&ListParams::default()).await.unwrap().items.len()
+}
