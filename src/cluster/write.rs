@@ -97,6 +97,28 @@ pub async fn patch_status_merge<K: Object>(api: &Api<K>, name: &str, patch: &Val
     .await
 }
 
+/// Asks whether a JSON merge patch of the status subresource would be taken, and stores nothing.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn try_status<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<(), Error> {
+    checked(api, Some(name))?;
+    let params = PatchParams {
+        dry_run: true,
+        ..PatchParams::default()
+    };
+    let request = Request::new(api.resource_url());
+    let request = request.patch_subresource("status", name, &params, &Patch::Merge(patch));
+    let client = api.clone().into_client();
+    // The answer is the whole object, and nobody looks at it.
+    let patch = async {
+        client
+            .request_text(request.map_err(kube::Error::BuildRequest)?)
+            .await
+    };
+    bounded(&K::kind(&()), "patch_status", patch).await.map(drop)
+}
+
 /// Sends a strategic merge patch of the status subresource; for built-in kinds only, whose lists merge by key.
 ///
 /// # Errors
@@ -128,6 +150,7 @@ pub async fn patch_strategic<K: Object>(api: &Api<K>, name: &str, patch: &Value)
 /// # Errors
 /// See [`Error`].
 pub async fn try_strategic<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<(), Error> {
+    checked(api, Some(name))?;
     let params = PatchParams {
         dry_run: true,
         ..PatchParams::default()
@@ -224,13 +247,22 @@ pub async fn get<K: Object>(api: &Api<K>, name: &str) -> Result<Option<K>, Error
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn list_metadata(
-    api: &Api<DynamicObject>,
-    resource: &ApiResource,
+pub async fn list_metadata<K: Resource + Clone + Debug + DeserializeOwned>(
+    api: &Api<K>,
+    kind: &K::DynamicType,
     params: &ListParams,
-) -> Result<ObjectList<PartialObjectMeta<DynamicObject>>, Error> {
-    checked_as(api, resource, None)?;
-    bounded(&resource.kind, "list", api.list_metadata(params)).await
+) -> Result<ObjectList<PartialObjectMeta<K>>, Error> {
+    checked_as(api, kind, None)?;
+    bounded(&K::kind(kind), "list", api.list_metadata(params)).await
+}
+
+/// Reads a page of objects.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn list<K: Object>(api: &Api<K>, params: &ListParams) -> Result<ObjectList<K>, Error> {
+    checked(api, None)?;
+    bounded(&K::kind(&()), "list", api.list(params)).await
 }
 
 /// Reads the metadata of the object of that name, `None` when there is none.

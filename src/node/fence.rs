@@ -6,12 +6,14 @@
 //! A daemon that is not fenced works on, but its Pod is not ready, so that it is seen and a rollout stops. As a process
 //! with `--kubeconfig` it stays ready, because its credentials are not those of the DaemonSet.
 
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Event, EventSource, Pod};
+use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
-use kube::api::{Api, ListParams, Patch, PatchParams, PostParams, Request};
+use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
 
 use super::Context;
@@ -19,7 +21,7 @@ use crate::api::container_recreate_request::ContainerRecreateRequest;
 use crate::api::keys;
 use crate::api::node_image::NodeImage;
 use crate::cluster::Error;
-use crate::cluster::write::{DEADLINE, Object};
+use crate::cluster::write::{self, Object};
 use crate::ops::metrics::metrics;
 
 /// Name of our check in the process's health.
@@ -70,7 +72,7 @@ pub async fn run(ctx: Context) {
             ctx.health
                 .ready(CHECK, format!("writes about other nodes are refused: {refused}"));
             (pause, accepted) = (RETRY, 0);
-            tokio::time::sleep(EVERY).await;
+            tokio::time::sleep(next_check(&RandomState::new())).await;
             continue;
         }
         if !open.is_empty() {
@@ -82,6 +84,13 @@ pub async fn run(ctx: Context) {
         tokio::time::sleep(pause).await;
         pause = pause.saturating_mul(2).min(LONGEST);
     }
+}
+
+/// How long until the check after a good one: [`EVERY`], and up to a tenth more, so that daemons that started together
+/// do not check together.
+fn next_check(chance: &impl BuildHasher) -> Duration {
+    let per_mille = u32::try_from(chance.hash_one(0_u8) % 100).unwrap_or_default();
+    EVERY.saturating_add(EVERY.saturating_mul(per_mille) / 1000)
 }
 
 /// Says that writes of these kinds are not refused.
@@ -102,28 +111,26 @@ fn say(ctx: &Context, kinds: &str, log: bool) {
 
 async fn try_all(ctx: &Context) -> Outcomes {
     let client = &ctx.cluster.client;
-    let event = tried(async {
+    let event = async {
         let events: Api<Event> = Api::namespaced(client.clone(), "default");
-        let params = PostParams {
-            dry_run: true,
-            ..PostParams::default()
-        };
-        events.create(&params, &event()).await.map(drop)
-    });
+        outcome(write::dry_run(&events, event().to_string()).await)
+    };
     let status = json!({ "status": { "desired": 1 } });
     // One of two is another node's.
     let two = ListParams::default().limit(2);
-    let node_image = patched::<NodeImage>(client, two, Some(&ctx.node_name), &status);
+    let node_image = patched::<NodeImage>(client, two, Some(&ctx.node_name), &status, |client, _| {
+        Api::all(client)
+    });
     let others = format!("{}!={}", keys::CRR_NODE_NAME, keys::node_label(&ctx.node_name));
     let others = ListParams::default().labels(&others).limit(1);
     let phase = json!({ "status": { "phase": "Recreating" } });
-    let request = patched::<ContainerRecreateRequest>(client, others, None, &phase);
+    let request = patched::<ContainerRecreateRequest>(client, others, None, &phase, Api::namespaced);
     // Of Pods on the own node all but one annotation is another's.
     let here = ListParams::default()
         .fields(&format!("spec.nodeName={}", ctx.node_name))
         .limit(1);
     let label = json!({ "metadata": { "labels": { "apps.kruise.io/fence-check": "true" } } });
-    let pod = patched::<Pod>(client, here, None, &label);
+    let pod = patched::<Pod>(client, here, None, &label, Api::namespaced);
     let (event, node_image, request, pod) = tokio::join!(event, node_image, request, pod);
     [
         ("events", event),
@@ -134,18 +141,9 @@ async fn try_all(ctx: &Context) -> Outcomes {
 }
 
 /// An event in the name of a node that there is not.
-fn event() -> Event {
-    Event {
-        metadata: ObjectMeta {
-            generate_name: Some("fence-check-".to_owned()),
-            ..ObjectMeta::default()
-        },
-        source: Some(EventSource {
-            component: Some("kruise-daemon".to_owned()),
-            host: Some("fence-check.invalid".to_owned()),
-        }),
-        ..Event::default()
-    }
+fn event() -> Value {
+    json!({ "apiVersion": "v1", "kind": "Event", "metadata": { "generateName": "fence-check-" },
+        "source": { "component": "kruise-daemon", "host": "fence-check.invalid" }, "involvedObject": {} })
 }
 
 /// Patches in a dry run the status of the first object listed whose name is not `own`.
@@ -154,40 +152,48 @@ async fn patched<K: Object>(
     params: ListParams,
     own: Option<&str>,
     patch: &Value,
+    api: impl Fn(Client, &str) -> Api<K>,
 ) -> Outcome {
-    let all = Api::<K>::all(client.clone());
-    let listed = match tokio::time::timeout(DEADLINE, all.list_metadata(&params)).await {
-        Ok(Ok(listed)) => listed.items,
-        Ok(Err(_)) | Err(_) => return Outcome::Unknown,
-    };
-    let mut objects = listed.into_iter().map(|object| object.metadata);
-    let Some(ObjectMeta {
-        name: Some(name),
-        namespace,
-        ..
-    }) = objects.find(|object| object.name.as_deref() != own)
-    else {
+    let Ok(listed) = write::list_metadata(&Api::<K>::all(client.clone()), &(), &params).await else {
         return Outcome::Unknown;
     };
-    let params = PatchParams {
-        dry_run: true,
-        ..PatchParams::default()
-    };
-    let request = Request::new(K::url_path(&(), namespace.as_deref()));
-    let Ok(request) = request.patch_subresource("status", &name, &params, &Patch::Merge(patch)) else {
-        return Outcome::Unknown;
-    };
-    tried(async { client.request::<Value>(request).await.map(drop) }).await
+    let mut objects = listed.items.into_iter().map(|object| object.metadata);
+    match objects.find(|object| object.name.as_deref() != own) {
+        Some(ObjectMeta {
+            name: Some(name),
+            namespace,
+            ..
+        }) => {
+            let api = api(client.clone(), namespace.as_deref().unwrap_or_default());
+            outcome(write::try_status(&api, &name, patch).await)
+        }
+        _ => Outcome::Unknown,
+    }
 }
 
 /// What the answer says of a write that must be refused.
-async fn tried(write: impl Future<Output = Result<(), kube::Error>>) -> Outcome {
-    match tokio::time::timeout(DEADLINE, write).await {
-        Ok(Ok(())) => Outcome::Accepted,
-        Ok(Err(why)) => match Error::from(why) {
-            Error::Api(status) if status.code == 403 => Outcome::Refused,
-            _ => Outcome::Unknown,
-        },
+fn outcome<T>(answer: Result<T, Error>) -> Outcome {
+    match answer {
+        Ok(_) => Outcome::Accepted,
+        Err(Error::Api(status)) if status.code == 403 => Outcome::Refused,
         Err(_) => Outcome::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::{BuildHasherDefault, DefaultHasher};
+
+    use super::*;
+
+    #[test]
+    fn checks_are_spread_over_six_minutes_after_the_hour() {
+        let spread = EVERY..=EVERY + EVERY / 10;
+        let times: std::collections::BTreeSet<Duration> =
+            (0..50).map(|_| next_check(&RandomState::new())).collect();
+        assert!(times.iter().all(|time| spread.contains(time)), "{times:?}");
+        assert!(times.len() > 1, "all at {times:?}");
+        let fixed = BuildHasherDefault::<DefaultHasher>::default();
+        assert_eq!(next_check(&fixed), next_check(&fixed));
     }
 }

@@ -68,6 +68,8 @@ async fn all(api: &Api<Pod>, name: &str) -> Vec<Result<(), Error>> {
         patch_status_strategic(api, name, &patch).await.map(drop),
         patch_strategic(api, name, &patch).await.map(drop),
         patch_resize(api, name, &patch).await.map(drop),
+        try_status(api, name, &patch).await,
+        try_strategic(api, name, &patch).await,
         replace(api, &pod()).await.map(drop),
         get_metadata(&untyped, &dynamic, name).await.map(drop),
         patch_metadata(&untyped, &dynamic, name, &patch).await,
@@ -78,7 +80,7 @@ async fn all(api: &Api<Pod>, name: &str) -> Vec<Result<(), Error>> {
 async fn nameless(api: &Api<Pod>) -> Vec<Result<(), Error>> {
     let dynamic = ApiResource::erase::<Pod>(&());
     let namespace = api.namespace().unwrap_or_default();
-    let untyped = Api::namespaced_with(api.clone().into_client(), namespace, &dynamic);
+    let untyped: Api<DynamicObject> = Api::namespaced_with(api.clone().into_client(), namespace, &dynamic);
     vec![
         create(api, &Pod::default()).await.map(drop),
         post(api, String::new()).await.map(drop),
@@ -86,6 +88,8 @@ async fn nameless(api: &Api<Pod>) -> Vec<Result<(), Error>> {
         list_metadata(&untyped, &dynamic, &ListParams::default())
             .await
             .map(drop),
+        list_metadata(api, &(), &ListParams::default()).await.map(drop),
+        list(api, &ListParams::default()).await.map(drop),
     ]
 }
 
@@ -117,6 +121,7 @@ async fn a_good_name_is_asked_for_in_its_namespace() {
     let _ = get(&secrets, "registry.example-1").await;
     let _ = get(&Api::<Node>::all(client.clone()), "10.0.0.1").await;
     let _ = post(&Api::<Lease>::namespaced(client.clone(), "a"), String::new()).await;
+    let _ = try_status(&secrets, "a", &json!({})).await;
     let _ = dry_run(
         &Api::<PodTemplate>::namespaced(client.clone(), "a"),
         String::new(),
@@ -128,6 +133,7 @@ async fn a_good_name_is_asked_for_in_its_namespace() {
             "GET /api/v1/namespaces/kube-system/secrets/registry.example-1",
             "GET /api/v1/nodes/10.0.0.1",
             "POST /apis/coordination.k8s.io/v1/namespaces/a/leases?",
+            "PATCH /api/v1/namespaces/kube-system/secrets/a/status?&dryRun=All",
             "POST /api/v1/namespaces/a/podtemplates?&dryRun=All",
         ]
     );
