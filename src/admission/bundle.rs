@@ -56,6 +56,17 @@ pub(super) enum Need {
 }
 
 impl Bundle {
+    /// When the serving certificate expires.
+    pub fn until(&self) -> Timestamp {
+        self.until
+    }
+
+    /// The names that it is for.
+    pub fn names(&self) -> String {
+        let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
+        names.join(",")
+    }
+
     /// What is needed for `names` to be served at `now` and for long enough.
     pub fn need(&self, names: &BTreeSet<String>, now: Timestamp) -> Need {
         if self.ca_until < days_after(now, RENEW_AUTHORITY_DAYS) {
@@ -126,7 +137,6 @@ impl Bundle {
 
     /// The data of the Secret that keeps this.
     pub fn to_data(&self) -> BTreeMap<String, ByteString> {
-        let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
         let pairs = [
             ("ca.crt", self.ca.clone()),
             ("ca.key", self.ca_key.clone()),
@@ -134,7 +144,7 @@ impl Bundle {
             ("tls.crt", self.certificate.clone()),
             ("tls.key", self.key.clone()),
             ("tls.until", self.until.to_string()),
-            ("tls.names", names.join(",")),
+            ("tls.names", self.names()),
         ];
         pairs
             .into_iter()

@@ -14,6 +14,7 @@ use super::{Error, Options};
 use crate::api::keys;
 use crate::cluster::{self, Cluster, write};
 use crate::ops::Progress;
+use crate::ops::metrics::metrics;
 
 /// Name of the Secret.
 pub(super) const SECRET: &str = "kruise-manager-webhook-certs";
@@ -60,7 +61,12 @@ pub(super) async fn obtain(cluster: &Cluster, options: &Options) -> Result<Bundl
         };
         match store(&api, there, &wanted, options).await {
             Ok(()) => {
-                tracing::info!(secret = SECRET, certificates = ?wanted, "made certificates for webhooks");
+                tracing::info!(
+                    secret = SECRET,
+                    names = wanted.names(),
+                    expires = %wanted.until(),
+                    "made certificates for webhooks"
+                );
                 return Ok(wanted);
             }
             // Another replica was faster: take what it made.
@@ -134,7 +140,14 @@ pub(super) async fn keep(
     tokio::join!(watching, work);
 }
 
+/// Shows when the certificate that is served expires.
+pub(super) fn show_expiration(bundle: &Bundle) {
+    let gauge = &metrics().certificate_expiration;
+    gauge.set(bundle.until().as_second());
+}
+
 fn publish(bundle_tx: &watch::Sender<Bundle>, bundle: Bundle) {
+    show_expiration(&bundle);
     bundle_tx.send_if_modified(|current| {
         let changed = *current != bundle;
         *current = bundle;

@@ -125,6 +125,7 @@ pub async fn run(
     else {
         return Ok(());
     };
+    certificates::show_expiration(&first);
     let (bundle_tx, bundle_rx) = watch::channel(first);
     health.ready(
         CHECK,

@@ -13,7 +13,7 @@ use kruise::node;
 #[derive(Parser)]
 #[command(
     name = "kruise-daemon",
-    version,
+    version = kruise::ops::VERSION_AND_COMMIT,
     args_override_self = true,
     args_conflicts_with_subcommands = true
 )]

@@ -13,7 +13,7 @@ static HEAP: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Several replicas may run: all of them serve webhooks, and controllers work in the one that holds the Lease. --role
 /// chooses one half.
 #[derive(Parser)]
-#[command(name = "kruise-manager", version, args_override_self = true)]
+#[command(name = "kruise-manager", version = kruise::ops::VERSION_AND_COMMIT, args_override_self = true)]
 struct Cli {
     #[command(flatten)]
     options: manager::Options,

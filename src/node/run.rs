@@ -9,7 +9,7 @@ use crate::cri::{Options as Discovery, Runtimes, SocketHealth, why_none};
 use crate::ops::http::{self, Serve};
 use crate::ops::metrics::{self, Program};
 use crate::ops::supervise::{self, Supervisor};
-use crate::ops::{Gate, Health, logs, values};
+use crate::ops::{COMMIT, Gate, Health, VERSION, logs, values};
 
 /// Why the daemon did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +41,8 @@ pub async fn run(options: Options) -> Result<(), Error> {
         .filter(|n| !n.is_empty())
         .ok_or(Error::NodeName)?;
     tracing::info!(
-        version = env!("CARGO_PKG_VERSION"),
+        version = VERSION,
+        commit = COMMIT,
         node = node_name,
         "kruise-daemon starts"
     );

@@ -45,6 +45,8 @@ pub struct Metrics {
     /// Answers to admission and conversion reviews by `kind`, `step` (mutate, validate, convert) and `result`
     /// (allowed, refused, failed).
     pub reviews: Family<Labels<3>, Counter>,
+    /// When the certificate of the webhooks expires, in seconds since 1970.
+    pub certificate_expiration: Gauge,
     /// Lists and watches that failed, by `kind`.
     pub watch_errors: Family<Labels<1>, Counter>,
     /// When the API server last answered or sent something about a watched `kind`, in seconds since 1970.
@@ -106,6 +108,7 @@ impl Metrics {
             queue_retries: Family::default(),
             api_writes: Family::default(),
             reviews: Family::default(),
+            certificate_expiration: Gauge::default(),
             watch_errors: Family::default(),
             watch_contact: Family::default(),
             panics: Family::default(),
@@ -226,6 +229,12 @@ impl Metrics {
             "reviews",
             "Answers to admission and conversion reviews",
             self.reviews.clone(),
+        );
+        r.register_with_unit(
+            "certificate_expiration_timestamp",
+            "When the certificate of the webhooks expires",
+            Unit::Seconds,
+            self.certificate_expiration.clone(),
         );
         let passes = self.cloneset_passes.clone();
         r.register_with_unit("cloneset_pass", "Passes over a CloneSet", Unit::Seconds, passes);
