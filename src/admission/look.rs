@@ -3,13 +3,15 @@
 use std::time::Duration;
 
 use futures::{StreamExt, future, stream};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::Api;
 use kube::api::ListParams;
 use serde_json::Value;
 
 use super::cloneset;
 use super::container_recreate_request::Seen;
+use super::deletion::{Kept, is_active, is_bound};
 use super::review::{LONGEST_VALUE, Request, cut};
 use crate::api::{keys, names};
 use crate::cluster::pod_template::{self, Answer, Defaults, Templates};
@@ -23,6 +25,8 @@ const GLANCE: Duration = Duration::from_secs(2);
 const CHECK: Duration = Duration::from_secs(4);
 /// Nodes that are looked up for a warning, and Pods that are at once.
 const LOOKED_UP: usize = 16;
+/// Objects of a namespace that are listed at a time.
+const PAGE: u32 = 50;
 /// Names of Pods that are looked up.
 const NAMED: usize = 500;
 
@@ -32,6 +36,41 @@ async fn is_absent(nodes: &Api<Node>, name: &str) -> bool {
         write::get(nodes, name).await,
         Ok(None) | Err(cluster::Error::Name { .. })
     )
+}
+
+/// How many of a page count.
+fn count<T>(page: &[T], counts: impl Fn(&T) -> bool) -> usize {
+    page.iter().filter(|one| counts(one)).count()
+}
+
+/// How many objects count of the first page that has any; 0 when no page has.
+async fn first_page<F: Future<Output = Result<(usize, ListMeta), cluster::Error>>>(
+    params: ListParams,
+    list: impl Fn(ListParams) -> F,
+) -> Result<usize, cluster::Error> {
+    let mut params = params.limit(PAGE);
+    loop {
+        let (count, page) = list(params.clone()).await?;
+        match page.continue_.filter(|next| !next.is_empty()) {
+            Some(next) if count == 0 => params = params.continue_token(&next),
+            _ => return Ok(count),
+        }
+    }
+}
+
+/// What a list says in time.
+async fn bounded(
+    kind: &str,
+    counting: impl Future<Output = Result<usize, cluster::Error>>,
+) -> Result<usize, cluster::Error> {
+    match tokio::time::timeout(CHECK, counting).await {
+        Ok(counted) => counted,
+        Err(_) => Err(cluster::Error::Timeout {
+            verb: "list",
+            kind: kind.to_owned(),
+            after: CHECK,
+        }),
+    }
 }
 
 /// Looks at the cluster for answers; clones share what is known.
@@ -122,6 +161,40 @@ impl Look {
             Ok(Answer::Good { templates, .. }) => Some(templates.template),
             _ => Some(old["template"].clone()),
         }
+    }
+
+    /// What keeps a protected Namespace from being deleted.
+    ///
+    /// # Errors
+    /// When it cannot be said in time, with the kind that could not be listed.
+    pub async fn kept(&self, namespace: &str) -> Result<Option<Kept>, (&'static str, cluster::Error)> {
+        let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), namespace);
+        let running = ListParams::default().fields("status.phase!=Succeeded,status.phase!=Failed");
+        let active = |params| {
+            let pods = pods.clone();
+            async move {
+                let page = write::list_metadata(&pods, &(), &params).await?;
+                Ok((count(&page.items, |pod| is_active(&pod.metadata)), page.metadata))
+            }
+        };
+        let count_pods = first_page(running, active);
+        match bounded("Pod", count_pods).await.map_err(|why| ("pods", why))? {
+            0 => {}
+            count => return Ok(Some(Kept::Pods(count))),
+        }
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.cluster.client.clone(), namespace);
+        let bound = |params| {
+            let claims = claims.clone();
+            async move {
+                let page = write::list(&claims, &params).await?;
+                Ok((count(&page.items, is_bound), page.metadata))
+            }
+        };
+        let count_claims = first_page(ListParams::default(), bound);
+        let count = bounded("PersistentVolumeClaim", count_claims).await;
+        Ok(Some(count.map_err(|why| ("pvc", why))?)
+            .filter(|count| *count > 0)
+            .map(Kept::Claims))
     }
 
     async fn ask(&self, asked: &Request, templates: &Templates) -> Result<Answer, cluster::Error> {

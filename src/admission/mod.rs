@@ -10,6 +10,7 @@ pub mod cloneset;
 mod connections;
 mod container_recreate_request;
 mod crd;
+mod deletion;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 #[cfg(test)]

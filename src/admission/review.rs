@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::look::Look;
 use super::room::{Room, held};
 use super::wire::{self, Unreadable};
-use super::{Options, cloneset, container_recreate_request, image_pull_job, node_image};
+use super::{Options, cloneset, container_recreate_request, deletion, image_pull_job, node_image};
 use crate::api::{convert, keys};
 use crate::ops::metrics::metrics;
 use crate::ops::panics;
@@ -32,6 +32,9 @@ const KINDS: [&str; 4] = [
     "imagepulljob",
     "containerrecreaterequest",
 ];
+
+/// The kind whose deletion is judged, as it is counted.
+const NAMESPACE: &str = "namespace";
 
 /// An answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -211,6 +214,7 @@ pub(super) fn router(look: Look, options: &Options) -> Router {
     };
     let admission = Router::new()
         .route("/{step}", post(admit))
+        .route(deletion::PATH, post(judge_deletion))
         .layer(from_fn_with_state(admitting, held))
         .with_state(served);
     let conversion = Router::new()
@@ -315,6 +319,25 @@ async fn admit(State(served): State<Served>, Path(step): Path<String>, body: Byt
     };
     note(kind, mutate, &asked.namespace, &decision);
     Json(review.decided(&asked.object, decision)).into_response()
+}
+
+async fn judge_deletion(State(served): State<Served>, body: Bytes) -> Response {
+    let (review, going) = match wire::deletion(&body) {
+        Ok(read) => read,
+        Err(Unreadable::Review(review, why)) => {
+            let why = Decision::Deny { code: 422, why };
+            note(NAMESPACE, false, "", &why);
+            return Json(review.decided(&Value::Null, why)).into_response();
+        }
+        Err(Unreadable::Foreign(code, why)) => return foreign(code, why),
+    };
+    drop(body);
+    let Some(name) = going.as_ref().and_then(deletion::protected) else {
+        return Json(review.agreed()).into_response();
+    };
+    let decision = deletion::decide(name, served.look.kept(name).await);
+    note(NAMESPACE, false, name, &decision);
+    Json(review.decided(&Value::Null, decision)).into_response()
 }
 
 /// Counts a decision, and logs a refusal.

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use super::bundle::Bundle;
 use super::crd::Crd;
-use super::{Options, storage};
+use super::{Options, deletion, storage};
 use crate::api::json::set;
 use crate::api::{self, GROUP, V1BETA1, keys};
 use crate::cluster::write::{self, Object};
@@ -68,30 +68,23 @@ pub fn configurations() -> [Value; 2] {
 
 /// Both configurations for an installation in `namespace`.
 fn configurations_in(namespace: &str) -> [Value; 2] {
+    let ours = |step, hooks: &[Hook]| -> Vec<Value> {
+        hooks.iter().map(|hook| webhook(namespace, step, hook)).collect()
+    };
+    let (mutating, mut validating) = (ours("mutate", MUTATE), ours("validate", VALIDATE));
+    validating.push(namespaces(namespace));
     [
-        configuration(
-            namespace,
-            "MutatingWebhookConfiguration",
-            MUTATING,
-            "mutate",
-            MUTATE,
-        ),
-        configuration(
-            namespace,
-            "ValidatingWebhookConfiguration",
-            VALIDATING,
-            "validate",
-            VALIDATE,
-        ),
+        configuration("MutatingWebhookConfiguration", MUTATING, mutating),
+        configuration("ValidatingWebhookConfiguration", VALIDATING, validating),
     ]
 }
 
-fn configuration(namespace: &str, kind: &str, name: &str, step: &str, hooks: &[Hook]) -> Value {
+fn configuration(kind: &str, name: &str, webhooks: Vec<Value>) -> Value {
     json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": kind,
         "metadata": { "name": name },
-        "webhooks": hooks.iter().map(|hook| webhook(namespace, step, hook)).collect::<Vec<_>>(),
+        "webhooks": webhooks,
     })
 }
 
@@ -105,11 +98,7 @@ fn webhook(namespace: &str, step: &str, (kind, rest, plural, operations, failure
         "matchPolicy": "Equivalent",
         // What may be left out is not waited for long, should we be unreachable.
         "timeoutSeconds": if *failure == "Fail" { 10 } else { 5 },
-        "clientConfig": { "service": {
-            "namespace": namespace,
-            "name": keys::WEBHOOK_SERVICE,
-            "path": format!("/{step}-apps-kruise-io-{kind}"),
-        }, "url": null }, // when applied, takes away the URL of a manager with `WEBHOOK_HOST`
+        "clientConfig": client(namespace, &format!("/{step}-apps-kruise-io-{kind}")),
         "rules": [{
             "apiGroups": [GROUP],
             "apiVersions": [V1BETA1],
@@ -119,6 +108,41 @@ fn webhook(namespace: &str, step: &str, (kind, rest, plural, operations, failure
         }],
         "matchConditions": conditions(namespace, kind),
     }))
+}
+
+/// Deletions of Namespaces that are protected by what is in them. Who protects one would rather keep it than have it go
+/// unjudged, so this fails closed; without the label it does not come to us.
+fn namespaces(namespace: &str) -> Value {
+    json!({
+        "name": "vnamespace.kb.io",
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "failurePolicy": "Fail",
+        "matchPolicy": "Equivalent",
+        "timeoutSeconds": 10,
+        "clientConfig": client(namespace, deletion::PATH),
+        "rules": [{
+            "apiGroups": [""],
+            "apiVersions": ["v1"],
+            "operations": ["DELETE"],
+            "resources": ["namespaces"],
+            "scope": "*",
+        }],
+        "objectSelector": { "matchExpressions": [
+            { "key": keys::DELETE_PROTECTION, "operator": "In", "values": [keys::PROTECT_CASCADING] },
+        ] },
+        "matchConditions": [
+            { "name": "not-being-deleted", "expression": "!has(oldObject.metadata.deletionTimestamp)" },
+        ],
+    })
+}
+
+/// How the API server reaches a path of ours, until the manager has filled in the rest.
+fn client(namespace: &str, path: &str) -> Value {
+    json!({
+        "service": { "namespace": namespace, "name": keys::WEBHOOK_SERVICE, "path": path },
+        "url": null, // when applied, takes away the URL of a manager with `WEBHOOK_HOST`
+    })
 }
 
 /// What need not come to us: the manager's own writes, updates that leave the spec alone, and goodbyes.

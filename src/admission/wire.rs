@@ -170,6 +170,22 @@ pub(super) fn admission(body: &[u8]) -> Result<(Open, Asked), Unreadable> {
     }
 }
 
+/// Reads an `AdmissionReview` of a deletion: the object that goes, where the review has it.
+///
+/// # Errors
+/// When it cannot be read, or says what no API server would.
+pub(super) fn deletion(body: &[u8]) -> Result<(Open, Option<Object>), Unreadable> {
+    let (mut open, asked) = read::<Admission>(body, MOST_ADMITTED)?;
+    open.uid = asked.uid;
+    if asked.old_object.is_null() {
+        return Ok((open, None));
+    }
+    match Object::parse(asked.old_object) {
+        Ok(object) => Ok((open, Some(object))),
+        Err(why) => Err(Unreadable::Review(open, why)),
+    }
+}
+
 /// Reads a `ConversionReview`.
 ///
 /// # Errors

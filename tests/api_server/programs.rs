@@ -10,7 +10,9 @@ use xtask::cluster::{Bound, ControlPlane};
 
 use crate::manager::Manager;
 use crate::support::readiness::answer;
-use crate::world::{PATIENCE, connect, create, install, merge_status, running, typed, webhooks_answer};
+use crate::world::{
+    PATIENCE, connect, create, install, merge, merge_status, refused, running, typed, webhooks_answer,
+};
 
 const BETA: &str = "apps.kruise.io/v1beta1";
 
@@ -190,6 +192,55 @@ async fn a_request_is_looked_after_with_the_real_accounts() {
     nothing_was_refused(&manager);
 }
 
+/// Label `Cascading` refuses the deletion of a Namespace while there are active Pods or bound claims in it.
+async fn a_cascading_namespace_stays_while_it_is_in_use(plane: &ControlPlane) {
+    let admin = connect(plane.kubeconfig()).await;
+    let namespaces = typed(&admin, "v1", "Namespace", None);
+    let label = json!({ "policy.kruise.io/delete-protection": "Cascading" });
+    let object =
+        json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "used", "labels": label } });
+    create(&namespaces, object).await.unwrap();
+    plane
+        .kubectl(&["create", "serviceaccount", "default", "--namespace=used"])
+        .unwrap();
+    let would_delete = async || {
+        let params = kube::api::DeleteParams::default().dry_run();
+        let done = namespaces.delete("used", &params).await;
+        done.map(|_| json!(null)).map_err(|why| why.to_string())
+    };
+    would_delete().await.unwrap();
+    let (pods, claims) = (
+        typed(&admin, "v1", "Pod", Some("used")),
+        typed(&admin, "v1", "PersistentVolumeClaim", Some("used")),
+    );
+    let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p" },
+        "spec": { "containers": [{ "name": "app", "image": "i" }] } });
+    create(&pods, pod).await.unwrap();
+    let claim = json!({ "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "c" },
+        "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } } });
+    create(&claims, claim).await.unwrap();
+    let words =
+        "forbidden by ResourcesProtectionDeletion for policy.kruise.io/delete-protection=Cascading and";
+    refused(
+        would_delete().await,
+        &format!("{words} active pods 1>0; remove the label from Namespace used"),
+    );
+    merge_status(&pods, "p", json!({ "status": { "phase": "Succeeded" } }))
+        .await
+        .unwrap();
+    would_delete().await.unwrap();
+    merge_status(&claims, "c", json!({ "status": { "phase": "Bound" } }))
+        .await
+        .unwrap();
+    refused(
+        would_delete().await,
+        &format!("{words} \"Bound\" status pvc 1>0; remove the label"),
+    );
+    let without = json!({ "metadata": { "labels": { "policy.kruise.io/delete-protection": null } } });
+    merge(&namespaces, "used", without).await.unwrap();
+    would_delete().await.unwrap();
+}
+
 /// As `deploy/` runs them: each half as its own account, and neither is refused anything.
 #[tokio::test]
 async fn webhooks_and_controllers_run_apart_with_the_real_accounts() {
@@ -216,6 +267,7 @@ async fn webhooks_and_controllers_run_apart_with_the_real_accounts() {
         Some("default"),
     );
     once(&sets, "web", "three Pods", |set| set["status"]["replicas"] == 3).await;
+    a_cascading_namespace_stays_while_it_is_in_use(&plane).await;
     for half in [&controllers, &webhooks] {
         nothing_was_refused(half);
     }

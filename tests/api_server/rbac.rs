@@ -136,6 +136,8 @@ const MANAGER_MAY_NOT: &[Access] = &[
 
 const WEBHOOK_MAY: &[Access] = &[
     ("get", "pods", "default"),
+    ("list", "pods", "default"),
+    ("list", "persistentvolumeclaims", "default"),
     ("get", "nodes", ""),
     ("watch", "nodes", ""),
     ("create", "podtemplates", "default"),
@@ -144,7 +146,8 @@ const WEBHOOK_MAY: &[Access] = &[
 ];
 
 const WEBHOOK_MAY_NOT: &[Access] = &[
-    ("list", "pods", "default"),
+    ("watch", "pods", "default"),
+    ("create", "persistentvolumeclaims", "default"),
     ("create", "pods", "default"),
     ("patch", "pods", "default"),
     ("delete", "pods", "default"),
