@@ -24,9 +24,12 @@ use plan::index::Index;
 use report::Reporter;
 
 use super::Context;
+use crate::ops::panics::isolated_now;
 
 /// The controller's name in `/healthz`.
 const NAME: &str = "imagepulljob";
+/// The pause after a pass that panicked.
+const RETRY: Duration = Duration::from_secs(5);
 
 /// Runs until shutdown.
 pub async fn run(ctx: Context) {
@@ -51,22 +54,33 @@ async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<keeper::Resolved
     let step = ctx.progress.waiting(NAME);
     loop {
         let now = ctx.cluster.clock.now();
-        for (node, uid) in index.assign(now) {
-            writer.push(&index, &node, &uid);
-        }
-        writer.start(&index, now);
-        reporter.flush(&mut index, now);
-        let wake = [
-            index.wake().map(|at| until(at, now)),
-            reporter.wake(),
-            writer.wake(),
-        ];
+        let passed = isolated_now(NAME, "assignment to nodes", || {
+            for (node, uid) in index.assign(now) {
+                writer.push(&index, &node, &uid);
+            }
+        })
+        .and_then(|()| isolated_now(NAME, "writes to NodeImages", || writer.start(&index, now)))
+        .and_then(|()| isolated_now(NAME, "status of jobs", || reporter.flush(&mut index, now)));
+        let wake = match passed {
+            Ok(()) => [
+                index.wake().map(|at| until(at, now)),
+                reporter.wake(),
+                writer.wake(),
+            ],
+            // What is due stays due, and would be tried without a pause.
+            Err(_) => [Some(RETRY), None, None],
+        };
         let pause = wake.into_iter().flatten().min();
         step.idle(pause);
         tokio::select! {
             biased;
-            Some(done) = writer.done() => writer.finished(&mut index, done),
-            Some(done) = reporter.done() => reporter.finished(&index, done),
+            Some(done) = writer.done() => {
+                // Counted and logged; the node is written again with the next change of it.
+                let _ = isolated_now(NAME, "outcome of a write", || writer.finished(&mut index, done));
+            }
+            Some(done) = reporter.done() => {
+                let _ = isolated_now(NAME, "outcome of a status", || reporter.finished(&index, done));
+            }
             // Not `now`: it may be an hour ago that the wait began.
             change = changes.next() => changes.apply(&mut index, change, ctx.cluster.clock.now()),
             () = tokio::time::sleep(pause.unwrap_or(Duration::from_secs(3600))) => {}

@@ -37,6 +37,18 @@ pub enum Any {
     Secrets(Resolved),
 }
 
+impl std::fmt::Display for Any {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Job(change) => write!(f, "ImagePullJob {}", change.key),
+            Self::NodeImage(change) => write!(f, "NodeImage {}", change.key),
+            Self::Node(change) => write!(f, "Node {}", change.key),
+            Self::Pod(change) => write!(f, "Pod {}", change.key),
+            Self::Secrets(resolved) => write!(f, "pull secrets of the job with UID {}", resolved.uid),
+        }
+    }
+}
+
 impl Changes {
     /// Subscribes to all of them; what is known already comes first.
     pub fn new(stores: &Stores, secrets: UnboundedReceiver<Resolved>) -> Self {
@@ -81,31 +93,32 @@ impl Changes {
         }
     }
 
-    /// Takes in one change.
+    /// Takes in one change. One that panics is left out: the others count all the same.
     pub fn apply(&self, index: &mut Index, change: Any, now: Timestamp) {
-        match change {
-            Any::Job(change) => {
-                let uid = |job: &Arc<ImagePullJob>| -> Uid {
-                    job.metadata.uid.as_deref().unwrap_or_default().into()
-                };
-                let before = change.old.as_ref().map(uid);
-                let after = change.new.as_ref().map(uid);
-                if let Some(before) = before.filter(|b| Some(b) != after.as_ref()) {
-                    index.drop_job(&before);
-                }
-                let read =
-                    |job: &ImagePullJob| isolated_now(super::NAME, &change.key, || Job::read(job)).ok();
-                if let Some(job) = change.new.as_deref().and_then(read) {
-                    index.put_job(job, now);
-                }
+        let _ = isolated_now(super::NAME, &change, || take_in(index, &change, now));
+    }
+}
+
+fn take_in(index: &mut Index, change: &Any, now: Timestamp) {
+    match change {
+        Any::Job(change) => {
+            let uid =
+                |job: &Arc<ImagePullJob>| -> Uid { job.metadata.uid.as_deref().unwrap_or_default().into() };
+            let before = change.old.as_ref().map(uid);
+            let after = change.new.as_ref().map(uid);
+            if let Some(before) = before.filter(|b| Some(b) != after.as_ref()) {
+                index.drop_job(&before);
             }
-            Any::NodeImage(change) => index.node_image(&change.key.name, change.new),
-            Any::Node(change) => index.node_is(&change.key.name, change.new.as_deref(), now),
-            Any::Pod(change) => index.pod(&change.key, change.new),
-            Any::Secrets(resolved) => match resolved.copies {
-                Ok(copies) => index.secrets(&resolved.uid, copies),
-                Err(why) => index.hinder(&resolved.uid, why),
-            },
+            if let Some(job) = change.new.as_deref() {
+                index.put_job(Job::read(job), now);
+            }
         }
+        Any::NodeImage(change) => index.node_image(&change.key.name, change.new.clone()),
+        Any::Node(change) => index.node_is(&change.key.name, change.new.as_deref(), now),
+        Any::Pod(change) => index.pod(&change.key, change.new.clone()),
+        Any::Secrets(resolved) => match &resolved.copies {
+            Ok(copies) => index.secrets(&resolved.uid, copies.clone()),
+            Err(why) => index.hinder(&resolved.uid, why.clone()),
+        },
     }
 }
