@@ -9,6 +9,7 @@ use super::plan::{Act, belongs};
 use crate::api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus, GONE,
 };
+use crate::api::json::set;
 use crate::api::keys;
 use crate::cluster::{Error, Key, write};
 use crate::manager::Context;
@@ -79,7 +80,8 @@ impl Work<'_> {
                 let mut metadata = json!({ "labels": { (keys::CRR_ACTIVE): null } });
                 if release {
                     self.hold(false).await?;
-                    metadata["finalizers"] = self.finalizers(false)["finalizers"].take();
+                    let without = self.finalizers(false)["finalizers"].clone();
+                    set(&mut metadata, &["finalizers"], without);
                 }
                 self.metadata(metadata).await
             }
@@ -104,7 +106,8 @@ impl Work<'_> {
     }
 
     async fn metadata(&self, mut metadata: Value) -> Result<(), Error> {
-        metadata["resourceVersion"] = json!(self.request.metadata.resource_version);
+        let version = json!(self.request.metadata.resource_version);
+        set(&mut metadata, &["resourceVersion"], version);
         let body = json!({ "metadata": metadata });
         write::patch_merge(&self.api, &self.key.name, &body)
             .await

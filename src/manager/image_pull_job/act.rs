@@ -17,6 +17,7 @@ use super::plan::entry::{Ask, Setting, add, owner};
 use super::plan::index::{Index, NodeName, Uid};
 use super::plan::job::Job;
 use super::plan::room::{Full, Room};
+use crate::api::json::set;
 use crate::api::keys;
 use crate::api::node_image::{ImageSpec, NodeImage, ReferenceObject};
 use crate::cluster::{Error, EventType, Events, write};
@@ -465,7 +466,7 @@ fn patch(target: &Target, object: &NodeImage, wishes: &[Wish]) -> Result<Option<
             let mut entry = json!(spec);
             if spec.pull_secrets.is_empty() {
                 // A merge patch keeps what it does not name.
-                entry["pullSecrets"] = Value::Null;
+                set(&mut entry, &["pullSecrets"], Value::Null);
             }
             (name.to_owned(), entry)
         })

@@ -9,6 +9,7 @@ use kube::{Api, Resource};
 use serde_json::{Map, Value, json};
 
 use super::plan::{Act, Failure, Removal};
+use crate::api::json::set;
 use crate::api::keys;
 use crate::api::node_image::{
     ImagePullPhase, ImageTagStatus, NodeImage, NodeImageSpec, NodeImageStatus, ReferenceObject,
@@ -121,7 +122,7 @@ async fn remove(api: &Api<NodeImage>, name: &str, removal: &Removal) -> Result<(
         } else if left != *spec {
             let mut entry = json!(left);
             if left.pull_secrets.is_empty() {
-                entry["pullSecrets"] = Value::Null;
+                set(&mut entry, &["pullSecrets"], Value::Null);
             }
             images.insert(image.clone(), entry);
         }

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::api::json::set;
 use crate::api::keys;
 use crate::manager::view::PodView;
 
@@ -116,7 +117,7 @@ fn condition(type_: &str, status: bool, reason: Option<&str>, message: &str, sin
 fn patch(uid: &str, version: Option<&str>, conditions: Vec<Value>) -> Value {
     let mut metadata = json!({ "uid": uid });
     if let Some(version) = version {
-        metadata["resourceVersion"] = json!(version);
+        set(&mut metadata, &["resourceVersion"], json!(version));
     }
     json!({ "metadata": metadata, "status": { "conditions": conditions } })
 }

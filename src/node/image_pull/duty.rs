@@ -15,6 +15,7 @@ use super::plan::board::Outcome;
 use super::plan::publish::{self, Publisher, When};
 use super::plan::{self, Ask, Board, Ended, Limits, Progress, Step, TagKey, status};
 use super::{act, report};
+use crate::api::json::set;
 use crate::api::node_image::NodeImage;
 use crate::cluster::{self, Change, write};
 use crate::cri::{Reference, Runtimes};
@@ -283,7 +284,7 @@ impl Duty {
         let Some(seen) = &self.seen else { return };
         let mut patch = publish::patch(&self.publisher.stored, current);
         // Refused if the NodeImage was made anew meanwhile.
-        patch["metadata"] = serde_json::json!({ "uid": seen.uid });
+        set(&mut patch, &["metadata", "uid"], serde_json::json!(seen.uid));
         let (client, name) = (self.ctx.cluster.client.clone(), self.ctx.node_name.clone());
         let what = "writing the NodeImage's status";
         let step = self.ctx.health.progress.begin(NAME, what, write::DEADLINE);

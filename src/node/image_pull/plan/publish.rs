@@ -8,6 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value, json};
 
 use super::status::by_tag;
+use crate::api::json::set;
 use crate::api::node_image::NodeImageStatus;
 
 /// How long a transition waits for others.
@@ -149,7 +150,7 @@ pub fn patch(stored: &NodeImageStatus, current: &NodeImageStatus) -> Value {
         "waiting": current.waiting,
     });
     if !images.is_empty() {
-        status["imageStatuses"] = Value::Object(images);
+        set(&mut status, &["imageStatuses"], Value::Object(images));
     }
     json!({ "status": status })
 }
