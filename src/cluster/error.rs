@@ -71,6 +71,12 @@ impl Error {
         self.code() == Some(409) && self.reason() == "AlreadyExists"
     }
 
+    /// We may not do that, or the API server does not know yet that we may: it answers so in the moments after its start.
+    #[must_use]
+    pub fn forbidden(&self) -> bool {
+        matches!(self.code(), Some(401 | 403))
+    }
+
     /// The object, or the kind, does not exist.
     #[must_use]
     pub fn not_found(&self) -> bool {

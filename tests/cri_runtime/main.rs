@@ -115,7 +115,8 @@ async fn with_a_password(bed: &Bed) {
         |_| (),
     )
     .await
-    .unwrap_err();
+    .unwrap_err()
+    .error;
     assert!(
         matches!(
             wrong,

@@ -2,40 +2,49 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use k8s_openapi::api::core::v1::Secret;
 use kruise::api::node_image::ImagePullPhase;
+use kube::api::{Api, PostParams};
 use serde_json::{Value, json};
 
 use crate::faults::Bed;
 use crate::world::tag;
 
-const NAMESPACE: &str = "kruise-daemon-config";
-const IMAGE: &str = "private.test/team/app";
+pub const NAMESPACE: &str = "kruise-daemon-config";
+pub const IMAGE: &str = "private.test/team/app";
 
 impl Bed {
     /// A bed whose runtime wants `u` and `p` for the image's tags.
     async fn private(name: &str) -> Self {
         let bed = Self::make(name).await;
+        bed.lock();
+        bed
+    }
+
+    /// Makes the runtime want `u` and `p` for the image's tags.
+    pub fn lock(&self) {
         for tag in ["1", "2"] {
-            bed.cri
+            self.cri
                 .state()
                 .passwords
                 .insert(format!("{IMAGE}:{tag}"), ("u".to_owned(), "p".to_owned()));
         }
-        bed
     }
 
-    fn secret(&self, name: &str, type_: &str, entry: &str, value: &str, references: Option<&str>) {
+    async fn secret(&self, name: &str, type_: &str, entry: &str, value: &str, references: Option<&str>) {
         let mut annotations = json!({});
         if let Some(references) = references {
             annotations["imagepulljobs.kruise.io/references"] = json!(references);
         }
-        self.node
-            .apply(&json!({"apiVersion": "v1", "kind": "Secret", "type": type_,
-            "metadata": {"name": name, "namespace": NAMESPACE, "annotations": annotations},
-            "data": {entry: STANDARD.encode(value)}}));
+        let secret = json!({"type": type_, "metadata": {"name": name, "annotations": annotations},
+            "data": {entry: STANDARD.encode(value)}});
+        Api::<Secret>::namespaced(self.node.client.clone(), NAMESPACE)
+            .create(&PostParams::default(), &serde_json::from_value(secret).unwrap())
+            .await
+            .unwrap();
     }
 
-    fn login(&self, name: &str, password: &str, references: Option<&str>) {
+    pub async fn login(&self, name: &str, password: &str, references: Option<&str>) {
         let config = json!({"auths": {"private.test": {"username": "u", "password": password}}}).to_string();
         self.secret(
             name,
@@ -43,7 +52,8 @@ impl Bed {
             ".dockerconfigjson",
             &config,
             references,
-        );
+        )
+        .await;
     }
 
     async fn ask_with(&self, secrets: &[&str], tags: Value) {
@@ -69,7 +79,7 @@ fn owned(name: &str, job: &str) -> Value {
 async fn several_secrets_of_both_types_are_tried_in_order() {
     let bed = Bed::private("several").await;
     let _daemon = bed.daemon(&[]);
-    bed.login("several-wrong", "wrong", None);
+    bed.login("several-wrong", "wrong", None).await;
     let cfg = json!({"private.test/team": {"auth": STANDARD.encode("nobody:x")}, "private.test": {"auth": STANDARD.encode("u:p")}});
     bed.secret(
         "several-cfg",
@@ -77,7 +87,8 @@ async fn several_secrets_of_both_types_are_tried_in_order() {
         ".dockercfg",
         &cfg.to_string(),
         None,
-    );
+    )
+    .await;
     bed.ask_with(&["several-wrong", "several-cfg"], json!([owned("1", "j")]))
         .await;
     assert_eq!(
@@ -104,7 +115,8 @@ async fn several_secrets_of_both_types_are_tried_in_order() {
 async fn credentials_serve_the_job_that_brought_them_and_no_other() {
     let bed = Bed::private("per-job").await;
     let _daemon = bed.daemon(&[]);
-    bed.login("per-job-mine", "p", Some("default/mine,other/mine"));
+    bed.login("per-job-mine", "p", Some("default/mine,other/mine"))
+        .await;
     bed.ask_with(
         &["per-job-mine"],
         json!([owned("1", "mine"), owned("2", "theirs")]),
@@ -128,14 +140,15 @@ async fn credentials_serve_the_job_that_brought_them_and_no_other() {
 async fn a_secret_that_cannot_be_used_is_the_tags_message() {
     let bed = Bed::private("useless").await;
     let _daemon = bed.daemon(&[]);
-    bed.secret("useless-type", "Opaque", "a", "b", None);
+    bed.secret("useless-type", "Opaque", "a", "b", None).await;
     bed.secret(
         "useless-auth",
         "kubernetes.io/dockercfg",
         ".dockercfg",
         r#"{"private.test": {"auth": "%%%"}}"#,
         None,
-    );
+    )
+    .await;
     let names = ["useless-missing", "useless-type", "useless-auth"];
     bed.ask_with(&names, json!([owned("1", "j")])).await;
     let message = bed.node.until_over(IMAGE, "1").await.message.unwrap();

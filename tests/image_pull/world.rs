@@ -61,11 +61,6 @@ impl Node {
         }
     }
 
-    /// Applies an object to the API server that the tests share.
-    pub fn apply(&self, object: &Value) {
-        PLANE.apply(&object.to_string()).unwrap();
-    }
-
     /// Makes the NodeImage.
     pub async fn ask(&self, images: Value) {
         let object = json!({"apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage",

@@ -200,7 +200,7 @@ impl Work {
                 &format!("job-{made}"),
                 json!({
                 "image": image, "pullSecrets": secrets,
-                "pullPolicy": { "backoffLimit": 50, "timeoutSeconds": 60 },
+                "pullPolicy": { "timeoutSeconds": 60 },
                 "completionPolicy": { "type": "Always" } }),
             );
             self.create(&self.jobs(), job).await;

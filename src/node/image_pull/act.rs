@@ -10,7 +10,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 use super::plan::keyring::{Credentials, HelpersUnused, KEY_CFG, KEY_JSON, Keyring};
 use super::plan::{Again, Ended, Progress};
 use crate::api::keys::SECRET_REFERENCES;
-use crate::cluster::{self, write};
+use crate::cluster::write;
 use crate::cri::{Auth, Error, Image, PullCause, PullRequest, Reference, Runtime};
 
 /// How often bytes are asked for while somebody looks at them: containerd has no event for them.
@@ -52,37 +52,48 @@ pub struct Pulled {
     pub note: Option<String>,
 }
 
+/// Why the image is not on the node.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// What the runtime said; where several credentials were tried, to the last of them.
+    pub error: Error,
+    /// Whether the runtime was there and was asked to pull.
+    pub begun: bool,
+}
+
 /// Makes the attempt and tells of bytes meanwhile, often where `watched`. Dropping the future cancels the pull in the
 /// runtime.
 ///
 /// # Errors
-/// What the runtime said; where several credentials were tried, the last of them.
+/// See [`Failure`].
 pub async fn attempt(
     runtime: &dyn Runtime,
     attempt: &Attempt,
     watched: impl Fn() -> bool + Send,
     mut tell: impl FnMut(Progress) + Send,
-) -> Result<Pulled, Error> {
+) -> Result<Pulled, Failure> {
     let deadline = Instant::now() + attempt.timeout;
+    let mut begun = false;
     let work = async {
-        if !attempt.always
-            && let Some(image) = runtime.image_status(&attempt.image).await?
-        {
+        if attempt.always {
+            runtime.version().await?;
+        } else if let Some(image) = runtime.image_status(&attempt.image).await? {
             return Ok(pulled(&attempt.image, Some(image), true));
         }
+        begun = true;
         pull(runtime, attempt, deadline, &watched, &mut tell).await?;
         // The pull succeeded; that its ID cannot be learnt is no failure.
         let image = runtime.image_status(&attempt.image).await.ok().flatten();
         Ok(pulled(&attempt.image, image, false))
     };
-    let ended = timeout_at(deadline, work).await;
-    ended.unwrap_or_else(|_| {
+    let ended = timeout_at(deadline, work).await.unwrap_or_else(|_| {
         Err(Error::Timeout {
             socket: runtime.socket().to_owned(),
             method: "PullImage",
             after: attempt.timeout,
         })
-    })
+    });
+    ended.map_err(|error| Failure { error, begun })
 }
 
 fn pulled(name: &str, image: Option<Image>, present: bool) -> Pulled {
@@ -197,9 +208,9 @@ fn image_id(image: &str, id: &str) -> Option<String> {
     (!id.is_empty()).then(|| format!("{}@{id}", reference.familiar_name()))
 }
 
-/// What an attempt's result means for the tag. `problems` are those with its Secrets.
-pub fn ended(result: Result<Pulled, Error>, problems: &[String]) -> Ended {
-    let mut notes = problems.to_vec();
+/// What an attempt's result means for the tag.
+pub fn ended(result: Result<Pulled, Failure>, secrets: &Secrets) -> Ended {
+    let mut notes = secrets.problems.clone();
     match result {
         Ok(Pulled {
             image_id,
@@ -210,9 +221,11 @@ pub fn ended(result: Result<Pulled, Error>, problems: &[String]) -> Ended {
             let note = (!notes.is_empty()).then(|| notes.join("; "));
             Ended::Pulled { image_id, note }
         }
-        Err(error) => {
+        Err(Failure { error, begun }) => {
             let again = match &error {
+                Error::Unreachable { .. } | Error::Timeout { .. } if !begun => Again::Prevented,
                 Error::Unreachable { .. } => Again::Uncounted,
+                error if others_may_help(error) => secrets.unread.unwrap_or(Again::Counted),
                 error if error.retryable() => Again::Counted,
                 _ => Again::Never,
             };
@@ -241,42 +254,55 @@ pub fn words(error: &Error) -> String {
     }
 }
 
-/// Reads the Secrets of a tag. What cannot be used is said in words beside what can.
-pub async fn keyring(
-    client: &Client,
-    secrets: &[(String, String)],
-    owners: &[ObjectReference],
-) -> (Keyring, Vec<String>) {
-    let mut keyring = Keyring::default();
-    let mut problems = Vec::new();
+/// What the Secrets of a tag hold.
+#[derive(Debug, Clone, Default)]
+pub struct Secrets {
+    /// What can be used.
+    pub keyring: Keyring,
+    /// What cannot, in words.
+    pub problems: Vec<String>,
+    /// How an attempt that the registry refuses is repeated where one of them could not be read, so that credentials may
+    /// be missing.
+    pub unread: Option<Again>,
+}
+
+/// Reads the Secrets of a tag.
+pub async fn secrets(client: &Client, names: &[(String, String)], owners: &[ObjectReference]) -> Secrets {
+    let mut secrets = Secrets::default();
     let mut left = MAX_SECRET_BYTES;
     let deadline = Instant::now() + SECRETS;
-    for (namespace, name) in secrets {
+    for (namespace, name) in names {
         let api: Api<Secret> = Api::namespaced(client.clone(), namespace);
         let added = match timeout_at(deadline, write::get(&api, name)).await {
             Ok(Ok(Some(secret))) if !meant_for(&secret, owners) => Ok(None),
-            Ok(Ok(Some(secret))) => add(&mut keyring, &secret, &mut left),
+            Ok(Ok(Some(secret))) => add(&mut secrets.keyring, &secret, &mut left),
             Ok(Ok(None)) => Err("it does not exist".to_owned()),
-            Ok(Err(error)) => Err(unreadable(&error)),
-            Err(_) => Err(format!(
-                "the pull secrets were not read within {} s",
-                SECRETS.as_secs()
-            )),
+            Ok(Err(error)) => {
+                if error.retryable() {
+                    secrets.unread = Some(Again::Prevented);
+                } else if error.forbidden() {
+                    secrets.unread.get_or_insert(Again::Uncounted);
+                }
+                Err(format!("it cannot be read: {error}"))
+            }
+            Err(_) => {
+                secrets.unread = Some(Again::Prevented);
+                Err(format!(
+                    "the pull secrets were not read within {} s",
+                    SECRETS.as_secs()
+                ))
+            }
         };
         let problem = match added {
             Ok(None) => continue,
             Ok(Some(unused)) => format!("pull secret {namespace}/{name}: {unused}"),
             Err(why) => format!("pull secret {namespace}/{name} cannot be used: {why}"),
         };
-        if problems.len() < MAX_PROBLEMS {
-            problems.push(problem);
+        if secrets.problems.len() < MAX_PROBLEMS {
+            secrets.problems.push(problem);
         }
     }
-    (keyring, problems)
-}
-
-fn unreadable(error: &cluster::Error) -> String {
-    format!("it cannot be read: {error}")
+    secrets
 }
 
 /// Adds what a Secret holds, if that is not longer than what is `left` for the tag.
@@ -343,35 +369,100 @@ mod tests {
         assert!(!meant_for(&secret, &[owner("x")]) && !meant_for(&secret, &[]));
     }
 
-    #[test]
-    fn a_runtime_that_went_away_is_no_failed_attempt() {
-        let socket = std::path::PathBuf::from("s");
-        let gone = Error::Unreachable {
-            socket: socket.clone(),
+    fn unreachable() -> Error {
+        Error::Unreachable {
+            socket: "s".into(),
             method: "PullImage",
             why: "reset".to_owned(),
+        }
+    }
+
+    fn refused(cause: PullCause) -> Error {
+        Error::Pull {
+            image: "i".to_owned(),
+            cause,
+            message: "no".to_owned(),
+        }
+    }
+
+    fn again(error: Error, begun: bool, unread: Option<Again>) -> Again {
+        let secrets = Secrets {
+            unread,
+            ..Secrets::default()
         };
-        assert!(matches!(
-            ended(Err(gone), &[]),
-            Ended::Failed {
-                again: Again::Uncounted,
-                ..
-            }
-        ));
-        let late = Error::Timeout {
-            socket,
+        match ended(Err(Failure { error, begun }), &secrets) {
+            Ended::Failed { again, .. } => again,
+            pulled @ Ended::Pulled { .. } => panic!("{pulled:?}"),
+        }
+    }
+
+    #[test]
+    fn what_says_nothing_of_the_image_is_no_failed_attempt() {
+        let late = || Error::Timeout {
+            socket: "s".into(),
+            method: "ImageStatus",
+            after: Duration::from_secs(5),
+        };
+        let unread = Some(Again::Prevented);
+        assert_eq!(again(unreachable(), true, None), Again::Uncounted);
+        assert_eq!(again(unreachable(), false, None), Again::Prevented);
+        assert_eq!(again(late(), false, None), Again::Prevented);
+        assert_eq!(again(late(), true, unread), Again::Counted);
+        for cause in [PullCause::Unauthorized, PullCause::NotFound, PullCause::Throttled] {
+            assert_eq!(again(refused(cause), true, unread), Again::Prevented, "{cause}");
+            assert_eq!(again(refused(cause), true, None), Again::Counted, "{cause}");
+        }
+        assert_eq!(again(refused(PullCause::DiskFull), true, unread), Again::Counted);
+        assert_eq!(again(refused(PullCause::Platform), true, unread), Again::Never);
+    }
+
+    #[test]
+    fn problems_of_pull_secrets_come_before_the_failure() {
+        let secrets = Secrets {
+            problems: vec!["secret x is missing".to_owned()],
+            ..Secrets::default()
+        };
+        let error = Error::Timeout {
+            socket: "s".into(),
             method: "PullImage",
             after: Duration::from_secs(5),
         };
-        let Ended::Failed { words, again } = ended(Err(late), &["secret x is missing".to_owned()]) else {
+        let Ended::Failed { words, .. } = ended(Err(Failure { error, begun: true }), &secrets) else {
             panic!()
         };
-        assert_eq!(
-            (words.as_str(), again),
-            (
-                "secret x is missing; the pull did not end within its 5 s",
-                Again::Counted
-            )
-        );
+        assert_eq!(words, "secret x is missing; the pull did not end within its 5 s");
+    }
+
+    /// What an API server that answers with that code, or that is away, makes of one pull secret.
+    async fn read_from(code: Option<u16>) -> Secrets {
+        let service = tower::service_fn(move |_: http::Request<kube::client::Body>| async move {
+            let Some(code) = code else {
+                return Err(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
+            };
+            let status = serde_json::json!({ "kind": "Status", "status": "Failure", "code": code, "message": "no", "reason": "" });
+            let body = kube::client::Body::from(status.to_string().into_bytes());
+            Ok(http::Response::builder().status(code).body(body).unwrap())
+        });
+        let names = [("ns".to_owned(), "login".to_owned())];
+        secrets(&Client::new(service, "default"), &names, &[]).await
+    }
+
+    #[tokio::test]
+    async fn a_secret_that_cannot_be_read_for_now_is_not_one_that_is_missing() {
+        for (code, unread) in [
+            (None, Some(Again::Prevented)),
+            (Some(500), Some(Again::Prevented)),
+            (Some(429), Some(Again::Prevented)),
+            // An API server that has just started does not know the roles yet.
+            (Some(403), Some(Again::Uncounted)),
+            (Some(404), None),
+        ] {
+            let read = read_from(code).await;
+            assert_eq!(
+                (read.unread, read.problems.len()),
+                (unread, 1),
+                "{code:?}: {read:?}"
+            );
+        }
     }
 }

@@ -350,19 +350,19 @@ async fn attempt(
     watched: impl Fn() -> bool + Send,
     tell: impl FnMut(Progress) + Send,
 ) -> Ended {
-    let (keyring, problems) = act::keyring(&client, &ask.secrets, &ask.owners).await;
+    let secrets = act::secrets(&client, &ask.secrets, &ask.owners).await;
     let image = ask.image.unwrap_or_default();
     let Some(runtime) = runtimes.first() else {
         return Ended::Failed {
             words: "the container runtime has gone".to_owned(),
-            again: plan::Again::Uncounted,
+            again: plan::Again::Prevented,
         };
     };
     let repository = Reference::parse(&image)
         .map(|r| r.repository())
         .unwrap_or_default();
     let attempt = act::Attempt {
-        credentials: keyring.lookup(&repository),
+        credentials: secrets.keyring.lookup(&repository),
         image,
         always: ask.always,
         timeout,
@@ -371,7 +371,7 @@ async fn attempt(
     };
     act::ended(
         act::attempt(runtime.as_ref(), &attempt, watched, tell).await,
-        &problems,
+        &secrets,
     )
 }
 

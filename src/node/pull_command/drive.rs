@@ -16,7 +16,9 @@ use crate::api::node_image::ImagePullPhase;
 use crate::cri::{Reference, Runtime};
 use crate::node::image_pull::act;
 use crate::node::image_pull::plan::keyring::Keyring;
-use crate::node::image_pull::plan::{self, Ask, Board, Limits, Progress, Stage, Step, TagKey, Task};
+use crate::node::image_pull::plan::{
+    self, Again, Ask, Board, Ended, Limits, Progress, Stage, Step, TagKey, Task,
+};
 
 /// How one image went.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,7 +33,7 @@ pub(super) struct Outcome {
     pub(super) seconds: f64,
 }
 
-type Result = std::result::Result<act::Pulled, crate::cri::Error>;
+type Result = std::result::Result<act::Pulled, act::Failure>;
 type Bytes = (TagKey, u64, Progress);
 
 struct Driver {
@@ -150,7 +152,13 @@ impl Driver {
 
     fn ended(&mut self, key: &TagKey, run: u64, result: Result) {
         let present = result.as_ref().is_ok_and(|pulled| pulled.present);
-        let ended = act::ended(result, &[]);
+        let mut ended = act::ended(result, &act::Secrets::default());
+        // Somebody waits for the command to end.
+        if let Ended::Failed { again, .. } = &mut ended
+            && *again == Again::Prevented
+        {
+            *again = Again::Counted;
+        }
         self.board.ended(key, run, ended, Timestamp::now());
         match self.board.get(key) {
             Some(task) if task.is_done() => self.finish(key, present),

@@ -120,8 +120,14 @@ impl FaultCri {
         );
     }
 
-    /// Breaks every connection and stops listening, as a crash does; what it knows stays.
+    /// Breaks every connection and stops listening; what it knows stays.
     pub async fn kill(&mut self) {
+        self.crash().await;
+        let _ = std::fs::remove_file(&self.path);
+    }
+
+    /// The same, and leaves the socket's file behind, as a process does that is killed.
+    pub async fn crash(&mut self) {
         let Some(serving) = self.serving.take() else {
             return;
         };
@@ -129,11 +135,11 @@ impl FaultCri {
         serving.connections.cancel();
         serving.tracker.close();
         serving.tracker.wait().await;
-        let _ = std::fs::remove_file(&self.path);
     }
 
-    /// Listens again after [`FaultCri::kill`].
+    /// Listens again.
     pub fn listen(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
         let listener = UnixListener::bind(&self.path).expect("the socket's path is free");
         let connections = CancellationToken::new();
         let tracker = TaskTracker::new();

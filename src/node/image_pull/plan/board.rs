@@ -8,8 +8,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::{Again, Ask, Ended, Owner, Progress, Stage, Step, TagKey, Task, back_off, owners};
 use crate::api::node_image::{ImagePullPhase, ImageTagStatus};
 
-/// Attempts in a row that the runtime's end under them does not make failed ones. With more the image itself may be what
-/// ends the runtime.
+/// Attempts in a row that are [uncounted](Again::Uncounted). With more the image itself may be what ends the runtime, and
+/// an API server that has just started would know by now who may read a Secret.
 const UNCOUNTED: u32 = 3;
 
 /// One task per tag of the NodeImage.
@@ -146,19 +146,30 @@ impl Board {
             }
             Ended::Failed {
                 words,
-                again: Again::Uncounted,
-            } if task.interruptions < UNCOUNTED => {
+                again: Again::Prevented,
+            } => {
                 task.attempts = task.attempts.saturating_sub(1);
-                task.interruptions += 1;
-                task.pause(words, task.interruptions, now);
+                task.prevented = task.prevented.saturating_add(1);
+                task.pause(words, task.prevented, now);
+                Outcome::Continues
+            }
+            Ended::Failed {
+                words,
+                again: Again::Uncounted,
+            } if task.uncounted < UNCOUNTED => {
+                task.attempts = task.attempts.saturating_sub(1);
+                task.uncounted += 1;
+                task.prevented = 0;
+                task.pause(words, task.uncounted, now);
                 Outcome::Continues
             }
             Ended::Failed {
                 words,
                 again: again @ (Again::Counted | Again::Uncounted),
             } if task.attempts <= task.ask.retries => {
+                task.prevented = 0;
                 if again == Again::Counted {
-                    task.interruptions = 0;
+                    task.uncounted = 0;
                 }
                 task.pause(words, task.attempts, now);
                 Outcome::Continues
@@ -178,7 +189,8 @@ impl Task {
             seq,
             stage: Stage::Waiting,
             attempts: 0,
-            interruptions: 0,
+            uncounted: 0,
+            prevented: 0,
             // After a restart of ours the tag's deadline still counts from its first start.
             started_at: said.and_then(|s| s.start_time.as_ref()).map(|t| t.0),
             progress: None,

@@ -97,8 +97,11 @@ pub enum Again {
     Never,
     /// It may, and it counts.
     Counted,
-    /// It may, and three of them in a row do not count: the runtime went away under it.
+    /// It may, and three of them in a row do not count: it may not be the image's doing that the runtime went away while
+    /// it pulled, nor the Secret's that the API server lets nobody read it.
     Uncounted,
+    /// It may, and it never counts: what it takes to pull at all was not there, so that nothing was learnt of the image.
+    Prevented,
 }
 
 /// One tag and how far it is.
@@ -112,8 +115,10 @@ pub struct Task {
     pub stage: Stage,
     /// Attempts begun that count.
     pub attempts: u32,
-    /// Attempts that ended because the runtime went away, since the last that did not.
-    pub interruptions: u32,
+    /// Attempts that ended so that they do not count, since the last that did.
+    pub uncounted: u32,
+    /// Attempts that were prevented, since the last that was not.
+    pub prevented: u32,
     /// When the first attempt began.
     pub started_at: Option<Timestamp>,
     /// Bytes of the present attempt.

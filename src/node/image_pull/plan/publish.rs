@@ -86,7 +86,10 @@ impl Publisher {
             .saturating_mul(1 << self.failures.min(6))
             .min(RETRY_LAST);
         self.failures = self.failures.saturating_add(1);
-        self.not_before = Some(later(now, after.unwrap_or(doubled)));
+        let pause = after.map_or(doubled, |asked| asked.max(doubled));
+        // Nodes that were turned away together do not come back together.
+        let spread = SignedDuration::from_millis(self.spread);
+        self.not_before = Some(later(now, pause.saturating_add(spread)));
     }
 }
 

@@ -195,6 +195,32 @@ fn a_runtime_that_goes_away_costs_no_attempt_three_times_in_a_row() {
     assert_eq!(last, Outcome::Over, "the image may be what ends the runtime");
 }
 
+/// Neither the API server nor the runtime has to be back within the pauses of a few attempts.
+#[test]
+fn an_attempt_that_is_prevented_costs_none_however_often() {
+    let once = Ask {
+        retries: 0,
+        ..ask("a")
+    };
+    let (mut board, _) = board_of(&[("1", once)]);
+    let mut now = 0;
+    for pause in [1, 2, 4, 8, 16, 30, 30] {
+        let (key, run) = go(&mut board, &LIMITS, at(now)).remove(0);
+        let ended = board.ended(&key, run, failed(Again::Prevented), at(now));
+        assert_eq!(ended, Outcome::Continues);
+        assert_eq!(plan(&board, &LIMITS, at(now)).wake, Some(at(now + pause)));
+        now += pause;
+    }
+    let (key, run) = go(&mut board, &LIMITS, at(now)).remove(0);
+    let interrupted = board.ended(&key, run, failed(Again::Uncounted), at(now));
+    assert_eq!(interrupted, Outcome::Continues);
+    let (key, run) = go(&mut board, &LIMITS, at(now + 1)).remove(0);
+    assert_eq!(
+        board.ended(&key, run, failed(Again::Counted), at(now + 1)),
+        Outcome::Over
+    );
+}
+
 #[test]
 fn the_deadline_ends_a_tag_in_every_stage() {
     let limited = Ask {

@@ -72,6 +72,23 @@ fn a_failed_write_is_repeated_with_growing_pauses_or_when_the_server_says() {
     assert_eq!(publisher.when(&now(&board), at_ms(0)), When::At(at_ms(5000)));
     publisher.failed(Some(SignedDuration::from_secs(7)), at_ms(0));
     assert_eq!(publisher.when(&now(&board), at_ms(0)), When::At(at_ms(7000)));
+    publisher.failed(Some(SignedDuration::from_secs(1)), at_ms(0));
+    assert_eq!(
+        publisher.when(&now(&board), at_ms(0)),
+        When::At(at_ms(5000)),
+        "it grows although the server asks for less"
+    );
+}
+
+#[test]
+fn nodes_that_are_turned_away_together_come_back_one_by_one() {
+    let (board, ..) = running();
+    let back = |spread| {
+        let mut publisher = Publisher::new(spread);
+        publisher.failed(Some(SignedDuration::from_secs(1)), at_ms(0));
+        publisher.when(&now(&board), at_ms(0))
+    };
+    assert_eq!([back(0), back(300)], [1000, 1300].map(|ms| When::At(at_ms(ms))));
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn any_job() -> impl Strategy<Value = Job> {
         0..4u32,
         prop::option::of(0..90i64),
         1..30i64,
-        prop::collection::vec((0..40i64, 0..10u8), 1..6),
+        prop::collection::vec((0..40i64, 0..11u8), 1..6),
     )
         .prop_map(
             |((namespace, owner), arrives, retries, deadline, timeout, attempts)| Job {
@@ -37,6 +37,9 @@ fn any_job() -> impl Strategy<Value = Job> {
             },
         )
 }
+
+/// More attempts than that are prevented of no tag.
+const PREVENTED: u32 = 6;
 
 struct World {
     board: Board,
@@ -121,6 +124,8 @@ impl World {
                     0..=3 => pulled(),
                     4..=7 => failed(Again::Counted),
                     8 => failed(Again::Uncounted),
+                    // What is away comes back.
+                    9 if (*n as usize) <= job.attempts.len() => failed(Again::Prevented),
                     _ => failed(Again::Never),
                 };
                 let takes = takes.min(timeout.as_secs());
@@ -197,7 +202,7 @@ impl World {
             );
             let begun = self.begun.get(key).copied().unwrap_or(0);
             prop_assert!(
-                begun <= 4 * (task.ask.retries + 1),
+                begun <= 4 * (task.ask.retries + 1) + PREVENTED,
                 "{key:?} took the runtime down {begun} times"
             );
             let waits = status::waits_for(&task.stage, &self.limits).is_some();
