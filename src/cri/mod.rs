@@ -62,16 +62,14 @@ pub trait Runtime: Send + Sync + 'static {
     /// does not know counts as stopped.
     async fn stop_container(&self, id: &str, grace: Duration) -> Result<(), Error>;
 
-    /// Runs a command in a container and waits for its end, for at most `timeout` (greater than zero).
-    async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration) -> Result<ExecOutput, Error>;
-
-    /// The same for a hook, whose output matters to nobody: none where it printed more than a few KiB, for then it has
-    /// ended, but it is not known how.
-    async fn exec_hook(
+    /// Runs a command in a container and waits for its end, for at most `timeout` (greater than zero). None where it
+    /// printed more than `most` bytes: it has ended, but it is not known how. A runtime hands back up to 32 MiB.
+    async fn exec_sync(
         &self,
         id: &str,
         command: &[String],
         timeout: Duration,
+        most: usize,
     ) -> Result<Option<ExecOutput>, Error>;
 
     /// The addresses of a Pod, primary first; empty where it uses the host's network or has no ready sandbox.

@@ -68,11 +68,11 @@ async fn a_runtime_that_works_is_understood() {
         .await
         .unwrap();
     assert_eq!(bed.server.state().containers["new"].stopped_with, Some(2));
-    let out = client
-        .exec_sync("new", &["echo".into(), "hi".into()], Duration::from_secs(1))
-        .await
-        .unwrap();
-    assert_eq!(out.stdout, b"echo hi");
+    let command = ["echo".into(), "hi".into()];
+    let exec = |most| client.exec_sync("new", &command, Duration::from_secs(1), most);
+    assert_eq!(exec(7).await.unwrap().unwrap().stdout, b"echo hi");
+    bed.server.fault("ExecSync", Fault::Oversize(100));
+    assert_eq!(exec(7).await.unwrap(), None, "more was printed than is read");
 }
 
 #[tokio::test]
@@ -99,6 +99,11 @@ async fn what_a_container_was_made_with_is_told_when_the_runtime_says_it() {
     let silent = client.container_details("silent").await.unwrap().unwrap();
     assert_eq!((silent.environment, silent.status.name.as_str()), (None, "c"));
 
+    // The environment alone makes the verbose answer too long.
+    let long = vec![("A".to_owned(), "x".repeat(3 << 20))];
+    bed.server.state().containers.get_mut("says").unwrap().env = Some(long);
+    let short = client.container_details("says").await.unwrap().unwrap();
+    assert_eq!((short.environment, short.status.name.as_str()), (None, "c"));
     bed.server.fault("ContainerStatus", Fault::Oversize(17 << 20));
     let error = client.container_details("says").await.unwrap_err();
     assert!(matches!(error, Error::BadAnswer { .. }), "{error}");

@@ -96,6 +96,7 @@ fn env(entries: &[RuntimeContainerMeta]) -> u64 {
 async fn where_the_runtime_says_nothing_the_container_is_asked() {
     let node = Node::start("says-nothing").await;
     let failed = (127, String::new());
+    let endless = format!("V=1\0{}", "x".repeat(15 << 20));
     let answers = [
         (
             "zeros",
@@ -112,6 +113,7 @@ async fn where_the_runtime_says_nothing_the_container_is_asked() {
             vec![(failed.0, failed.1.as_str()), (failed.0, failed.1.as_str())],
             0,
         ),
+        ("endless", vec![(0, endless.as_str())], 0),
     ];
     for (name, prints, want) in answers {
         let made = pod(&node, name, &["main"]).await;

@@ -34,8 +34,11 @@ const CALL: Duration = Duration::from_secs(10);
 const PROBE: Duration = Duration::from_secs(5);
 /// The longest answer that we read; lists on full nodes exceed gRPC's 4 MiB.
 const MAX_ANSWER: usize = 16 << 20;
-/// The longest answer of a hook that we read: many run at once, and the runtime hands back up to 32 MiB for each.
-const MAX_HOOK_ANSWER: usize = 16 << 10;
+/// The longest verbose answer that we read: what a Pod's author or an image's wrote is in it, several are asked for at
+/// once, and all that is done fits into 64 MiB.
+const MAX_VERBOSE: usize = 2 << 20;
+/// What an answer of ExecSync takes beside what was printed.
+const EXEC_FIELDS: usize = 64;
 /// The Pod's UID on every container and sandbox that kubelet makes.
 const POD_UID_LABEL: &str = "io.kubernetes.pod.uid";
 
@@ -89,12 +92,24 @@ impl Client {
         verbose: bool,
     ) -> Result<Option<v1::ContainerStatusResponse>, Error> {
         let call = self.call("ContainerStatus", CALL);
-        let mut rpc = self.runtime.clone();
+        let most = if verbose { MAX_VERBOSE } else { MAX_ANSWER };
+        let mut rpc = self.runtime.clone().max_decoding_message_size(most);
         let request = call.request(v1::ContainerStatusRequest {
             container_id: id.to_owned(),
             verbose,
         });
         call.found(rpc.container_status(request)).await
+    }
+
+    async fn ask_image(&self, image: &str, verbose: bool) -> Result<Option<v1::ImageStatusResponse>, Error> {
+        let call = self.call("ImageStatus", CALL);
+        let most = if verbose { MAX_VERBOSE } else { MAX_ANSWER };
+        let mut rpc = self.images.clone().max_decoding_message_size(most);
+        let request = call.request(v1::ImageStatusRequest {
+            image: Some(convert::spec(image)),
+            verbose,
+        });
+        call.found(rpc.image_status(request)).await
     }
 
     async fn probe_images(&self) -> Result<(), Error> {
@@ -142,13 +157,10 @@ impl Runtime for Client {
     }
 
     async fn image_status(&self, image: &str) -> Result<Option<Image>, Error> {
-        let call = self.call("ImageStatus", CALL);
-        let mut rpc = self.images.clone();
-        let message = v1::ImageStatusRequest {
-            image: Some(convert::spec(image)),
-            verbose: true,
+        let answer = match self.ask_image(image, true).await {
+            Err(error) if too_long(&error) => self.ask_image(image, false).await?,
+            other => other?,
         };
-        let answer = call.found(rpc.image_status(call.request(message))).await?;
         Ok(answer.and_then(|a| a.image.map(|image| convert::image(image, &a.info))))
     }
 
@@ -192,7 +204,10 @@ impl Runtime for Client {
     }
 
     async fn container_details(&self, id: &str) -> Result<Option<ContainerDetails>, Error> {
-        let answer = self.ask_status(id, true).await?;
+        let answer = match self.ask_status(id, true).await {
+            Err(error) if too_long(&error) => self.ask_status(id, false).await?,
+            other => other?,
+        };
         Ok(answer.and_then(|a| Some(convert::container_details(a.status?, &a.info))))
     }
 
@@ -206,20 +221,30 @@ impl Runtime for Client {
         call.found(rpc.stop_container(request)).await.map(|_| ())
     }
 
-    async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration) -> Result<ExecOutput, Error> {
-        self.exec(self.runtime.clone(), id, command, timeout).await
-    }
-
-    async fn exec_hook(
+    async fn exec_sync(
         &self,
         id: &str,
         command: &[String],
         timeout: Duration,
+        most: usize,
     ) -> Result<Option<ExecOutput>, Error> {
-        let rpc = self.runtime.clone().max_decoding_message_size(MAX_HOOK_ANSWER);
-        match self.exec(rpc, id, command, timeout).await {
-            Err(Error::BadAnswer { why, .. }) if why == call::TOO_LONG => Ok(None),
-            other => other.map(Some),
+        let call = self.call("ExecSync", timeout.saturating_add(CALL));
+        let most = most.saturating_add(EXEC_FIELDS);
+        let mut rpc = self.runtime.clone().max_decoding_message_size(most);
+        let request = call.request(v1::ExecSyncRequest {
+            container_id: id.to_owned(),
+            cmd: command.to_vec(),
+            // To CRI, 0 is "no limit".
+            timeout: convert::whole_seconds(timeout.min(call::LONGEST)).max(1),
+        });
+        match call.run(rpc.exec_sync(request)).await {
+            Ok(answer) => Ok(Some(ExecOutput {
+                stdout: answer.stdout,
+                stderr: answer.stderr,
+                exit_code: answer.exit_code,
+            })),
+            Err(error) if too_long(&error) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
@@ -229,28 +254,6 @@ impl Runtime for Client {
 }
 
 impl Client {
-    async fn exec(
-        &self,
-        mut rpc: RuntimeServiceClient<Channel>,
-        id: &str,
-        command: &[String],
-        timeout: Duration,
-    ) -> Result<ExecOutput, Error> {
-        let call = self.call("ExecSync", timeout.saturating_add(CALL));
-        let request = call.request(v1::ExecSyncRequest {
-            container_id: id.to_owned(),
-            cmd: command.to_vec(),
-            // To CRI, 0 is "no limit".
-            timeout: convert::whole_seconds(timeout.min(call::LONGEST)).max(1),
-        });
-        let answer = call.run(rpc.exec_sync(request)).await?;
-        Ok(ExecOutput {
-            stdout: answer.stdout,
-            stderr: answer.stderr,
-            exit_code: answer.exit_code,
-        })
-    }
-
     async fn ask_pod_ips(&self, pod_uid: &str) -> Result<Vec<String>, Error> {
         let call = self.call("ListPodSandbox", CALL);
         let mut rpc = self.runtime.clone();
@@ -278,6 +281,11 @@ impl Client {
             .and_then(|s| s.network)
             .map_or_else(Vec::new, convert::addresses))
     }
+}
+
+/// Whether an answer was longer than what is read of it.
+fn too_long(error: &Error) -> bool {
+    matches!(error, Error::BadAnswer { why, .. } if why == call::TOO_LONG)
 }
 
 /// What a refusal of PullImage says of the image. containerd 2 calls formats that it has dropped "not implemented".

@@ -1,5 +1,6 @@
 //! What the runtime says of a container, as the annotation tells it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::Error;
@@ -12,6 +13,8 @@ use crate::node::pods::{PodView, Wanted};
 const HASH: &str = "io.kubernetes.container.hash";
 /// How long a command in a container may take to print its environment.
 const PRINT: Duration = Duration::from_secs(3);
+/// Bytes of environment that are read: a container prints what it likes, and several are asked at once.
+const PRINTED: usize = 512 << 10;
 
 /// `RUNTIME://ID` in its parts.
 ///
@@ -52,7 +55,7 @@ pub async fn facts(
         // Where nothing is taken from metadata there is nothing to ask for.
         _ if !env || wanted.env.is_empty() => Some(Environment::default()),
         Some(said) => Some(said),
-        None if status.state == ContainerState::Running => printed(runtime, id).await?,
+        None if status.state == ContainerState::Running => printed(runtime, id, wanted).await?,
         None => None,
     };
     if environment.is_none() {
@@ -80,26 +83,62 @@ fn env_hash(wanted: &Wanted, now: &Environment) -> u64 {
     }))
 }
 
-/// What `env` prints in the container, for runtimes that do not say; none where the container has no such
-/// program. With `-0` values of several lines are told apart; not every `env` knows it.
-async fn printed(runtime: &dyn Runtime, id: &str) -> Result<Option<Environment>, cri::Error> {
-    for (command, end) in [(&["env", "-0"][..], '\0'), (&["env"][..], '\n')] {
+/// What `env` prints in the container of the variables that are wanted, for runtimes that do not say; none where the
+/// container has no such program, or where it prints more than is read. With `-0` values of several lines are told
+/// apart; not every `env` knows it.
+async fn printed(
+    runtime: &dyn Runtime,
+    id: &str,
+    wanted: &Wanted,
+) -> Result<Option<Environment>, cri::Error> {
+    for (command, end) in [(&["env", "-0"][..], b'\0'), (&["env"][..], b'\n')] {
         let command: Vec<String> = command.iter().map(|&word| word.to_owned()).collect();
-        match runtime.exec_sync(id, &command, PRINT).await {
-            Ok(output) if output.exit_code == 0 => {
-                let text = String::from_utf8_lossy(&output.stdout);
-                let pairs = text.split(end).filter_map(|line| line.split_once('='));
-                return Ok(Some(
-                    pairs
-                        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-                        .collect(),
-                ));
+        match runtime.exec_sync(id, &command, PRINT, PRINTED).await {
+            Ok(Some(output)) if output.exit_code == 0 => {
+                return Ok(Some(variables(&output.stdout, end, wanted)));
             }
-            Ok(_) => {}
+            Ok(Some(_)) => {}
+            Ok(None) => return Ok(None),
             // What the runtime says of a program that is not there.
             Err(cri::Error::Refused { .. } | cri::Error::Unimplemented { .. }) => return Ok(None),
             Err(error) => return Err(error),
         }
     }
     Ok(None)
+}
+
+/// The variables that are wanted, of an environment whose entries end so.
+fn variables(printed: &[u8], end: u8, wanted: &Wanted) -> Environment {
+    let names: BTreeSet<&[u8]> = wanted
+        .env
+        .iter()
+        .map(|variable| variable.name.as_bytes())
+        .collect();
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    let pairs = printed.split(|byte| *byte == end).filter_map(|entry| {
+        let at = entry.iter().position(|byte| *byte == b'=')?;
+        let (name, value) = (entry.get(..at)?, entry.get(at + 1..)?);
+        names.contains(name).then(|| (text(name), text(value)))
+    });
+    pairs.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::pods::Variable;
+
+    #[test]
+    fn of_what_is_printed_only_the_wanted_variables_are_kept() {
+        let wanted = Wanted {
+            env: vec![Variable {
+                name: "V".to_owned(),
+                ..Variable::default()
+            }],
+            ..Wanted::default()
+        };
+        let read = variables(b"A=x\nV=one=1\n\xff\xff=\xff\nV=\xff\nV", b'\n', &wanted);
+        assert_eq!(format!("{read:?}"), r#"{"V"}"#);
+        assert_eq!(read.get("V"), Some("\u{fffd}"));
+    }
 }

@@ -13,6 +13,9 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use crate::cri::{self, Runtime};
 use crate::node::pods::{Port, seconds};
 
+/// Bytes that are read of what a hook prints: it matters to nobody, and many hooks run at once.
+const PRINTED: usize = 16 << 10;
+
 /// Why a hook failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -53,7 +56,7 @@ pub struct Target<'a> {
     pub runtime: &'a dyn Runtime,
     /// ID of the container, without scheme.
     pub container: &'a str,
-    /// UID of the Pod.
+    /// UID that the runtime knows the Pod by.
     pub pod_uid: &'a str,
     /// The Pod's address, if it is known.
     pub host: Option<String>,
@@ -90,7 +93,8 @@ pub async fn run(hook: &LifecycleHandler, target: &Target<'_>, limit: Duration) 
 }
 
 async fn exec_hook(command: Vec<String>, target: &Target<'_>, limit: Duration) -> Result<(), Error> {
-    match target.runtime.exec_hook(target.container, &command, limit).await {
+    let (runtime, container) = (target.runtime, target.container);
+    match runtime.exec_sync(container, &command, limit, PRINTED).await {
         // One that printed more than is read has ended; it is not known how.
         Ok(None) => Ok(()),
         Ok(Some(output)) if output.exit_code == 0 => Ok(()),
