@@ -16,6 +16,7 @@ pub mod pods;
 pub mod pull_command;
 pub mod recreate;
 mod run;
+pub mod slots;
 
 use tokio_util::sync::CancellationToken;
 
@@ -36,6 +37,8 @@ pub struct Context {
     pub cluster: Cluster,
     /// The container runtimes of this node.
     pub runtimes: Runtimes,
+    /// Who may stop a container now.
+    pub stops: std::sync::Arc<slots::Slots>,
     /// Where the duty shows what it is doing.
     pub live: Live,
     /// Where the duty says how it is.

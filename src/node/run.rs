@@ -67,6 +67,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
         .await?
         .reporting_to(&health.watches),
         runtimes: Runtimes::new(&Discovery::new(values::given(options.socket_file.as_ref()))),
+        stops: Arc::default(),
         node_name,
         live: Live::default(),
         health,

@@ -10,6 +10,7 @@ mod support;
 use kruise::api::container_recreate_request::{
     ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus,
 };
+use kruise::node::slots::SHARE;
 use kube::api::{Patch, PatchParams};
 use node::{Node, message};
 use serde_json::json;
@@ -218,11 +219,12 @@ async fn a_runtime_that_nobody_has_ends_the_request() {
     assert!(words.contains("named \"docker\"; there is containerd"), "{words}");
 }
 
-/// More Pods than may be stopped at once: the others wait in words, and every one of them ends.
+/// More Pods than one namespace may have stopped at once: the others wait in words, every one of them ends, and another
+/// namespace waits for none.
 #[tokio::test]
 async fn a_crowd_of_requests_is_bounded_and_all_end() {
-    const PODS: usize = kruise::node::recreate::SLOTS + 20;
-    let node = Node::start("crowd").await;
+    const PODS: usize = SHARE + 20;
+    let mut node = Node::start("crowd").await;
     let mut pods = Vec::new();
     for number in 0..PODS {
         let pod = node.pod(&format!("crowd-{number}")).await;
@@ -240,10 +242,9 @@ async fn a_crowd_of_requests_is_bounded_and_all_end() {
         )
         .await;
     }
-    let limit = kruise::node::recreate::SLOTS;
     node.runtime
-        .until("all slots taken", |state| {
-            state.calls.get("StopContainer") >= Some(&limit)
+        .until("all of the share taken", |state| {
+            state.calls.get("StopContainer") >= Some(&SHARE)
         })
         .await;
     let waits =
@@ -253,9 +254,20 @@ async fn a_crowd_of_requests_is_bounded_and_all_end() {
         .await;
     assert_eq!(
         node.runtime.calls("StopContainer"),
-        limit,
-        "no more than the slots at once"
+        SHARE,
+        "no more than the share at once"
     );
+    node.namespace = "kube-public";
+    let pod = node.pod("not-crowded").await;
+    node.runs(&pod, "n0", 0).await;
+    node.request("not-crowded", &pod, "containerd://n0", json!({}))
+        .await;
+    node.runtime
+        .until("a stop for another namespace", |state| {
+            state.calls.get("StopContainer") > Some(&SHARE)
+        })
+        .await;
+    node.namespace = "default";
     for number in 0..PODS {
         let status = node.completed(&format!("crowd-{number}")).await;
         assert_eq!(status.container_recreate_states[0].phase, Phase::Failed);

@@ -32,6 +32,8 @@ static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| {
 /// A node: its runtime and its daemon, which end with it.
 pub struct Node {
     pub name: &'static str,
+    /// That of the Pods and requests.
+    pub namespace: &'static str,
     pub runtime: FaultCri,
     daemon: Child,
     client: kube::Client,
@@ -68,6 +70,7 @@ impl Node {
         let client = connect(&kubeconfig).await.client;
         Self {
             name,
+            namespace: "default",
             runtime,
             daemon,
             client,
@@ -76,11 +79,11 @@ impl Node {
     }
 
     pub fn pods(&self) -> Api<Pod> {
-        Api::namespaced(self.client.clone(), "default")
+        Api::namespaced(self.client.clone(), self.namespace)
     }
 
     fn requests(&self) -> Api<ContainerRecreateRequest> {
-        Api::namespaced(self.client.clone(), "default")
+        Api::namespaced(self.client.clone(), self.namespace)
     }
 
     /// The end of the daemon's log.

@@ -31,7 +31,8 @@ pub async fn write(shared: &Shared, pod: &PodView, set: &RuntimeContainerMetaSet
     let api: Api<Pod> = Api::namespaced(shared.ctx.cluster.client.clone(), &pod.namespace);
     match write::patch_status_merge(&api, &pod.name, &patch).await {
         Ok(_) => Ok(()),
-        Err(error) if error.not_found() || error.conflict() => Ok(()),
+        Err(error) if error.not_found() => Ok(()),
+        // A conflict is of another Pod of that name, which the watch is about to show, or of a write at the same time.
         Err(error) => Err(error.into()),
     }
 }
@@ -42,10 +43,14 @@ pub async fn write(shared: &Shared, pod: &PodView, set: &RuntimeContainerMetaSet
 /// # Errors
 /// When the runtime does not answer, or would not stop it.
 pub async fn restart(shared: &Shared, key: &Key, pod: &PodView, name: &str, id: &str) -> Result<(), Error> {
+    let slot = shared.ctx.stops.take(&pod.namespace).await;
+    let slot = slot.ok_or(Error::Withdrawn)?;
+    slot.during(Box::pin(stop(shared, key, pod, name, id))).await
+}
+
+async fn stop(shared: &Shared, key: &Key, pod: &PodView, name: &str, id: &str) -> Result<(), Error> {
     let (scheme, bare) = observe::parts(id)?;
     let runtime = shared.runtime(scheme)?;
-    // The semaphore is never closed.
-    let _slot = shared.slots.acquire().await.ok();
     if !shared.wanted(key, &pod.uid) {
         return Err(Error::Withdrawn);
     }
@@ -98,7 +103,7 @@ async fn run_hook(
     let target = hook::Target {
         runtime,
         container: id,
-        pod_uid: &pod.uid,
+        pod_uid: &pod.runtime_uid,
         host: pod.ips.first().cloned(),
         ports: &container.ports,
     };

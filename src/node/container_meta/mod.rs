@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::Context;
@@ -33,8 +33,6 @@ use plan::{Memory, Plan};
 const NAME: &str = "container meta";
 /// How many Pods are looked at and written at once.
 const WORKERS: usize = 5;
-/// How many containers are restarted at once on the node.
-const SLOTS: usize = 100;
 
 /// How long until a container that a request is recreating is looked at again.
 const REQUEST: Duration = Duration::from_secs(2);
@@ -114,7 +112,6 @@ struct Shared {
     /// Whether environment from labels and annotations is looked after.
     env: bool,
     memories: Mutex<HashMap<Key, Memory>>,
-    slots: Semaphore,
     start: Instant,
     keys: mpsc::UnboundedSender<Key>,
 }
@@ -131,7 +128,6 @@ pub async fn run(ctx: Context, pods: Mirror<PodView>) -> Result<(), Error> {
         ctx,
         pods,
         memories: Mutex::default(),
-        slots: Semaphore::new(SLOTS),
         start: Instant::now(),
         keys,
     });

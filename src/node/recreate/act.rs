@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 
 use super::Shared;
 use super::plan::{Begin, Hook, Key, LEAST_GRACE};
@@ -12,6 +12,7 @@ use crate::cluster::EventType;
 use crate::cri::{self, Runtime};
 use crate::node::hook;
 use crate::node::pods::PodView;
+use crate::node::slots::Slot;
 use crate::ops::panics;
 
 /// What a task reports of its container.
@@ -78,7 +79,7 @@ pub struct Job {
 
 /// Does the job; with a slot in hand at once, else when it gets one before the request's deadline. Dropping the future
 /// breaks it off.
-pub async fn run(job: Job, slot: Option<OwnedSemaphorePermit>) {
+pub async fn run(job: Job, slot: Option<Slot>) {
     let object = format!(
         "{}/{}, container {}",
         job.pod.namespace, job.pod.name, job.begin.key.container
@@ -91,10 +92,13 @@ pub async fn run(job: Job, slot: Option<OwnedSemaphorePermit>) {
 }
 
 impl Job {
-    async fn run(&self, slot: Option<OwnedSemaphorePermit>) {
-        let Some(_slot) = self.slot(slot).await else {
-            return;
-        };
+    async fn run(&self, slot: Option<Slot>) {
+        if let Some(slot) = self.slot(slot).await {
+            slot.during(Box::pin(self.stop())).await;
+        }
+    }
+
+    async fn stop(&self) {
         let Begin {
             key,
             target,
@@ -131,7 +135,7 @@ impl Job {
     }
 
     /// A slot among the stops of this node; none where the request's deadline comes first.
-    async fn slot(&self, slot: Option<OwnedSemaphorePermit>) -> Option<OwnedSemaphorePermit> {
+    async fn slot(&self, slot: Option<Slot>) -> Option<Slot> {
         if slot.is_some() {
             return slot;
         }
@@ -144,8 +148,7 @@ impl Job {
         let slot = tokio::select! {
             biased;
             () = deadline => return None,
-            // The semaphore is never closed.
-            slot = Arc::clone(&self.shared.slots).acquire_owned() => slot.ok()?,
+            slot = self.shared.ctx.stops.take(&self.pod.namespace) => slot?,
         };
         self.report(if self.begin.act.hook.is_some() {
             What::Hook
@@ -186,7 +189,7 @@ impl Job {
         let target = hook::Target {
             runtime: self.runtime.as_ref(),
             container: &self.begin.target,
-            pod_uid: &self.pod.uid,
+            pod_uid: &self.pod.runtime_uid,
             host: hook.host.clone(),
             ports: &hook.ports,
         };

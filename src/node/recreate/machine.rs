@@ -323,7 +323,7 @@ impl Machine {
     }
 
     fn begin(&mut self, job: Job, begin: &Begin, now: Now) {
-        let slot = Arc::clone(&self.shared.slots).try_acquire_owned().ok();
+        let slot = self.shared.ctx.stops.try_take(&job.pod.namespace);
         let stage = match (&slot, &begin.act.hook) {
             (None, _) => Stage::Queued,
             (Some(_), Some(_)) => Stage::Hook,

@@ -2,8 +2,8 @@
 //!
 //! In:  the node's requests and Pods (watches), the container runtime.
 //! Out: hooks and stops, request status, events on the containers, metrics `recreate_*`, the control API's list.
-//! One task per Pod that has requests; it looks, plans, acts and reports whenever something happens. At most
-//! [`SLOTS`] containers are stopped at once on the node; nothing else is bounded. Every decision is in [`plan`].
+//! One task per Pod that has requests; it looks, plans, acts and reports whenever something happens. Stops take
+//! [slots](super::slots); nothing else is bounded. Every decision is in [`plan`].
 //!
 //! What a crash of the daemon can repeat: a preStop hook runs again where the container had not stopped yet,
 //! and TERM is sent to that same container once more. A container that was stopped is known by its ID and
@@ -23,7 +23,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::Api;
 use kube::api::ListParams;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::Instant;
 
@@ -39,15 +39,11 @@ use report::Board;
 /// The duty's name in `/healthz`.
 const NAME: &str = "recreate";
 
-/// How many containers are stopped at once on the node, their preStop hooks included.
-pub const SLOTS: usize = 100;
-
 /// What the Pods' tasks share.
 struct Shared {
     ctx: Context,
     requests: Mirror<Request>,
     pods: Mirror<PodView>,
-    slots: Arc<Semaphore>,
     start: Instant,
     board: Board,
 }
@@ -89,7 +85,6 @@ pub async fn run(ctx: Context, pods: Mirror<PodView>) -> Result<(), Error> {
         ctx,
         requests,
         pods,
-        slots: Arc::new(Semaphore::new(SLOTS)),
         start: Instant::now(),
         board: Board::default(),
     });
