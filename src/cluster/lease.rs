@@ -7,6 +7,7 @@
 //! Lease that its holder released is taken at once.
 
 mod hold;
+mod standby;
 mod timing;
 
 use std::time::Duration;
@@ -20,6 +21,8 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::{Change, Clock, Cluster, Error, Fence, later, optional_mirror, write};
+use standby::Report;
+pub use standby::Standby;
 pub use timing::{Timing, WrongTiming};
 
 /// The Lease is no longer ours.
@@ -94,12 +97,12 @@ impl Election {
         }
     }
 
-    /// Waits until the Lease is ours; forever if need be.
-    pub async fn acquire(&self) -> Held {
+    /// Waits until the Lease is ours; forever if need be. Until then `tell` is given what is in the way, when that changes.
+    pub async fn acquire(&self, tell: impl FnMut(Standby<'_>)) -> Held {
         let only = ListParams::default().fields(&format!("metadata.name={}", self.name));
         let (seen, mut watching) = optional_mirror(self.api.clone(), only, Some::<Lease>);
         let mut changes = seen.subscribe();
-        let mut compete = Box::pin(self.compete(&mut changes));
+        let mut compete = Box::pin(self.compete(&mut changes, tell));
         tokio::select! {
             held = &mut compete => held,
             // It never ends; without it the Lease is looked at when it is due.
@@ -108,22 +111,31 @@ impl Election {
     }
 
     /// Tries for the Lease when it is free, or may be.
-    async fn compete(&self, changes: &mut mpsc::UnboundedReceiver<Change<Lease>>) -> Held {
+    async fn compete(
+        &self,
+        changes: &mut mpsc::UnboundedReceiver<Change<Lease>>,
+        tell: impl FnMut(Standby<'_>),
+    ) -> Held {
         let mut seen: Option<Sight> = None;
+        let mut report = Report::new(&self.name, &self.identity, tell);
         let mut look = Instant::now();
         loop {
             tokio::select! {
                 Some(change) = changes.recv() => {
                     seen = change.new.map(|lease| sight(seen, Lease::clone(&lease)));
+                    report.saw(seen.as_ref());
                     look = self.due(seen.as_ref());
                 }
                 () = tokio::time::sleep_until(look) => {
                     let again = later(Instant::now(), self.timing.retry_period());
                     look = match self.attempt(&mut seen).await {
                         Ok(Some(held)) => return held,
-                        Ok(None) => self.due(seen.as_ref()).max(again),
+                        Ok(None) => {
+                            report.saw(seen.as_ref());
+                            self.due(seen.as_ref()).max(again)
+                        }
                         Err(error) => {
-                            tracing::debug!(lease = self.name, %error, "lease not taken");
+                            report.failed(&error);
                             again
                         }
                     };

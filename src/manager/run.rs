@@ -11,7 +11,7 @@ use super::{
     node_image, pod_readiness,
 };
 use crate::admission;
-use crate::cluster::lease::{Election, Held, Lost, WrongTiming};
+use crate::cluster::lease::{Election, Held, Lost, Standby, WrongTiming};
 use crate::cluster::pod_template::Defaults;
 use crate::cluster::{self, Cluster, Fence};
 use crate::ops::http::{self, Serve};
@@ -56,7 +56,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
     options.upstream.log();
     options.timing()?;
     for gate in options.feature_gates.unknown() {
-        tracing::warn!(gate, "this feature gate means nothing here");
+        tracing::warn!(gate, "unknown feature gate; it has no effect");
     }
     let mut supervisor = Supervisor::default();
     let health = Health::default();
@@ -153,10 +153,23 @@ async fn lead(
     loop {
         health.ready("leader election", "standing by");
         leads.set(0);
-        let Some(held) = shutdown.run_until_cancelled(Box::pin(election.acquire())).await else {
+        let tell = |standby: Standby<'_>| match standby {
+            Standby::Behind(leader) => {
+                health.ready("leader election", format!("standing by; {leader} leads"));
+            }
+            Standby::Failed(why) => {
+                let lease = format!("{namespace}/{name}");
+                health.unready(
+                    "leader election",
+                    format!("standing by; cannot acquire Lease {lease}: {why}"),
+                );
+            }
+        };
+        let acquired = Box::pin(election.acquire(tell));
+        let Some(held) = shutdown.run_until_cancelled(acquired).await else {
             return Ok(());
         };
-        tracing::info!(lease = name, "leading");
+        tracing::info!(lease = name, "became leader");
         health.ready("leader election", "leading");
         leads.set(1);
         leading_tx.send_replace(true);
@@ -168,7 +181,7 @@ async fn lead(
         ));
         match under(&election, name, held, work, &health.progress).await {
             Ok(worked) => return worked,
-            Err(lost) => tracing::error!(%lost, "controllers stopped; standing by"),
+            Err(lost) => tracing::error!(%lost, "lost the Lease; stopped the controllers"),
         }
         leading_tx.send_replace(false);
     }
@@ -196,7 +209,7 @@ async fn under<T>(
         result = work => {
             done.cancel();
             if let Err(lost) = holding.await {
-                tracing::warn!(%lost, "at the end");
+                tracing::warn!(%lost, "lost the Lease during shutdown");
             }
             Ok(result)
         }

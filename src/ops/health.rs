@@ -37,12 +37,22 @@ pub struct Answer {
 impl Health {
     /// Says that `check` is fine, and how.
     pub fn ready(&self, check: &str, how: impl Into<String>) {
-        self.lock().readiness.insert(check.to_owned(), Ok(how.into()));
+        let how = how.into();
+        let before = self.lock().readiness.insert(check.to_owned(), Ok(how.clone()));
+        if matches!(before, Some(Err(_))) {
+            tracing::info!(check, how, "ready again");
+        }
     }
 
-    /// Says that `check` is not fine, and why.
+    /// Says that `check` is not fine, and why. Kubelet does not show it, so the log does, once for each time.
     pub fn unready(&self, check: &str, why: impl Into<String>) {
-        self.lock().readiness.insert(check.to_owned(), Err(why.into()));
+        let why = why.into();
+        let before = self.lock().readiness.insert(check.to_owned(), Err(why.clone()));
+        match before {
+            None => tracing::info!(check, why, "not ready yet"),
+            Some(Ok(_)) => tracing::warn!(check, why, "not ready"),
+            Some(Err(_)) => {}
+        }
     }
 
     /// The answer to `/healthz`: one line for each step that hangs, else `ok`. That it comes at all says that the

@@ -153,7 +153,7 @@ impl Server {
 /// after the last renewal it is ours.
 async fn waited(server: &Server, renewals: u32, released: bool) -> Duration {
     let election = candidate(server.client());
-    let acquired = tokio::spawn(async move { election.acquire().await });
+    let acquired = tokio::spawn(async move { election.acquire(|_| ()).await });
     let mut last = Instant::now();
     for nth in 2..2 + renewals {
         tokio::time::sleep(Duration::from_secs(2)).await;
@@ -185,4 +185,49 @@ async fn a_lease_that_is_not_renewed_is_taken_after_its_duration() {
         let most = if watches { 15 } else { 30 };
         assert!((15..=most).contains(&waited), "{watches}: {waited} s");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_cannot_be_acquired_says_why() {
+    let refuse = |_: Request<Body>| async {
+        let body = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403,
+            "reason": "Forbidden", "message": "leases is forbidden: no quota" });
+        let answer = Response::builder().status(403);
+        Ok::<_, Infallible>(answer.body(Full::from(body.to_string())).unwrap())
+    };
+    let election = candidate(kube::Client::new(service_fn(refuse), "default"));
+    let said = Mutex::new(Vec::new());
+    let tell = |standby: Standby<'_>| said.lock().unwrap().push(format!("{standby:?}"));
+    let tried = tokio::time::timeout(Duration::from_secs(20), election.acquire(tell));
+    assert!(tried.await.is_err());
+    let said = said.into_inner().unwrap();
+    assert_eq!(said.len(), 1, "once for one reason: {said:?}");
+    assert!(
+        said[0].contains("Failed") && said[0].contains("no quota"),
+        "{said:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_standby_names_each_leader_once() {
+    let server = Server::new(true);
+    let election = candidate(server.client());
+    let said = Mutex::new(Vec::new());
+    let tell = |standby: Standby<'_>| said.lock().unwrap().push(format!("{standby:?}"));
+    let competed = async {
+        tokio::time::timeout(Duration::from_secs(600), election.acquire(tell))
+            .await
+            .unwrap()
+    };
+    let renewed = async {
+        for (nth, holder) in ["other", "other", "third", "third"].iter().enumerate() {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            server.set(lease(holder, 15, &(nth + 2).to_string()));
+        }
+    };
+    tokio::join!(competed, renewed);
+    assert_eq!(
+        said.into_inner().unwrap(),
+        [r#"Behind("other")"#, r#"Behind("third")"#]
+    );
 }
