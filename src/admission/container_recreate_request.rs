@@ -158,6 +158,8 @@ fn fill_in(object: &mut Value, pod: &Pod) {
         .as_ref()
         .and_then(|spec| spec.termination_grace_period_seconds);
     if let Some(grace) = grace {
+        // A Pod may have more than the field takes.
+        let grace = grace.min(i64::from(i32::MAX));
         default(spec, &["strategy", "terminationGracePeriodSeconds"], json!(grace));
     }
     for wanted in spec

@@ -58,7 +58,7 @@ words! {
 #[serde(rename_all = "camelCase")]
 #[schemars(description = "Which Pods there are to be, and how they are made, updated and deleted.")]
 pub struct CloneSetSpec<S = CloneSetScaleStrategy, U = CloneSetUpdateStrategy> {
-    /// How many Pods there are to be, 0 or greater; 1 when absent.
+    /// Desired number of Pods, 0 or greater; 1 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
     /// Labels that the Pods are known by; those of `template` must match. Cannot be changed.
@@ -151,7 +151,7 @@ pub struct RollingUpdateCloneSetStrategy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schemas::int_or_string")]
     pub max_surge: Option<IntOrString>,
-    /// Whether no Pod is updated.
+    /// Stops the update while true.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
     /// Which Pods come first.
@@ -229,7 +229,7 @@ pub struct CloneSetCondition {
 }
 
 impl CloneSetSpec {
-    /// How many Pods there are to be, 0 or greater.
+    /// Desired number of Pods, 0 or greater.
     pub fn wanted(&self) -> i32 {
         self.replicas.unwrap_or(1).max(0)
     }

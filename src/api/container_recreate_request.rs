@@ -134,7 +134,8 @@ fn is_zero(number: &i32) -> bool {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerRecreateRequestStatus {
-    /// Pending, Recreating or Completed.
+    /// Pending, Recreating or Completed; empty until a daemon has taken the request up.
+    #[schemars(schema_with = "schemas::request_phase")]
     pub phase: ContainerRecreateRequestPhase,
     /// When the request ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -148,8 +149,8 @@ pub struct ContainerRecreateRequestStatus {
     /// What the Pod said of its containers while they were recreated.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub container_status_snapshot: Vec<ContainerRecreateRequestSyncContainerStatus>,
-    /// Conditions; `PreRecreateGrace` is true once the Pod was made unready. Of ours are `Waiting` while no
-    /// kruise-daemon has taken the request up, and at its end `Complete` or `Failed`.
+    /// Conditions; `PreRecreateGrace` is true once the Pod was made unready. Of ours are `Waiting` while the request
+    /// waits, and at its end `Complete` or `Failed`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schemas::conditions")]
     pub conditions: Vec<Condition>,
@@ -169,7 +170,7 @@ impl Default for ContainerRecreateRequestStatus {
     }
 }
 
-/// Type of the condition of a request that no daemon has taken up; of ours.
+/// Type of the condition of a request that waits; of ours.
 pub const WAITING: &str = "Waiting";
 /// Type of the condition of a request of which every container was recreated; of ours.
 pub const COMPLETE: &str = "Complete";
@@ -191,25 +192,35 @@ const LONGEST: usize = 2000;
 
 impl ContainerRecreateRequestStatus {
     /// Adds condition `Waiting`, for a request on `node` that no daemon has taken up at `now`.
-    pub fn wait(&mut self, node: &str, now: Timestamp) {
-        self.set(
-            WAITING,
-            NO_DAEMON,
-            format!("kruise-daemon on {node} has not taken it up"),
-            now,
-        );
+    pub fn no_daemon(&mut self, node: &str, now: Timestamp) {
+        let message =
+            format!("kruise-daemon on node {node} has not started this request; is it running there?");
+        self.wait(NO_DAEMON, message, now);
     }
 
-    /// Whether condition `Waiting` holds.
+    /// Adds condition `Waiting`.
+    pub fn wait(&mut self, reason: &str, message: String, now: Timestamp) {
+        self.set(WAITING, reason, message, now);
+    }
+
+    /// Whether condition `Waiting` says that no daemon has taken the request up.
     #[must_use]
-    pub fn waits(&self) -> bool {
-        self.conditions.iter().any(|condition| condition.type_ == WAITING)
+    pub fn unheard(&self) -> bool {
+        let unheard = |condition: &Condition| condition.type_ == WAITING && condition.reason == NO_DAEMON;
+        self.conditions.iter().any(unheard)
+    }
+
+    /// Whether the conditions say how the request ended.
+    #[must_use]
+    pub fn concluded(&self) -> bool {
+        let says = |condition: &Condition| [COMPLETE, FAILED].contains(&condition.type_.as_str());
+        self.conditions.iter().any(says)
     }
 
     /// Takes condition `Waiting` off, and adds condition `Complete` or `Failed` where the status is that of a request
     /// which is over; `node` is that of its Pod.
     pub fn conclude(&mut self, node: &str) {
-        let waited = self.waits() && self.container_recreate_states.is_empty();
+        let waited = self.unheard() && self.container_recreate_states.is_empty();
         self.conditions.retain(|condition| condition.type_ != WAITING);
         let Some(Time(now)) = self.completion_time else {
             return;
@@ -225,7 +236,7 @@ impl ContainerRecreateRequestStatus {
                     format!("{} was recreated", state.name)
                 } else {
                     format!(
-                        "{} was replaced after this request was made; nothing to do",
+                        "{} had already been replaced after this request was created; nothing to do",
                         state.name
                     )
                 }
@@ -243,7 +254,7 @@ impl ContainerRecreateRequestStatus {
         };
         let mut text = vec![message.clone()];
         if reason == NO_DAEMON {
-            text.insert(0, "kruise-daemon has not taken it up".to_owned());
+            text.insert(0, "kruise-daemon did not start this request".to_owned());
         }
         let failed = states.iter().filter(|state| !succeeded(state));
         text.extend(failed.filter_map(|state| {
@@ -358,7 +369,7 @@ mod tests {
             text(
                 "Complete",
                 "Recreated",
-                "node-1: a was recreated, b was replaced after this request was made; nothing to do"
+                "node-1: a was recreated, b had already been replaced after this request was created; nothing to do"
             )
         );
         assert_eq!(
@@ -384,13 +395,13 @@ mod tests {
             text("Failed", "PodGone", "node-1: pod has gone")
         );
         let mut silent = ended(DEADLINE, &[]);
-        silent.wait("node-1", Timestamp::UNIX_EPOCH);
+        silent.no_daemon("node-1", Timestamp::UNIX_EPOCH);
         assert_eq!(
             conclusion(silent),
             text(
                 "Failed",
                 "NoDaemon",
-                "node-1: kruise-daemon has not taken it up; recreating has exceeded the activeDeadlineSeconds"
+                "node-1: kruise-daemon did not start this request; recreating has exceeded the activeDeadlineSeconds"
             )
         );
     }
@@ -398,8 +409,8 @@ mod tests {
     #[test]
     fn condition_waiting_goes_when_a_daemon_takes_the_request_up() {
         let mut status = ContainerRecreateRequestStatus::default();
-        status.wait("node-1", Timestamp::UNIX_EPOCH);
-        assert!(status.waits());
+        status.no_daemon("node-1", Timestamp::UNIX_EPOCH);
+        assert!(status.unheard());
         status.conclude("node-1");
         assert_eq!(status.conditions, []);
     }

@@ -21,10 +21,10 @@ const AGE: Column = (
 );
 
 const NODE_IMAGE_COLUMNS: &[Column] = &[
-    ("DESIRED", "integer", ".status.desired", "Tags asked for"),
+    ("DESIRED", "integer", ".status.desired", "Tags requested"),
     ("PULLING", "integer", ".status.pulling", "Tags being pulled"),
     ("SUCCEED", "integer", ".status.succeeded", "Tags pulled"),
-    ("FAILED", "integer", ".status.failed", "Tags given up"),
+    ("FAILED", "integer", ".status.failed", "Tags that failed"),
     AGE,
 ];
 
@@ -37,9 +37,14 @@ const IMAGE_PULL_JOB_COLUMNS: &[Column] = &[
         ".status.succeeded",
         "Nodes that have the image",
     ),
-    ("FAILED", "integer", ".status.failed", "Nodes that gave up"),
+    ("FAILED", "integer", ".status.failed", "Nodes that failed"),
     AGE,
-    ("MESSAGE", "string", ".status.message", "How far the job is"),
+    (
+        "MESSAGE",
+        "string",
+        ".status.message",
+        "Status message of the job",
+    ),
 ];
 
 /// Columns of `kubectl get -o wide`. v1alpha1 has a MESSAGE of its own.
@@ -60,23 +65,15 @@ const IMAGE_PULL_JOB_WIDE: &[Column] = &[
 ];
 
 /// Columns of `kubectl get -o wide`.
-const NODE_IMAGE_WIDE: &[Column] = &[
-    (
-        "PROGRESS",
-        "integer",
-        r#".status.imageStatuses.*.tags[?(@.phase=="Pulling")].progress"#,
-        "Per cent of a tag that is being pulled",
-    ),
-    (
-        "MESSAGE",
-        "string",
-        r#".status.imageStatuses.*.tags[?(@.phase=="Failed")].message"#,
-        "Why a tag was given up",
-    ),
-];
+const NODE_IMAGE_WIDE: &[Column] = &[(
+    "MESSAGE",
+    "string",
+    r#".status.imageStatuses.*.tags[?(@.phase=="Failed")].message"#,
+    "Why the first tag of those that failed did",
+)];
 
 const CONTAINER_RECREATE_REQUEST_COLUMNS: &[Column] = &[
-    ("PHASE", "string", ".status.phase", "How far the request is"),
+    ("PHASE", "string", ".status.phase", "Phase of the request"),
     ("POD", "string", ".spec.podName", "Name of the Pod"),
     (
         "NODE",
@@ -87,29 +84,32 @@ const CONTAINER_RECREATE_REQUEST_COLUMNS: &[Column] = &[
     AGE,
 ];
 
-/// Columns of `kubectl get -o wide`. The condition that says most is the last one.
+/// Columns of `kubectl get -o wide`: the condition that is ours.
 const CONTAINER_RECREATE_REQUEST_WIDE: &[Column] = &[
     (
         "RESULT",
         "string",
-        ".status.conditions[-1:].type",
+        r#".status.conditions[?(@.type!="PreRecreateGrace")].type"#,
         "Waiting, Complete or Failed",
     ),
     (
         "MESSAGE",
         "string",
-        ".status.conditions[-1:].message",
+        r#".status.conditions[?(@.type!="PreRecreateGrace")].message"#,
         "What it waits for, or how it ended",
     ),
 ];
 
+/// The same for v1alpha1, whose status has no conditions.
+const CONTAINER_RECREATE_REQUEST_WIDE_ALPHA: &[Column] = &[(
+    "MESSAGE",
+    "string",
+    ".status.message",
+    "What it waits for, or why it ended before its time",
+)];
+
 const CLONE_SET_COLUMNS: &[Column] = &[
-    (
-        "DESIRED",
-        "integer",
-        ".spec.replicas",
-        "Pods that there are to be",
-    ),
+    ("DESIRED", "integer", ".spec.replicas", "Desired number of Pods"),
     (
         "UPDATED",
         "integer",
@@ -129,7 +129,7 @@ const CLONE_SET_COLUMNS: &[Column] = &[
         "Pods of the update revision that were ready for minReadySeconds",
     ),
     ("READY", "integer", ".status.readyReplicas", "Pods that are ready"),
-    ("TOTAL", "integer", ".status.replicas", "Pods that there are"),
+    ("TOTAL", "integer", ".status.replicas", "Current number of Pods"),
     AGE,
 ];
 
@@ -139,13 +139,13 @@ const CLONE_SET_WIDE: &[Column] = &[
         "CONTAINERS",
         "string",
         ".spec.template.spec.containers[*].name",
-        "Names of the containers",
+        "Name of the first container",
     ),
     (
         "IMAGES",
         "string",
         ".spec.template.spec.containers[*].image",
-        "Images of the containers",
+        "Image of the first container",
     ),
     (
         "SELECTOR",
@@ -157,7 +157,7 @@ const CLONE_SET_WIDE: &[Column] = &[
         "REASON",
         "string",
         r#".status.conditions[?(@.type=="Waiting")].reason"#,
-        "What kind of thing it waits for",
+        "Reason why it waits",
     ),
     (
         "MESSAGE",
@@ -173,6 +173,8 @@ struct Kind {
     alpha: CustomResourceDefinition,
     columns: &'static [Column],
     wide: &'static [Column],
+    /// The same for v1alpha1, where they differ.
+    wide_alpha: Option<&'static [Column]>,
     /// Rules for both versions.
     rules: &'static [Rule],
     /// Rules for one version, by its name.
@@ -234,6 +236,7 @@ fn clone_sets() -> Kind {
 fn container_recreate_requests() -> Kind {
     Kind {
         wide: CONTAINER_RECREATE_REQUEST_WIDE,
+        wide_alpha: Some(CONTAINER_RECREATE_REQUEST_WIDE_ALPHA),
         differs: true,
         ..Kind::plain(
             container_recreate_request::ContainerRecreateRequest::crd(),
@@ -282,6 +285,7 @@ impl Kind {
             alpha,
             columns,
             wide: &[],
+            wide_alpha: None,
             rules,
             own_rules: &[],
             differs: false,
@@ -381,7 +385,11 @@ impl Kind {
             .iter()
             .filter(|(column, ..)| *column != "MESSAGE" || version == V1ALPHA1);
         let twice = |name: &str| version == V1ALPHA1 && self.columns.iter().any(|(usual, ..)| *usual == name);
-        let wide = self.wide.iter().filter(|(name, ..)| !twice(name)).map(|wide| {
+        let wide = self
+            .wide_alpha
+            .filter(|_| version == V1ALPHA1)
+            .unwrap_or(self.wide);
+        let wide = wide.iter().filter(|(name, ..)| !twice(name)).map(|wide| {
             let mut column = column(wide);
             set(&mut column, &["priority"], json!(1));
             column

@@ -60,7 +60,7 @@ pub struct ImagePullJobSpec {
     /// Limits of each node's pull.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pull_policy: Option<PullPolicy>,
-    /// When the job ends and goes; when all its nodes did, and not, when absent.
+    /// When the job ends and when it is deleted. By default it ends when all its nodes have, and is not deleted.
     #[serde(default)]
     pub completion_policy: CompletionPolicy,
     /// Labels and annotations handed to the runtime with the pull.
@@ -75,7 +75,7 @@ pub struct ImagePullJobSpec {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImagePullJobNodeSelector {
-    /// Names of nodes. Excludes labels in the same selector.
+    /// Names of nodes. Cannot be used together with labels.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
     /// Labels that must be there with these values.

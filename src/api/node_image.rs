@@ -109,6 +109,31 @@ pub struct SandboxConfig {
     pub annotations: BTreeMap<String, String>,
 }
 
+/// How many labels, and how many annotations, a [`SandboxConfig`] may have.
+pub const MOST_IN_SANDBOX: usize = 64;
+/// How many characters a key of it may have: a prefix of 253, a slash, and a name of 63.
+pub const LONGEST_SANDBOX_KEY: usize = 317;
+/// How many characters a value of it may have.
+pub const LONGEST_SANDBOX_VALUE: usize = 65_536;
+
+impl SandboxConfig {
+    /// The same without what the schema would refuse: a runtime can do without, and a pull should not fail for it.
+    #[must_use]
+    pub fn fitting(&self) -> Self {
+        let fitting = |texts: &BTreeMap<String, String>| {
+            let fits = |(key, value): &(&String, &String)| {
+                key.chars().count() <= LONGEST_SANDBOX_KEY && value.chars().count() <= LONGEST_SANDBOX_VALUE
+            };
+            let some = texts.iter().filter(fits).take(MOST_IN_SANDBOX);
+            some.map(|(key, value)| (key.clone(), value.clone())).collect()
+        };
+        Self {
+            labels: fitting(&self.labels),
+            annotations: fitting(&self.annotations),
+        }
+    }
+}
+
 /// One tag (or digest) to pull.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::json::set;
 use super::names;
+use super::node_image::{LONGEST_SANDBOX_KEY, LONGEST_SANDBOX_VALUE, MOST_IN_SANDBOX};
 
 pub(super) mod cloneset;
 
@@ -78,7 +79,7 @@ fn seconds() -> Value {
 /// Labels and annotations that the manager copies to each node that the job selects.
 fn few_and_short() -> Value {
     let mut keywords = says(
-        "self.all(key, size(key) <= 317)",
+        &format!("self.all(key, size(key) <= {LONGEST_SANDBOX_KEY})"),
         "a key is longer than 317 characters, the longest that a label or an annotation has",
         INVALID,
     );
@@ -87,11 +88,11 @@ fn few_and_short() -> Value {
 }
 
 fn few() -> Value {
-    json!({ "maxProperties": 64 })
+    json!({ "maxProperties": MOST_IN_SANDBOX })
 }
 
 fn short() -> Value {
-    json!({ "maxLength": 4096 })
+    json!({ "maxLength": LONGEST_SANDBOX_VALUE })
 }
 
 fn pull_policy() -> Value {

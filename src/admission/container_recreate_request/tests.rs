@@ -115,6 +115,14 @@ fn the_users_own_values_stay() {
 }
 
 #[test]
+fn a_pods_grace_period_is_cut_to_what_the_field_takes() {
+    let pod = pod(|pod| pod["spec"]["terminationGracePeriodSeconds"] = json!(i64::MAX));
+    let object = allowed(&request(json!([{ "name": "app" }])), &pod);
+    let filled = &object["spec"]["strategy"]["terminationGracePeriodSeconds"];
+    assert_eq!(*filled, json!(i32::MAX));
+}
+
+#[test]
 fn a_virtual_node_is_marked() {
     let mut seen = pod(|_| ());
     seen.virtual_node = true;

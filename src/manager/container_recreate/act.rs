@@ -2,16 +2,16 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use kube::Api;
+use kube::{Api, Resource};
 use serde_json::{Value, json};
 
 use super::plan::{Act, belongs};
 use crate::api::container_recreate_request::{
-    ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus, GONE,
+    COMPLETE, ContainerRecreateRequest, ContainerRecreateRequestStatus, FAILED, GONE,
 };
 use crate::api::json::set;
 use crate::api::keys;
-use crate::cluster::{Error, Key, write};
+use crate::cluster::{Error, EventType, Key, write};
 use crate::manager::Context;
 use crate::manager::pod_readiness::{hold, plan::NotReadyKey};
 use crate::manager::view::{PodView, RawPod};
@@ -57,12 +57,21 @@ impl Work<'_> {
                 if gone && self.pod_is_there().await? {
                     return Ok(());
                 }
-                let body = json!({ "metadata": self.version(), "status": status });
-                self.status(body).await
+                let body = json!({ "metadata": self.version(), "status": &*status });
+                self.status(body).await?;
+                self.ended(&status);
+                Ok(())
             }
             Act::Wait(conditions) => {
-                tracing::info!(request = %self.key, "no kruise-daemon has taken the request up");
-                let body = json!({ "metadata": self.version(), "status": { "phase": Phase::Pending, "conditions": conditions } });
+                // The schema wants a phase. Any but the empty one says that a daemon has the request.
+                let phase = ContainerRecreateRequestStatus::default().phase;
+                let body = json!({ "metadata": self.version(), "status": { "phase": phase, "conditions": conditions } });
+                self.status(body).await?;
+                tracing::info!(request = %self.key, node = self.node(), "no kruise-daemon has started the request");
+                Ok(())
+            }
+            Act::Conditions(conditions) => {
+                let body = json!({ "metadata": self.version(), "status": { "conditions": conditions } });
                 self.status(body).await
             }
             Act::Guard => self.metadata(self.finalizers(true)).await,
@@ -87,9 +96,37 @@ impl Work<'_> {
             }
             Act::Delete => {
                 let uid = self.request.metadata.uid.as_deref();
-                write::delete(&self.api, &self.key.name, uid).await
+                write::delete(&self.api, &self.key.name, uid).await?;
+                tracing::info!(request = %self.key, "deleted the request: ttlSecondsAfterFinished is over");
+                Ok(())
             }
         }
+    }
+
+    /// Says that the manager, not the daemon, has ended the request.
+    fn ended(&self, status: &ContainerRecreateRequestStatus) {
+        let outcome = status
+            .conditions
+            .iter()
+            .find(|c| [COMPLETE, FAILED].contains(&c.type_.as_str()));
+        let Some(outcome) = outcome else { return };
+        let (pod, reason) = (&self.request.spec.pod_name, &outcome.reason);
+        tracing::info!(request = %self.key, pod, reason, message = outcome.message, "ended the request");
+        let events = &self.ctx.cluster.events;
+        let reference = self.request.object_ref(&());
+        events.publish(
+            reference,
+            EventType::Warning,
+            &outcome.type_,
+            "Recreate",
+            outcome.message.clone(),
+        );
+    }
+
+    /// The node of the request's Pod, as far as the request tells.
+    fn node(&self) -> Option<&str> {
+        let labels = self.request.metadata.labels.as_ref()?;
+        labels.get(keys::CRR_NODE_NAME).map(String::as_str)
     }
 
     /// Whether the Pod is there after all: the watch of Pods may be behind that of requests.
@@ -146,7 +183,10 @@ impl Work<'_> {
             user_agent: keys::NOT_READY_USER_AGENT.to_owned(),
             key: self.key.to_string(),
         };
-        hold(self.ctx, &name, uid, &who, on).await
+        hold(self.ctx, &name, uid, &who, on).await?;
+        let word = if on { "not ready" } else { "ready again" };
+        tracing::info!(request = %self.key, pod = %name, "marked the Pod {word} for the request");
+        Ok(())
     }
 
     /// Says that the Pod was made unready; the moment never moves.

@@ -34,6 +34,8 @@ pub enum Act {
     Complete(Box<Status>),
     /// Say that no daemon has taken the request up: the conditions.
     Wait(Vec<Condition>),
+    /// Say in conditions what another make of daemon says in its own fields alone.
+    Conditions(Vec<Condition>),
     /// Add the finalizer that guards the Pod's not-ready key.
     Guard,
     /// Make the Pod unready, then say so.
@@ -118,14 +120,18 @@ pub fn plan(
     if let Some(labels) = missing_labels(request, pod) {
         return Plan::act(Act::Label(labels));
     }
-    if status.phase.as_str().is_empty() && !status.waits() {
+    let untouched = status.phase.as_str().is_empty();
+    if untouched && !status.unheard() {
         let due = add(created(request), UNHEARD);
         if now < due {
             return Plan::at(wake.into_iter().chain([due]).min());
         }
         let mut status = status;
-        status.wait(node(request), now);
+        status.no_daemon(node(request), now);
         return Plan::act(Act::Wait(status.conditions));
+    }
+    if !untouched && status.unheard() {
+        return Plan::act(conclude(request, status));
     }
     if status.phase != Phase::Recreating {
         return Plan::at(wake);
@@ -165,7 +171,11 @@ fn patience(what: &What, before: Option<&Waiting>, now: Timestamp) -> (Timestamp
 fn ended(request: &ContainerRecreateRequest, status: &Status, now: Timestamp) -> Plan {
     let guarded = guarded(request);
     let deleting = request.metadata.deletion_timestamp.is_some();
-    if guarded || (!deleting && label(request, keys::CRR_ACTIVE).is_some()) {
+    let closing = !deleting && label(request, keys::CRR_ACTIVE).is_some();
+    if closing && (!status.concluded() || status.unheard()) {
+        return Plan::act(conclude(request, status.clone()));
+    }
+    if guarded || closing {
         return Plan::act(Act::Close { release: guarded });
     }
     let ttl = request.spec.ttl_seconds_after_finished.map(i64::from);
@@ -226,11 +236,7 @@ fn overdue(request: &ContainerRecreateRequest, status: &Status, now: Timestamp) 
 
 /// When a request that no daemon has looked at ends.
 fn silence(request: &ContainerRecreateRequest, status: &Status) -> Option<Timestamp> {
-    let silent = match status.phase {
-        // Condition `Waiting` came with the phase, and the daemon takes it off.
-        Phase::Pending => status.waits() && status.container_recreate_states.is_empty(),
-        _ => status.phase.as_str().is_empty(),
-    };
+    let silent = status.phase.as_str().is_empty();
     silent.then(|| add(created(request), SILENCE))
 }
 
@@ -262,6 +268,12 @@ fn complete(request: &ContainerRecreateRequest, mut status: Status, message: &st
     }
     status.conclude(node(request));
     Act::Complete(Box::new(status))
+}
+
+/// The conditions that go with the rest of the status.
+fn conclude(request: &ContainerRecreateRequest, mut status: Status) -> Act {
+    status.conclude(node(request));
+    Act::Conditions(status.conditions)
 }
 
 /// The node of the request's Pod, as far as the request tells.

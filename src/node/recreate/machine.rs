@@ -473,7 +473,7 @@ impl Machine {
         let plan = plan::plan(&seen, now);
         self.writer.want(&plan.writes, &seen.requests, now);
         if tokio::time::timeout(FLUSH, self.writer.flush()).await.is_err() {
-            tracing::warn!(pod = %self.key, "the last status could not be written in time");
+            tracing::warn!(pod = %self.key, "could not write the last status before shutdown");
         }
     }
 }

@@ -169,7 +169,7 @@ impl Dispatcher {
         let id = match &ended {
             Ok((id, _)) => *id,
             Err(error) => {
-                tracing::error!(%error, "the task of a Pod ended unexpectedly; started again");
+                tracing::error!(%error, "the task for a Pod stopped unexpectedly; restarted it");
                 error.id()
             }
         };

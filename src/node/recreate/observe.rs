@@ -90,6 +90,7 @@ fn status_of(status: ContainerRecreateRequestStatus) -> Status {
         phase: phase(&status.phase),
         completed: status.completion_time.map(|time| time.0),
         message: status.message.unwrap_or_default(),
+        waits: None,
         unready_since: unready.map(|condition| condition.last_transition_time.0),
         states: states.collect(),
         snapshot: snapshot.collect(),

@@ -32,7 +32,12 @@ pub enum Written {
 /// Writes a status on top of the version that the decision was made on.
 pub async fn write(cluster: &Cluster, node: &str, request: &Request, status: &Status) -> Written {
     let api: Api<ContainerRecreateRequest> = Api::namespaced(cluster.client.clone(), &request.namespace);
-    let result = write::patch_status_merge(&api, &request.name, &patch(request, status, node)).await;
+    let result = write::patch_status_merge(
+        &api,
+        &request.name,
+        &patch(request, status, node, cluster.clock.now()),
+    )
+    .await;
     match result.map(observe::request) {
         Ok(Some(stored)) if stored.uid == request.uid => Written::Stored(Box::new(stored)),
         Ok(_) => Written::Gone,
@@ -49,7 +54,7 @@ pub async fn write(cluster: &Cluster, node: &str, request: &Request, status: &St
 }
 
 /// The fields that are ours, and the conditions where one of ours changes.
-fn patch(request: &Request, status: &Status, node: &str) -> Value {
+fn patch(request: &Request, status: &Status, node: &str, now: Timestamp) -> Value {
     let states: Vec<_> = status
         .states
         .iter()
@@ -74,6 +79,9 @@ fn patch(request: &Request, status: &Status, node: &str) -> Value {
         ..ContainerRecreateRequestStatus::default()
     };
     concluded.conclude(node);
+    if let (None, Some(reason)) = (status.completed, status.waits) {
+        concluded.wait(reason, status.message.clone(), now);
+    }
     if let Some(at) = &concluded.completion_time {
         set("completionTime", json!(at));
     }
@@ -201,5 +209,36 @@ fn container(request: &Request, name: &str, step: &Step, seen: &Observed) -> liv
         waits_for: (!matches!(step, Step::Succeeded)).then(|| step.to_string()),
         new_container_id: newest.filter(|id| old.as_deref().is_some_and(|old| bare(old) != bare(id))),
         old_container_id: old,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::recreate::plan::Wait;
+
+    #[test]
+    fn a_request_that_waits_has_a_condition_with_its_message() {
+        let wait = Wait::Queued {
+            behind: "first".to_owned(),
+        };
+        let status = Status {
+            message: wait.to_string(),
+            waits: wait.reason(),
+            ..Status::default()
+        };
+        let written = patch(&Request::default(), &status, "n", Timestamp::UNIX_EPOCH);
+        let condition = &written["status"]["conditions"][0];
+        assert_eq!(
+            (&condition["type"], &condition["reason"]),
+            (&json!("Waiting"), &json!("Queued"))
+        );
+        assert_eq!(condition["message"], written["status"]["message"]);
+
+        let mut waiting = Request::default();
+        waiting.conditions =
+            serde_json::from_value(written["status"]["conditions"].clone()).unwrap_or_default();
+        let runs = patch(&waiting, &Status::default(), "n", Timestamp::UNIX_EPOCH);
+        assert_eq!(runs["status"]["conditions"], json!([]));
     }
 }

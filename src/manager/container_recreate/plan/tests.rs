@@ -113,11 +113,14 @@ fn a_request_that_no_daemon_takes_up_says_so() {
     );
     assert_eq!(
         said,
-        ("Waiting", "NoDaemon", "kruise-daemon on n has not taken it up")
+        (
+            "Waiting",
+            "NoDaemon",
+            "kruise-daemon on node n has not started this request; is it running there?"
+        )
     );
     let mut silent = request();
     silent.status = Some(Status {
-        phase: Phase::Pending,
         conditions,
         ..Status::default()
     });
@@ -137,9 +140,44 @@ fn a_request_that_no_daemon_takes_up_says_so() {
         ("Failed", "NoDaemon")
     );
     assert!(
-        failed.message.starts_with("n: kruise-daemon has not taken it up"),
+        failed
+            .message
+            .starts_with("n: kruise-daemon did not start this request"),
         "{failed:?}"
     );
+}
+
+/// A daemon of OpenKruise keeps conditions, sets the phase only where it is empty, and knows none of ours.
+#[test]
+fn a_request_that_another_make_of_daemon_has_is_not_judged_silent_and_gets_its_conditions() {
+    let Some(Act::Wait(conditions)) = plan(&request(), Some(&pod("x")), None, at(5)).act else {
+        panic!("it waits");
+    };
+    let mut queued = request();
+    queued.status = Some(Status {
+        phase: Phase::Pending,
+        conditions: conditions.clone(),
+        ..Status::default()
+    });
+    let heard = plan(&queued, Some(&pod("x")), None, at(300)).act;
+    assert_eq!(heard, Some(Act::Conditions(Vec::new())), "Waiting goes");
+    queued.status.as_mut().unwrap().conditions.clear();
+    assert_eq!(plan(&queued, Some(&pod("x")), None, at(300)), Plan::default());
+
+    let mut done = recreating(request());
+    let status = done.status.as_mut().unwrap();
+    status.conditions = conditions;
+    status.phase = Phase::Completed;
+    status.completion_time = Some(Time(at(9)));
+    status.container_recreate_states[0].phase = Phase::Succeeded;
+    let Some(Act::Conditions(said)) = plan(&done, Some(&pod("x")), None, at(9)).act else {
+        panic!("it says how it ended");
+    };
+    let types: Vec<_> = said.iter().map(|c| c.type_.as_str()).collect();
+    assert_eq!(types, ["Complete"]);
+    done.status.as_mut().unwrap().conditions = said;
+    let closed = plan(&done, Some(&pod("x")), None, at(9)).act;
+    assert_eq!(closed, Some(Act::Close { release: false }));
 }
 
 #[test]
@@ -218,6 +256,7 @@ fn a_pod_is_guarded_before_it_is_held_and_let_go_in_the_end() {
     });
     assert_eq!(act(&busy, &plain), None);
     busy.status.as_mut().unwrap().completion_time = Some(Time(at(2)));
+    busy.status.as_mut().unwrap().conclude("n");
     assert_eq!(act(&busy, &plain), Some(Act::Close { release: true }));
 }
 
@@ -242,7 +281,7 @@ proptest! {
             match plan.act {
                 Some(Act::Label(l)) => request.metadata.labels.get_or_insert_default().extend(l),
                 Some(Act::Complete(s)) => { prop_assert!(status.completion_time.is_none()); *status = *s; }
-                Some(Act::Wait(conditions)) => (status.phase, status.conditions) = (Phase::Pending, conditions),
+                Some(Act::Wait(conditions) | Act::Conditions(conditions)) => status.conditions = conditions,
                 Some(Act::Guard) => request.metadata.finalizers = Some(vec![keys::CRR_UNREADY_ACQUIRED.into()]),
                 Some(act @ (Act::Hold | Act::Grace)) => {
                     prop_assert_eq!(act == Act::Hold, gate);

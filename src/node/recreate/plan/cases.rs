@@ -199,6 +199,10 @@ fn failure_ends_an_ordered_request_unless_it_is_ignored() {
         let mut world = World::new(vec![sim("a", 0, 0, 0, None)], vec![(0, request)]);
         let status = run(&mut world).clone();
         assert_eq!(stops(&world, "one").count(), stopped);
+        assert_eq!(
+            status.message, "",
+            "clients take a message for an end before its time"
+        );
         assert!(
             status.states[0]
                 .message
@@ -207,7 +211,7 @@ fn failure_ends_an_ordered_request_unless_it_is_ignored() {
         );
         if !ignore {
             assert!(
-                status.states[1].message.contains("not begun, because"),
+                status.states[1].message.contains("not started, because"),
                 "{status:?}"
             );
         }

@@ -26,6 +26,7 @@ pub fn waiting(request: &Request, why: &Wait) -> Option<Write> {
         Status {
             phase,
             message: why.to_string(),
+            waits: why.reason(),
             states,
             ..request.status.clone()
         },
@@ -44,6 +45,7 @@ pub fn running(request: &Request, pod: &PodView, walk: &Walk, wait: Option<&Wait
     let status = Status {
         phase: Phase::Recreating,
         message,
+        waits: wait.and_then(Wait::reason),
         states,
         snapshot,
         ..request.status.clone()
@@ -69,16 +71,16 @@ pub fn completed(request: &Request, pod: &PodView, walk: &Walk, now: Now) -> Opt
             (Step::Succeeded | Step::Failed(_), _) | (_, None) => state(request, walk, name, step),
             (_, Some(halted)) => State {
                 phase: Phase::Failed,
-                message: format!("not begun, because container {halted:?} failed and failurePolicy is Fail"),
+                message: format!(
+                    "not started, because container {halted:?} failed and failurePolicy is Fail"
+                ),
                 ..stored(request, name).unwrap_or_else(|| pending(name))
             },
         })
         .collect();
-    let message = halted.map_or_else(String::new, |name| {
-        format!("container {name:?} was not recreated")
-    });
     let snapshot = snapshot(request, pod, &states);
-    write(request, over(request, message, states, snapshot, now))
+    // A message would say that it was broken off; a container that failed is a usual end.
+    write(request, over(request, String::new(), states, snapshot, now))
 }
 
 /// The status of a request that ends before its containers do.
@@ -171,6 +173,7 @@ fn over(request: &Request, message: String, states: Vec<State>, snapshot: Vec<Sn
         phase: Phase::Completed,
         completed: Some(now.api),
         message,
+        waits: None,
         states,
         snapshot,
         unready_since: request.status.unready_since,
@@ -192,6 +195,7 @@ fn urgency(have: &Status, want: &Status) -> Option<Urgency> {
         phase,
         completed,
         message,
+        waits: _,
         states,
         snapshot: _,
         unready_since: _,

@@ -107,6 +107,8 @@ pub struct Status {
     pub completed: Option<Timestamp>,
     /// Why it waits or why it ended before its time; empty otherwise.
     pub message: String,
+    /// What kind of thing the message says that it waits for, if it waits; only written.
+    pub waits: Option<&'static str>,
     /// How far each container is.
     pub states: Vec<State>,
     /// What kubelet says of the new containers.

@@ -36,13 +36,27 @@ pub enum Wait {
     Recheck,
 }
 
+impl Wait {
+    /// The reason of condition `Waiting`, where a request waits for this rather than for its own course.
+    #[must_use]
+    pub fn reason(&self) -> Option<&'static str> {
+        match self {
+            Self::Queued { .. } => Some("Queued"),
+            Self::Unready | Self::UnreadyGrace { .. } => Some("PreparingPod"),
+            Self::Pod(_) => Some("PodUnreadable"),
+            Self::Runtime(_) => Some("RuntimeNotReady"),
+            Self::Deadline | Self::MinStarted | Self::Retry | Self::Recheck => None,
+        }
+    }
+}
+
 impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Queued { behind } => write!(f, "waiting for ContainerRecreateRequest {behind} to end"),
             // Also true in the seconds after it was made so, which are not worth a write.
             Self::Unready => f.write_str(
-                "kruise-manager makes the Pod not ready (condition PreRecreateGrace) before its containers are stopped",
+                "kruise-manager marks the Pod not ready (condition PreRecreateGrace) before its containers are stopped",
             ),
             Self::UnreadyGrace { until } => {
                 write!(
@@ -55,7 +69,7 @@ impl fmt::Display for Wait {
             Self::Deadline => f.write_str("the request's deadline"),
             Self::MinStarted => f.write_str("minStartedSeconds of a new container"),
             Self::Retry => f.write_str("the next try to stop a container"),
-            Self::Recheck => f.write_str("a look at the runtime in case an event was missed"),
+            Self::Recheck => f.write_str("a periodic check of the container runtime"),
         }
     }
 }
@@ -124,17 +138,17 @@ pub enum Step {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Waiting => f.write_str("not begun"),
-            Self::Recording => f.write_str("writing down which container is to be replaced"),
-            Self::Slot => f.write_str("waiting for other stops on this node"),
+            Self::Waiting => f.write_str("not started"),
+            Self::Recording => f.write_str("recording which container to replace"),
+            Self::Slot => f.write_str("waiting for a free slot to stop containers on this node"),
             Self::Hook => f.write_str("preStop hook is running"),
             Self::Stopping => f.write_str("TERM sent, waiting for the container to end"),
             Self::Interrupted => f.write_str("stopping was interrupted by a restart of kruise-daemon"),
             Self::Restarting => f.write_str("it is being restarted for its changed environment"),
             Self::Unlisted => {
-                f.write_str("kubelet says that it runs, but the container runtime does not list it")
+                f.write_str("kubelet reports it as running, but the container runtime does not list it")
             }
-            Self::Retry(error) => write!(f, "stopping failed and is tried again: {error}"),
+            Self::Retry(error) => write!(f, "failed to stop; will retry: {error}"),
             Self::Stopped => f.write_str("stopped, waiting for kubelet to start it again"),
             Self::BackOff {
                 until: Some(until),
@@ -193,7 +207,7 @@ impl Step {
     #[must_use]
     pub fn at_deadline(&self) -> String {
         let more = match self {
-            Self::Hook => "; it runs to its end, and TERM follows",
+            Self::Hook => "; the hook continues, then TERM is sent",
             Self::Stopping => "; KILL follows at the end of the grace period",
             _ => "",
         };
@@ -204,9 +218,7 @@ impl Step {
     #[must_use]
     pub fn so_far(&self) -> String {
         match self {
-            Self::Waiting | Self::Recording | Self::Slot => {
-                "nothing had been done to the container".to_owned()
-            }
+            Self::Waiting | Self::Recording | Self::Slot => "the container had not been touched".to_owned(),
             Self::Hook => "its preStop hook was running".to_owned(),
             Self::Stopping => "TERM had been sent".to_owned(),
             Self::Restarting => "it was being restarted for its changed environment".to_owned(),
