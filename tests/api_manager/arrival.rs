@@ -34,7 +34,7 @@ async fn a_job_waits_for_the_nodeimage_of_a_node_that_has_just_become_ready() {
     let waits = |job: &ImagePullJob| {
         let conditions = job.status.iter().flat_map(|s| &s.conditions);
         let mut messages = conditions.map(|c| c.message.as_str());
-        messages.any(|message| message == "job waits for the NodeImage of fresh")
+        messages.any(|message| message == "waiting for the NodeImage of fresh")
     };
     for (name, _) in &selectors {
         let job = until(&jobs(&admin), name, "waiting", waits).await;

@@ -108,7 +108,7 @@ async fn a_job_whose_daemon_does_not_begin_says_so_and_so_does_its_deadline() {
     let spec = json!({ "image": "nginx:deserted", "selector": { "names": ["deserted-1"] },
         "pullPolicy": { "timeoutSeconds": 1 }, "completionPolicy": { "activeDeadlineSeconds": 25 } });
     create(&jobs(&admin), job("deserted", spec)).await;
-    let words = "deserted-1 has not begun: is kruise-daemon running there?";
+    let words = "deserted-1 has not started the pull: is kruise-daemon running there?";
     until(&jobs(&admin), "deserted", "waiting for the daemon", |j| {
         j.status
             .as_ref()
@@ -233,17 +233,17 @@ async fn what_cannot_be_carried_out_says_so() {
         (
             "unknown-node",
             json!({ "image": "nginx:x", "selector": { "names": ["no-such-node"] } }),
-            "no NodeImage of name no-such-node",
+            "no NodeImage named no-such-node",
         ),
         (
             "no-node",
             json!({ "image": "nginx:x", "selector": on("nowhere") }),
-            "spec.selector matches no node",
+            "no node matches spec.selector",
         ),
         (
             "no-pod",
             json!({ "image": "nginx:x", "podSelector": { "matchLabels": { "app": "nobody" } } }),
-            "spec.podSelector matches no running Pod",
+            "no running Pod matches spec.podSelector",
         ),
     ];
     for (name, spec, want) in cases {
@@ -251,9 +251,9 @@ async fn what_cannot_be_carried_out_says_so() {
         let ended = until(&jobs(&admin), name, "ended", completed).await;
         let status = ended.status.unwrap();
         assert_eq!(status.message.as_deref(), Some("job has completed"), "{name}");
-        let (type_, _, message) = told(&status);
+        let (type_, reason, message) = told(&status);
         assert!(
-            type_ == "Complete" && message.contains(want),
+            (type_, reason) == ("Complete", "NoNode") && message.contains(want),
             "{name}: {message:?}"
         );
     }

@@ -304,11 +304,7 @@ impl Writer {
                 if wish.failures == 1 {
                     tracing::warn!(%job, %node, error = words, "NodeImage not written; will retry");
                 }
-                index.delayed(
-                    &wish.uid,
-                    &node,
-                    &format!("its NodeImage cannot be written: {words}"),
-                );
+                index.delayed(&wish.uid, &node, &format!("cannot update its NodeImage: {words}"));
             }
             wish.due = now + pause.unwrap_or_else(|| back_off(wish.failures));
             let wishes = self.waiting.entry(Arc::clone(&node)).or_default();
@@ -320,7 +316,7 @@ impl Writer {
 
     fn refuse(&self, index: &mut Index, node: &NodeName, wish: &Wish, words: &str) {
         tracing::warn!(job = %wish.job.key, %node, error = words, "NodeImage refused");
-        let note = format!("NodeImage {node} cannot be asked for the image: {words}");
+        let note = format!("cannot add the image to NodeImage {node}: {words}");
         index.refused(&wish.uid, node, words);
         let about = owner(&wish.job);
         self.events

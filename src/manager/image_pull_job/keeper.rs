@@ -152,7 +152,7 @@ async fn reconcile(
         Ok(references) => (Ok(references), Ok(None)),
         Err(error) if error.outrun() => return Err(error),
         Err(error) => {
-            let why = format!("job waits for its pull secrets to be copied to the daemons: {error}");
+            let why = format!("cannot copy the pull secrets: {error}");
             warn(&ctx, &job, "PullSecretsNotCopied", why.clone());
             (Err(why), Err(error))
         }

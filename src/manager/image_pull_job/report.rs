@@ -215,7 +215,7 @@ impl Reporter {
         match self.running.join_next().await? {
             Ok(done) => Some(done),
             Err(error) => {
-                tracing::error!(%error, "a write of a job's status ended badly");
+                tracing::error!(%error, "the task that writes a job's status failed");
                 None
             }
         }

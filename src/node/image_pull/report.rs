@@ -96,6 +96,9 @@ pub(super) fn ended(events: &Events, (node, uid): (&str, &str), key: &TagKey, ta
 /// As Go prints a duration, to the millisecond: `4.13s`, `1m0.5s`.
 fn go_duration(took: Duration) -> String {
     let millis = took.as_millis();
+    if millis == 0 {
+        return "0s".to_owned();
+    }
     if millis < 1000 {
         return format!("{millis}ms");
     }
@@ -245,7 +248,7 @@ mod tests {
     #[test]
     fn durations_are_printed_as_go_prints_them() {
         for (millis, text) in [
-            (0, "0ms"),
+            (0, "0s"),
             (999, "999ms"),
             (4_130, "4.13s"),
             (60_000, "1m0s"),

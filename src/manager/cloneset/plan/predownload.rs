@@ -163,6 +163,10 @@ fn job(
         .as_array()
         .into_iter()
         .flatten();
+    let sandbox = SandboxConfig {
+        labels: labels.clone(),
+        annotations: texts(&template["metadata"]["annotations"]),
+    };
     let spec = ImagePullJobSpec {
         image: image.to_owned(),
         pod_selector: Some(not_updated(view, &update.name, hash)),
@@ -187,10 +191,7 @@ fn job(
             active_deadline_seconds: None,
             ttl_seconds_after_finished: Some(TTL),
         },
-        sandbox_config: Some(SandboxConfig {
-            labels: labels.clone(),
-            annotations: texts(&template["metadata"]["annotations"]),
-        }),
+        sandbox_config: Some(sandbox.fitting()),
         ..ImagePullJobSpec::default()
     };
     let mut job = ImagePullJob::new(&format!("{}-{container}", update.name), spec);

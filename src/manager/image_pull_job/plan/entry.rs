@@ -153,7 +153,8 @@ fn new_entry(tag: &str, version: i64, job: &Job, setting: Setting) -> ImageTagSp
 
 fn sandbox(spec: &mut ImageSpec, job: &Job) {
     if let Some(sandbox) = &job.spec.sandbox_config {
-        spec.sandbox_config = Some(sandbox.clone());
+        // A job may have been stored by another webhook than ours.
+        spec.sandbox_config = Some(sandbox.fitting());
     }
 }
 

@@ -59,7 +59,7 @@ fn a_job_does_not_end_without_a_node_that_is_about_to_get_its_nodeimage() {
     for op in [Op::Ready(0, true), Op::Put(0), Op::Pass(5)] {
         play(&mut world, op, &limits, false);
     }
-    let words = Some("job waits for the NodeImage of n0".to_owned());
+    let words = Some("waiting for the NodeImage of n0".to_owned());
     assert_eq!(verdict(&world), (false, words, Some(at(30))));
     for op in [
         Op::Add(0),
@@ -70,7 +70,7 @@ fn a_job_does_not_end_without_a_node_that_is_about_to_get_its_nodeimage() {
     ] {
         play(&mut world, op, &limits, false);
     }
-    let words = Some("job waits for the NodeImage of n1".to_owned());
+    let words = Some("waiting for the NodeImage of n1".to_owned());
     assert_eq!(verdict(&world), (false, words, Some(at(35))));
     play(&mut world, Op::Pass(30), &limits, false);
     let words = Some("nginx:1 is on 1 of 1 nodes".to_owned());

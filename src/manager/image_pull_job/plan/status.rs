@@ -189,7 +189,7 @@ fn waiting(job: &Job, tally: &Tally) -> Option<Outcome> {
             return None;
         }
         let names = names(&tally.awaited);
-        ("NoNodeImage", format!("job waits for the NodeImage of {names}"))
+        ("NoNodeImage", format!("waiting for the NodeImage of {names}"))
     } else if job.parallelism == Ok(0) {
         ("Paused", "paused: spec.parallelism is 0".to_owned())
     } else if let Some(hindrance) = &tally.hindrance {
@@ -200,7 +200,7 @@ fn waiting(job: &Job, tally: &Tally) -> Option<Outcome> {
         let have = has_or_have(&tally.silent);
         (
             "NoDaemon",
-            format!("{have} not begun: is kruise-daemon running there?"),
+            format!("{have} not started the pull: is kruise-daemon running there?"),
         )
     } else if !tally.lost.is_empty() {
         let have = has_or_have(&tally.lost);
@@ -209,7 +209,10 @@ fn waiting(job: &Job, tally: &Tally) -> Option<Outcome> {
         } else {
             "nodes are"
         };
-        ("NodeNotReady", format!("{have} not begun: the {are} not ready"))
+        (
+            "NodeNotReady",
+            format!("{have} not started the pull: the {are} not ready"),
+        )
     } else {
         return None;
     };
@@ -254,12 +257,15 @@ fn cut(text: &str) -> String {
 fn nowhere(job: &Job, tally: &Tally) -> Option<Warning> {
     let (reason, note) = if !tally.unknown.is_empty() {
         let names = first_of(NAMES_IN_MESSAGE, tally.unknown.iter().map(String::as_str));
-        ("UnknownNode", format!("no NodeImage of name {names}"))
+        (
+            "UnknownNode",
+            format!("no NodeImage named {names}: no such node, or it has none yet"),
+        )
     } else if tally.desired == 0 {
         let which = if job.spec.pod_selector.is_some() {
-            "spec.podSelector matches no running Pod"
+            "no running Pod matches spec.podSelector"
         } else if job.spec.selector.is_some() {
-            "spec.selector matches no node"
+            "no node matches spec.selector"
         } else {
             "there is no NodeImage"
         };
@@ -272,7 +278,9 @@ fn nowhere(job: &Job, tally: &Tally) -> Option<Warning> {
 
 /// How a job ended whose nodes all have an outcome.
 fn outcome(job: &Job, tally: &Tally, nowhere: Option<&Warning>) -> Outcome {
-    let (type_, reason, mut message) = if tally.failed.is_empty() {
+    let (type_, reason, mut message) = if tally.desired == 0 {
+        (COMPLETE, "NoNode", "there was no node to pull on".to_owned())
+    } else if tally.failed.is_empty() {
         let image = &job.spec.image;
         let text = format!("{image} is on {} of {} nodes", tally.succeeded, tally.desired);
         (COMPLETE, "Completed", text)

@@ -123,12 +123,8 @@ fn a_job_that_waits_says_for_what_beside_upstreams_message() {
     assert_eq!(told(&paused, &tally(1, 0, 0, 0), 1).0, "Complete");
 
     let mut delayed = tally(0, 0, 1, 1);
-    delayed.notes = [(
-        "n0".into(),
-        "its NodeImage cannot be written: HTTP 500".to_owned(),
-    )]
-    .into();
-    let want = "n0: its NodeImage cannot be written: HTTP 500";
+    delayed.notes = [("n0".into(), "cannot update its NodeImage: HTTP 500".to_owned())].into();
+    let want = "n0: cannot update its NodeImage: HTTP 500";
     assert_eq!(
         told(&plain, &delayed, 1),
         is("Waiting", "NodeImageNotWritten", want)
@@ -145,16 +141,16 @@ fn a_daemon_that_has_not_begun_is_named_and_the_deadline_remembers_it() {
         is(
             "Waiting",
             "NodeNotReady",
-            "n1 has not begun: the node is not ready"
+            "n1 has not started the pull: the node is not ready"
         )
     );
     quiet.silent = names(0, 1);
-    let want = "n0 has not begun: is kruise-daemon running there?";
+    let want = "n0 has not started the pull: is kruise-daemon running there?";
     assert_eq!(told(&plain, &quiet, 1), is("Waiting", "NoDaemon", want));
     let want = format!("job exceeds activeDeadlineSeconds; {want}; failed on 2 of 2 nodes");
     assert_eq!(told(&plain, &quiet, 10), is("Failed", "DeadlineExceeded", &want));
     quiet.silent = names(0, 2);
-    assert!(told(&plain, &quiet, 1).2.starts_with("n0, n1 have not begun"));
+    assert!(told(&plain, &quiet, 1).2.starts_with("n0, n1 have not started"));
 
     quiet = tally(0, 0, 1, 0);
     quiet.silent_from = Some(at(7));
@@ -184,10 +180,11 @@ fn a_job_that_failed_names_nodes_and_causes() {
         Some("job has completed"),
         "clients compare it"
     );
-    assert!(
-        verdict.status.conditions[0]
-            .message
-            .ends_with("; no NodeImage of name n9")
+    let condition = &verdict.status.conditions[0];
+    assert_eq!((&*condition.type_, &*condition.reason), ("Complete", "NoNode"));
+    assert_eq!(
+        condition.message,
+        "there was no node to pull on; no NodeImage named n9: no such node, or it has none yet"
     );
     assert_eq!(verdict.warning.unwrap().reason, "UnknownNode");
 }

@@ -1,10 +1,12 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 
 use super::*;
 use crate::api::image_pull_job::{CompletionPolicyType, ImagePullJob, ImagePullJobSpec, PullPolicy};
-use crate::api::node_image::ImagePullPhase;
+use crate::api::node_image::{ImagePullPhase, SandboxConfig};
 
 static NONE: BTreeSet<String> = BTreeSet::new();
 
@@ -166,4 +168,21 @@ proptest! {
         prop_assert_eq!(spec.pull_secrets.len(), 1);
         for job in &jobs { prop_assert!(owned(&spec.tags[0], &job.uid)); }
     }
+}
+
+#[test]
+fn annotations_that_no_node_image_takes_are_left_out() {
+    let text = |characters| "x".repeat(characters);
+    let mut large = job(0, None, false);
+    let mut annotations: BTreeMap<_, _> = (0..100).map(|n| (format!("k{n:02}"), text(5000))).collect();
+    annotations.insert("a".to_owned(), text(70_000));
+    annotations.insert(text(400), String::new());
+    large.spec.sandbox_config = Some(SandboxConfig {
+        labels: BTreeMap::new(),
+        annotations,
+    });
+    let spec = add(None, &[], "1", &[ask(&large)], setting(0)).unwrap();
+    let kept: Vec<_> = spec.sandbox_config.unwrap().annotations.into_keys().collect();
+    let first: Vec<_> = (0..64).map(|n| format!("k{n:02}")).collect();
+    assert_eq!(kept, first);
 }
