@@ -50,9 +50,7 @@ pub(super) fn check(asked: &Request, unknown_nodes: &[String]) -> Decision {
         }
     }
     let warnings = unknown_nodes.iter().map(|name| {
-        format!(
-            "spec.selector.names: there is no node {name:?} now; the job waits for none that does not exist"
-        )
+        format!("spec.selector.names: there is no node {name:?} now; the job continues without it")
     });
     problems.decide(asked.object.to_json(), warnings.collect())
 }

@@ -315,7 +315,7 @@ async fn keep_one<K: Object + Send + Sync + 'static>(
         let mut changes = mirror.subscribe();
         mirror.synced().await;
         if mirror.get(&key).is_none() {
-            tracing::warn!(name, kind = %K::kind(&()), "not installed; see deploy/");
+            tracing::warn!(name, kind = %K::kind(&()), "not found; apply deploy/webhooks and deploy/crds");
         }
         loop {
             let ca = bundle.borrow_and_update().ca.clone();

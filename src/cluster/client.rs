@@ -44,7 +44,7 @@ impl Source {
 /// Reads the configuration.
 pub(super) async fn source(options: &Options, clock: Clock) -> Result<Source, Error> {
     let mut config = load(options).await?;
-    tracing::info!(server = %config.cluster_url, "uses API server");
+    tracing::info!(server = %config.cluster_url, "using API server");
     config.connect_timeout = Some(Duration::from_secs(5));
     let agent = HeaderValue::from_str(&options.component).map_err(|_| {
         Error::Config(format!(

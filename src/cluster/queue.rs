@@ -175,7 +175,7 @@ async fn drive<K, W, F>(
                     settle(name, &mut queue, key, result);
                 }
                 Ok((key, None)) => {
-                    tracing::error!(name, %key, after = ?pass, "work did not end and is begun anew");
+                    tracing::error!(name, %key, after = ?pass, "reconcile did not finish in time; restarting it");
                     queue.done(&key, Some(Duration::ZERO), Instant::now());
                 }
                 // Passes do not panic and are not aborted; a key that stays marked as running is never reconciled.
@@ -219,9 +219,9 @@ fn settle<K: Named>(name: &str, queue: &mut Queue<K>, key: K, result: Result<Aga
             retries.get_or_create(&[("name", name.to_owned())]).inc();
             let words = error.words;
             if error.ordinary {
-                tracing::debug!(name, %key, error = words, ?pause, "will look again");
+                tracing::debug!(name, %key, error = words, ?pause, "not ready yet; will retry");
             } else {
-                tracing::warn!(name, %key, error = words, ?pause, "will try again");
+                tracing::warn!(name, %key, error = words, ?pause, "reconcile failed; will retry");
             }
         }
     }

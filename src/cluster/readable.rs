@@ -42,7 +42,7 @@ impl<T: Form> Readable<T> {
         };
         let kind = T::Kind::kind(&());
         let (name, namespace) = (self.meta.name, self.meta.namespace);
-        tracing::warn!(%kind, name, namespace, why, "an object cannot be read and is passed over");
+        tracing::warn!(%kind, name, namespace, why, "cannot parse object; ignoring it");
         let reference = ObjectReference {
             api_version: Some(T::Kind::api_version(&()).into_owned()),
             kind: Some(kind.into_owned()),
@@ -51,7 +51,7 @@ impl<T: Form> Readable<T> {
             uid: self.meta.uid,
             ..ObjectReference::default()
         };
-        let note = format!("it cannot be read, so nothing is done about it until it is changed: {why}");
+        let note = format!("cannot parse this object, so it is ignored until it is changed: {why}");
         events.publish(reference, EventType::Warning, "Unreadable", "Reading", note);
         None
     }

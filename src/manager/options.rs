@@ -28,15 +28,15 @@ pub enum Role {
 /// Options of `kruise-manager`.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Which half to run; in a cluster each half has a Deployment, because anybody can reach the port of the webhooks
+    /// What to run. In a cluster, controllers and webhooks have a Deployment each
     #[arg(long, value_enum, default_value_t, value_name = "ROLE")]
     pub role: Role,
 
-    /// Kubeconfig file; when absent KUBECONFIG, ~/.kube/config, or the Pod's service account, the first that there is
+    /// Path to a kubeconfig file; the default is the first that exists of KUBECONFIG, ~/.kube/config and the Pod's service account
     #[arg(long, value_parser = path, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Namespace of this installation: of the webhook's Service and certificate
+    /// Namespace that this is installed in, with the webhooks' Service and certificate Secret
     #[arg(
         long,
         env = "POD_NAMESPACE",
@@ -56,7 +56,7 @@ pub struct Options {
     )]
     pub daemon_config_namespace: String,
 
-    /// Name or address that the API server reaches the webhooks at directly, instead of through the Service
+    /// Host name or IP address at which the API server reaches the webhooks; by default it uses the Service
     #[arg(long, env = "WEBHOOK_HOST", value_name = "HOST")]
     pub webhook_host: Option<String>,
 
@@ -70,11 +70,11 @@ pub struct Options {
     )]
     pub webhook_port: u16,
 
-    /// Address of /metrics: HOST:PORT, or :PORT for all interfaces; 0 for none
+    /// Address of /metrics: HOST:PORT, or :PORT for all interfaces; 0 disables it
     #[arg(long, value_parser = or(METRICS), default_value = METRICS, value_name = "ADDRESS")]
     pub metrics_addr: String,
 
-    /// Address of /healthz and /readyz: HOST:PORT, or :PORT for all interfaces; 0 or nothing for none
+    /// Address of /healthz and /readyz: HOST:PORT, or :PORT for all interfaces; 0 or an empty value disables it
     #[arg(long, default_value = ":8000", value_name = "ADDRESS")]
     pub health_probe_addr: String,
 
@@ -110,27 +110,27 @@ pub struct Options {
     #[arg(long, default_value = "2s", value_parser = duration, value_name = "DURATION")]
     pub leader_election_retry_period: Duration,
 
-    /// How many nodes are written to at once for ImagePullJobs
+    /// Maximum number of nodes written to in parallel for ImagePullJobs
     #[arg(long, value_parser = workers, default_value = "32", value_name = "N")]
     pub imagepulljob_workers: usize,
 
-    /// How many NodeImages are created and cleaned up at once
+    /// Maximum number of NodeImages processed in parallel
     #[arg(long, value_parser = workers, default_value = "8", value_name = "N")]
     pub nodeimage_workers: usize,
 
-    /// How many ContainerRecreateRequests are worked on at once
+    /// Maximum number of ContainerRecreateRequests processed in parallel
     #[arg(long, value_parser = workers, default_value = "16", value_name = "N")]
     pub crr_workers: usize,
 
-    /// How many Pods are written to at once for the condition KruisePodReady
+    /// Maximum number of Pods processed in parallel for the condition KruisePodReady
     #[arg(long, value_parser = workers, default_value = "8", value_name = "N")]
     pub podreadiness_workers: usize,
 
-    /// How many CloneSets are worked on at once
+    /// Maximum number of CloneSets processed in parallel
     #[arg(long, value_parser = workers, default_value = "16", value_name = "N")]
     pub cloneset_workers: usize,
 
-    /// Do not count Pods of CloneSets that are held before their deletion, so that their place is taken at once
+    /// Do not count CloneSet Pods in state PreparingDelete, so that they are replaced at once
     #[arg(
         long,
         default_value_t = false,
@@ -146,7 +146,7 @@ pub struct Options {
     #[arg(long, default_value = "0s", value_parser = duration, value_name = "DURATION")]
     pub nodeimage_creation_delay: Duration,
 
-    /// Seconds that a pulled tag stays listed beyond its job's own limits; at most 31 days
+    /// Seconds that a pulled tag stays in the NodeImage after its job's time limits; at most 31 days
     #[arg(
         long,
         default_value_t = 300,
@@ -166,7 +166,7 @@ pub struct Options {
     )]
     pub feature_gates: Gates,
 
-    /// How log lines look; RUST_LOG chooses which there are
+    /// Log format. The environment variable RUST_LOG sets the level, for example RUST_LOG=info,kruise=debug
     #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
     pub log_format: Format,
 

@@ -17,11 +17,11 @@ pub struct Options {
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
     pub node_name: Option<String>,
 
-    /// Kubeconfig file; when absent KUBECONFIG, ~/.kube/config, or the Pod's service account, the first that there is
+    /// Path to a kubeconfig file; the default is the first that exists of KUBECONFIG, ~/.kube/config and the Pod's service account
     #[arg(long, value_parser = path, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// CRI socket, relative to /hostvarrun (or /run where that is not mounted) or absolute; turns detection off unless empty
+    /// CRI socket: an absolute path, or one relative to /hostvarrun (/run if that is not mounted). If set, sockets are not detected
     #[arg(long, value_parser = path, value_name = "PATH")]
     pub socket_file: Option<PathBuf>,
 
@@ -29,7 +29,7 @@ pub struct Options {
     #[arg(long, value_parser = or(ADDRESS), default_value = ADDRESS, value_name = "ADDRESS")]
     pub addr: String,
 
-    /// How many images are pulled at once on this node; 0 or less means the default
+    /// Maximum number of images pulled in parallel on this node; 0 or less means the default
     #[arg(long, default_value_t = DEFAULT_PULLS, value_name = "N", allow_negative_numbers = true)]
     pub max_workers_for_pull_image: i32,
 
@@ -37,11 +37,11 @@ pub struct Options {
     #[arg(long, default_value = DEFAULT_SOCKET, value_name = "PATH")]
     pub control_socket: PathBuf,
 
-    /// How log lines look; RUST_LOG chooses which there are
+    /// Log format. The environment variable RUST_LOG sets the level, for example RUST_LOG=info,kruise=debug
     #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
     pub log_format: Format,
 
-    /// Features to switch off, as NAME=false separated by commas: DaemonWatchingPod, InPlaceUpdateEnvFromMetadata
+    /// Feature gates, as NAME=true|false separated by commas: DaemonWatchingPod, InPlaceUpdateEnvFromMetadata (both on by default)
     #[arg(long, default_value = "", hide_default_value = true, value_parser = Gates::read, value_name = "GATES")]
     pub feature_gates: Gates,
 

@@ -48,7 +48,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
     );
     options.upstream.log();
     for gate in options.feature_gates.unknown() {
-        tracing::warn!(gate, "this feature gate means nothing here");
+        tracing::warn!(gate, "unknown feature gate; it has no effect");
     }
     let mut supervisor = Supervisor::default();
     let shutdown = supervisor.shutdown.clone();

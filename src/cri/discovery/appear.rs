@@ -50,7 +50,9 @@ impl Directories {
             .filter_map(|path| path.file_name().map(ToOwned::to_owned))
             .collect();
         let inotify = register()
-            .inspect_err(|e| tracing::warn!("sockets that appear are found by regular looks only: {e}"))
+            .inspect_err(|e| {
+                tracing::warn!("cannot watch for new sockets, so they are checked at intervals: {e}")
+            })
             .ok();
         let this = Self {
             inotify,

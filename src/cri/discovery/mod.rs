@@ -140,7 +140,7 @@ struct Slot {
 
 impl Slot {
     fn new(socket: PathBuf) -> Self {
-        let words = format!("{} was not looked at yet", socket.display());
+        let words = format!("{} has not been checked yet", socket.display());
         let health = SocketHealth {
             socket,
             version: None,
@@ -340,6 +340,6 @@ async fn missing(path: &Path) -> Option<String> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Some(format!(
             "there is no socket at {shown}; it is used as soon as it appears"
         )),
-        Err(e) => Some(format!("{shown} cannot be looked at: {e}")),
+        Err(e) => Some(format!("cannot check {shown}: {e}")),
     }
 }

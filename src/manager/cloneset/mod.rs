@@ -228,7 +228,7 @@ async fn pass(work: &Work<'_>, memory: &mut Memory, word: &mut &'static str) -> 
         && memory.may_trim(Instant::now())
         && let Err(error) = history::trim(work, &history, &observed.pods).await
     {
-        tracing::warn!(set = %work.name, %error, "old revisions stay for now");
+        tracing::warn!(set = %work.name, %error, "cannot delete old revisions; will retry");
         memory.not_trimmed(Instant::now());
     }
     let at_once = done.acted.then_some(Duration::ZERO);

@@ -33,7 +33,10 @@ fn words(act: &Act) -> (Option<(&'static str, &'static str)>, &'static str) {
         Act::CreatePod { .. } => (Some(("SuccessfulCreate", "created Pods")), "FailedCreate"),
         Act::DeletePod { .. } => (Some(("SuccessfulDelete", "deleted Pods")), "FailedDelete"),
         Act::DeleteClaim { .. } => (
-            Some(("SuccessfulDelete", "deleted claims of Pods that are gone")),
+            Some((
+                "SuccessfulDelete",
+                "deleted PersistentVolumeClaims of deleted Pods",
+            )),
             "FailedDelete",
         ),
         Act::PatchPod { why, .. } => match why {
@@ -48,19 +51,22 @@ fn words(act: &Act) -> (Option<(&'static str, &'static str)>, &'static str) {
             ),
             Why::Adopt => (Some(("SuccessfulAdopt", "adopted Pods")), "FailedScale"),
             Why::Release => (
-                Some(("SuccessfulRelease", "let go Pods that it does not select")),
+                Some((
+                    "SuccessfulRelease",
+                    "released Pods that the selector does not match",
+                )),
                 "FailedScale",
             ),
             Why::PrepareUpdate => (
-                Some(("PreparingUpdate", "hook inPlaceUpdate holds Pods")),
+                Some(("PreparingUpdate", "waiting for hook inPlaceUpdate on Pods")),
                 "FailedUpdate",
             ),
             Why::PrepareDelete => (
-                Some(("PreparingDelete", "hook preDelete holds Pods")),
+                Some(("PreparingDelete", "waiting for hook preDelete on Pods")),
                 "FailedDelete",
             ),
             Why::KeepAfterAll => (
-                Some(("DeletionCancelled", "keeping Pods after all")),
+                Some(("DeletionCancelled", "cancelled the deletion of Pods")),
                 "FailedScale",
             ),
             Why::State => (None, "FailedUpdate"),

@@ -1,8 +1,7 @@
 //! ControllerRevisions of a CloneSet: what they are called, what they hold, and which of them stay.
 //!
 //! Labels, annotations and data are OpenKruise's, byte for byte, so that either program takes the other's revisions
-//! for its own: a revision that is thought new replaces all Pods. So are names, but for a CloneSet that has no
-//! `status.collisionCount` yet, to which OpenKruise gives 0.
+//! for its own: a revision that is thought new replaces all Pods. So are names.
 
 use std::collections::{BTreeMap, BTreeSet};
 

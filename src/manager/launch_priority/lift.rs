@@ -72,8 +72,9 @@ fn not_ours(ctx: &Context, key: &Key, pod: &PodView, map: &str) {
         uid: Some(pod.uid.clone()),
         ..ObjectReference::default()
     };
-    let note =
-        format!("containers wait for keys of ConfigMap {map}, which is not the Pod's: delete the ConfigMap");
+    let note = format!(
+        "containers wait for keys of ConfigMap {map}, which the Pod does not own: delete the ConfigMap"
+    );
     tracing::warn!(pod = %key, note);
     let events = &ctx.cluster.events;
     events.publish(

@@ -176,7 +176,7 @@ async fn fail(
             node = name,
             image,
             reason = failure.message,
-            "gave up the pull of a daemon that does not answer"
+            "marked the pull as failed: kruise-daemon does not respond"
         );
         let note = format!("Image {image} {} (node {name})", failure.message);
         for owner in owners {

@@ -230,7 +230,7 @@ impl Shared {
                 if error.retryable() {
                     return Err(error);
                 }
-                tracing::warn!(pod = %key, %error, pause = ?REFUSED, "annotation refused");
+                tracing::warn!(pod = %key, %error, pause = ?REFUSED, "the API server rejected the annotation");
                 return Ok(Some(REFUSED));
             }
             let now = self.now();
@@ -241,7 +241,7 @@ impl Shared {
             Some(error) if error.retryable() && plan.wake.is_none() => Err(error),
             failure => {
                 if let Some(error) = failure {
-                    tracing::warn!(pod = %key, %error, "container left out");
+                    tracing::warn!(pod = %key, %error, "cannot read the metadata of a container; leaving it out of the annotation");
                 }
                 Ok(plan.wake.map(|at| at.saturating_sub(self.now())))
             }

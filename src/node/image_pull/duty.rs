@@ -335,7 +335,7 @@ impl Duty {
         };
         if timeout(LAST_WORDS, tell).await.is_err() {
             tracing::warn!(
-                "the last NodeImage status could not be written in time; it is told after the next start"
+                "could not write the last NodeImage status before shutdown; it will be written after the restart"
             );
         }
     }
