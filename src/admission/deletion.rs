@@ -2,12 +2,12 @@
 //! refused while there are active Pods or bound claims in it. Words and rule are OpenKruise's.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::api::ObjectMeta;
 use serde_json::Value;
 
 use super::review::{Decision, Object};
 use crate::api::{keys, names};
 use crate::cluster;
+use crate::cluster::write::Metadata;
 
 /// Path of the webhook; OpenKruise's.
 pub(super) const PATH: &str = "/validate-namespace";
@@ -30,7 +30,7 @@ pub(super) fn protected(namespace: &Object) -> Option<&str> {
 }
 
 /// Whether a Pod that has not ended is active.
-pub(super) fn is_active(pod: &ObjectMeta) -> bool {
+pub(super) fn is_active(pod: &Metadata) -> bool {
     pod.deletion_timestamp.is_none()
 }
 

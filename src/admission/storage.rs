@@ -6,25 +6,30 @@
 
 use std::time::Duration;
 
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{StreamExt, stream};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
-use kube::api::{ApiResource, DynamicObject, ListParams, ObjectMeta};
+use kube::api::{ApiResource, DynamicObject, ListParams};
 use serde_json::{Value, json};
 
 use super::crd::Crd;
 use crate::api::{self, GROUP, V1ALPHA1, V1BETA1};
+use crate::cluster::write::Metadata;
 use crate::cluster::{Cluster, Error, write};
 
 const PAGE: u32 = 500;
 const AT_A_TIME: usize = 8;
 /// How often an object is read again because somebody else wrote it.
 const TRIES: u32 = 10;
-const RETRY: Duration = Duration::from_secs(10);
+/// First pause after a failure; doubles with each further one.
+const FIRST_RETRY: Duration = Duration::from_secs(10);
+/// Longest pause: all objects are written again each time.
+const LAST_RETRY: Duration = Duration::from_secs(600);
 
 /// Rewrites until nothing is stored in the older version.
 pub(super) async fn renew(cluster: &Cluster) {
     for crd in api::crds() {
+        let mut pause = FIRST_RETRY;
         loop {
             match renew_kind(cluster, &crd).await {
                 Ok(0) => break,
@@ -41,12 +46,14 @@ pub(super) async fn renew(cluster: &Cluster) {
                     tracing::warn!(kind = crd.spec.names.kind, %why, "cannot renew stored objects yet");
                 }
             }
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LAST_RETRY);
         }
     }
 }
 
-/// How many objects were rewritten.
+/// How many objects were rewritten. One that cannot be leaves the older version among the stored ones, and keeps no
+/// other from being rewritten.
 async fn renew_kind(cluster: &Cluster, ours: &CustomResourceDefinition) -> Result<usize, Error> {
     let crds: Api<Crd> = Api::all(cluster.client.clone());
     let name = ours.metadata.name.as_deref().unwrap_or_default();
@@ -72,24 +79,36 @@ async fn rewrite_all(cluster: &Cluster, ours: &CustomResourceDefinition) -> Resu
     };
     let all: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &resource);
     let (mut count, mut params) = (0, ListParams::default().limit(PAGE));
+    let mut failed = None;
     loop {
         let page = write::list_metadata(&all, &resource, &params).await?;
         count += page.items.len();
         let next = page.metadata.continue_.filter(|next| !next.is_empty());
-        stream::iter(page.items)
-            .map(Ok)
-            .try_for_each_concurrent(AT_A_TIME, |object| {
-                let api: Api<DynamicObject> = match &object.metadata.namespace {
-                    Some(namespace) => Api::namespaced_with(cluster.client.clone(), namespace, &resource),
-                    None => all.clone(),
-                };
-                let resource = &resource;
-                async move { rewrite(&api, resource, object.metadata).await }
-            })
-            .await?;
-        let Some(next) = next else { return Ok(count) };
+        let rewritten = stream::iter(page.items).map(|object| {
+            let api: Api<DynamicObject> = match &object.metadata.namespace {
+                Some(namespace) => Api::namespaced_with(cluster.client.clone(), namespace, &resource),
+                None => all.clone(),
+            };
+            let resource = &resource;
+            async move {
+                let (name, namespace) = (object.metadata.name.clone(), object.metadata.namespace.clone());
+                let done = rewrite(&api, resource, object.metadata).await;
+                if let Err(why) = &done {
+                    let kind = &resource.kind;
+                    tracing::warn!(kind, namespace, name, %why, "object cannot be stored as v1beta1 yet");
+                }
+                done
+            }
+        });
+        let mut rewritten = rewritten.buffer_unordered(AT_A_TIME);
+        while let Some(done) = rewritten.next().await {
+            failed = failed.or(done.err());
+        }
+        drop(rewritten);
+        let Some(next) = next else { break };
         params = params.continue_token(&next);
     }
+    failed.map_or(Ok(count), Err)
 }
 
 /// The API server stores the object anew because its stored form changes, and without the entries that made it
@@ -97,36 +116,34 @@ async fn rewrite_all(cluster: &Cluster, ours: &CustomResourceDefinition) -> Resu
 async fn rewrite(
     api: &Api<DynamicObject>,
     resource: &ApiResource,
-    mut metadata: ObjectMeta,
+    mut metadata: Metadata,
 ) -> Result<(), Error> {
     for _ in 0..TRIES {
-        let name = metadata.name.as_deref().unwrap_or_default();
-        let outcome = write::patch_metadata(api, resource, name, &renewal(&metadata)).await;
+        let outcome = write::patch_metadata(api, resource, &metadata.name, &renewal(&metadata)).await;
         match outcome {
             Err(why) if why.conflict() => {}
             Err(why) if why.not_found() => return Ok(()),
             outcome => return outcome,
         }
-        match write::get_metadata(api, resource, name).await? {
-            Some(newer) => metadata = newer.metadata,
+        match write::get_metadata(api, resource, &metadata.name).await? {
+            Some(newer) => metadata = newer,
             None => return Ok(()),
         }
     }
     Err(Error::Transport(format!(
         "{} {} changed {TRIES} times while it was renewed",
-        resource.kind,
-        metadata.name.unwrap_or_default()
+        resource.kind, metadata.name
     )))
 }
 
 /// A patch of nothing, but for managed fields in the older version: at each write the API server converts the object
 /// into each version that one of them speaks, and drops all of them where it cannot.
-fn renewal(metadata: &ObjectMeta) -> Value {
+fn renewal(metadata: &Metadata) -> Value {
     let old = format!("{GROUP}/{V1ALPHA1}");
-    let all = metadata.managed_fields.as_deref().unwrap_or_default();
+    let all = &metadata.managed_fields;
     let kept: Vec<_> = all
         .iter()
-        .filter(|entry| entry.api_version.as_deref() != Some(&old))
+        .filter(|entry| entry.get("apiVersion").and_then(Value::as_str) != Some(&old))
         .collect();
     if kept.len() == all.len() {
         return json!({});
@@ -141,12 +158,16 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    fn metadata(versions: &[&str]) -> ObjectMeta {
+    fn metadata(versions: &[&str]) -> Metadata {
         let entries: Vec<_> = versions
             .iter()
-            .map(|version| json!({ "manager": "m", "apiVersion": format!("{GROUP}/{version}"), "fieldsV1": { "f:spec": {} } }))
+            .map(|version| {
+                json!({ "manager": "m", "time": "9999-12-31T23:59:59Z",
+                "apiVersion": format!("{GROUP}/{version}"), "fieldsV1": { "f:spec": {} } })
+            })
             .collect();
-        serde_json::from_value(json!({ "resourceVersion": "7", "managedFields": entries })).unwrap()
+        serde_json::from_value(json!({ "name": "a", "resourceVersion": "7", "managedFields": entries }))
+            .unwrap()
     }
 
     #[test]

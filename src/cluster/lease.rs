@@ -175,21 +175,18 @@ impl Election {
                 other => Ok(Some(self.held(other?, began))),
             };
         };
+        // Kept before the write: one that fails must not start the wait anew.
         let now = sight(seen.take(), lease);
+        let now = seen.insert(now);
         let began = Instant::now();
-        let taken = if began >= self.free_at(&now) {
-            match self
-                .within(write::replace(&self.api, &self.fresh(Some(&now.lease))))
-                .await
-            {
-                Err(error) if error.conflict() => None,
-                other => Some(self.held(other?, began)),
-            }
-        } else {
-            None
-        };
-        *seen = Some(now);
-        Ok(taken)
+        if began < self.free_at(now) {
+            return Ok(None);
+        }
+        let next = self.fresh(Some(&now.lease));
+        match self.within(write::replace(&self.api, &next)).await {
+            Err(error) if error.conflict() => Ok(None),
+            other => Ok(Some(self.held(other?, began))),
+        }
     }
 
     fn fresh(&self, old: Option<&Lease>) -> Lease {

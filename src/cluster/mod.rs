@@ -25,7 +25,6 @@ pub mod fence;
 pub mod lease;
 pub mod pod_template;
 pub mod queue;
-pub mod readable;
 pub mod watch;
 pub mod write;
 
@@ -35,8 +34,7 @@ pub use error::Error;
 pub(crate) use error::chain;
 pub use events::{EventType, Events};
 pub use fence::Fence;
-pub use readable::{Form, Readable, readable};
-pub use watch::{Change, Key, Mirror};
+pub use watch::{Change, Form, Key, Mirror};
 
 /// A connection to one cluster, cheap to clone.
 #[derive(Clone)]
@@ -71,20 +69,20 @@ impl Cluster {
     }
 
     /// A mirror of what `api` and `selected` select (labels, fields, objects per page), as `project` sees it (`None`
-    /// leaves an object out), and the task that keeps it up to date and never ends. The process is not ready while the
-    /// mirror has no list yet or is stale.
-    pub fn mirror<K, T>(
+    /// leaves an object out), and the task that keeps it up to date and never ends. An object that cannot be read is left
+    /// out, with a warning on it. The process is not ready while the mirror has no list yet or is stale.
+    pub fn mirror<R, T>(
         &self,
-        api: Api<K>,
+        api: Api<R::Kind>,
         selected: ListParams,
-        project: impl Fn(K) -> Option<T> + Send + 'static,
+        project: impl Fn(R) -> Option<T> + Send + 'static,
     ) -> (Mirror<T>, BoxFuture<'static, ()>)
     where
-        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+        R: Form + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
         T: PartialEq + Send + Sync + 'static,
     {
-        let watch = self.watches.begin(&K::kind(&()));
-        watch::mirror(api, selected, Some(watch), project)
+        let watch = self.watches.begin(&R::Kind::kind(&()));
+        watch::mirror(api, selected, Some(self.events.clone()), Some(watch), project)
     }
 
     /// The same cluster by connections of its own, which carry nothing once `fence` is closed, events included.
@@ -122,17 +120,18 @@ impl Cluster {
     }
 }
 
-/// A mirror that the process can do without: what becomes of it changes no readiness.
-pub fn optional_mirror<K, T>(
-    api: Api<K>,
+/// A mirror that the process can do without: what becomes of it changes no readiness, and an object that cannot be read
+/// is left out with a line in the log alone.
+pub fn optional_mirror<R, T>(
+    api: Api<R::Kind>,
     selected: ListParams,
-    project: impl Fn(K) -> Option<T> + Send + 'static,
+    project: impl Fn(R) -> Option<T> + Send + 'static,
 ) -> (Mirror<T>, BoxFuture<'static, ()>)
 where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+    R: Form + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     T: PartialEq + Send + Sync + 'static,
 {
-    watch::mirror(api, selected, None, project)
+    watch::mirror(api, selected, None, None, project)
 }
 
 /// That much later; in ten years where the clock does not go so far.

@@ -291,7 +291,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
             .saturating_mul(1 << (*count).min(16))
             .min(LONGEST_PAUSE);
         *count = count.saturating_add(1);
-        let pause = asked.map_or(doubled, |asked| asked.min(LONGEST_ASKED));
+        let pause = doubled.max(asked.unwrap_or_default().min(LONGEST_ASKED));
         // What arrived meanwhile waits as well, or a failing key would spin with its own events.
         self.repeat.remove(key);
         self.stop(key, Some(later(now, pause)));

@@ -4,6 +4,8 @@
 //! themselves are dropped at the watch, so a node of a thousand Pods costs kilobytes.
 
 mod follow;
+mod page;
+mod readable;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::{self, Debug};
@@ -11,11 +13,13 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use futures::future::BoxFuture;
 use kube::api::ListParams;
-use kube::{Api, Resource, ResourceExt};
+use kube::{Api, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 
 use self::follow::Follower;
+pub use self::readable::Form;
+use super::Events;
 use crate::ops::panics::isolated_now;
 use crate::ops::watches::Watch;
 
@@ -175,17 +179,19 @@ impl<T> Mirror<T> {
 
 /// A mirror of what `api` and `selected` select (labels, fields, objects per page), as `project` sees it (`None` leaves
 /// an object out), and the task that keeps it up to date. The task never ends: what fails is tried again, after 0.2 s at
-/// first and 30 s at most, or when the API server asks for it. `watch` is told how it goes.
-pub(super) fn mirror<K, T, F>(
-    api: Api<K>,
+/// first and 30 s at most, or when the API server asks for it. `watch` is told how it goes, and `events` of objects that
+/// cannot be read.
+pub(super) fn mirror<R, T, F>(
+    api: Api<R::Kind>,
     selected: ListParams,
+    events: Option<Events>,
     watch: Option<Watch>,
     project: F,
 ) -> (Mirror<T>, BoxFuture<'static, ()>)
 where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+    R: Form + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     T: PartialEq + Send + Sync + 'static,
-    F: Fn(K) -> Option<T> + Send + 'static,
+    F: Fn(R) -> Option<T> + Send + 'static,
 {
     let state = Arc::new(RwLock::new(State {
         objects: HashMap::new(),
@@ -202,7 +208,7 @@ where
         seen: HashSet::new(),
     };
     // Boxed, for it is large, and often part of another future.
-    let task = Box::pin(Follower::new(api, selected, keeper, synced_tx, watch).run());
+    let task = Box::pin(Follower::<R, T, F>::new(&api, selected, keeper, synced_tx, events, watch).run());
     (mirror, task)
 }
 
@@ -221,12 +227,12 @@ impl<T: PartialEq, F> Keeper<T, F> {
     }
 
     /// The list in progress has this object.
-    fn listed<K: Resource<DynamicType = ()>>(&mut self, object: K)
+    fn listed<K>(&mut self, key: Key, object: Option<K>)
     where
         F: Fn(K) -> Option<T>,
     {
-        self.seen.insert(Key::of(&object));
-        self.put(object);
+        self.seen.insert(key.clone());
+        self.put(key, object);
     }
 
     /// The list is complete: what was not in it has gone.
@@ -246,19 +252,14 @@ impl<T: PartialEq, F> Keeper<T, F> {
         self.seen = HashSet::new();
     }
 
-    /// An object is gone.
-    fn delete<K: Resource<DynamicType = ()>>(&self, object: &K) {
-        self.set(Key::of(object), None);
-    }
-
-    /// An object has come or changed.
-    fn put<K: Resource<DynamicType = ()>>(&self, object: K)
+    /// An object has come or changed; `None` where it cannot be read.
+    fn put<K>(&self, key: Key, object: Option<K>)
     where
         F: Fn(K) -> Option<T>,
     {
-        let key = Key::of(&object);
         // An object that cannot be read without a panic is left out, as one that cannot be read at all.
-        let projected = isolated_now("watch", &key, || (self.project)(object)).unwrap_or_default();
+        let projected = object
+            .and_then(|object| isolated_now("watch", &key, || (self.project)(object)).unwrap_or_default());
         self.set(key, projected);
     }
 
@@ -303,9 +304,9 @@ mod tests {
             seen: HashSet::new(),
             project: |o: ConfigMap| o.data.unwrap().remove("v"),
         };
-        keeper.listed(config_map("a", "1"));
-        keeper.listed(ConfigMap::default());
-        keeper.listed(config_map("b", "1"));
+        for object in [config_map("a", "1"), ConfigMap::default(), config_map("b", "1")] {
+            keeper.listed(Key::of(&object), Some(object));
+        }
         keeper.end_list();
         assert_eq!(state.read().unwrap().objects.len(), 2);
     }
@@ -335,7 +336,7 @@ mod tests {
         for list in lists {
             keeper.begin_list();
             for (name, value) in list {
-                keeper.listed(config_map(name, value));
+                keeper.listed(Key::cluster(name), Some(config_map(name, value)));
             }
             keeper.end_list();
         }

@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use kube::Resource;
 use kube::api::{
-    Api, ApiResource, DeleteParams, DynamicObject, ListParams, ObjectList, PartialObjectMeta, Patch,
-    PatchParams, PostParams,
+    Api, ApiResource, DeleteParams, DynamicObject, GetParams, ListParams, ObjectList, Patch, PatchParams,
+    PostParams,
 };
 use kube::core::Request;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::Error;
@@ -243,6 +243,30 @@ pub async fn get<K: Object>(api: &Api<K>, name: &str) -> Result<Option<K>, Error
     bounded(&K::kind(&()), "get", api.get_opt(name)).await
 }
 
+/// What is read of an object of which metadata alone was asked for.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Metadata {
+    /// The name.
+    pub name: String,
+    /// The namespace, `None` for cluster-wide kinds.
+    pub namespace: Option<String>,
+    /// The version.
+    pub resource_version: Option<String>,
+    /// When it was asked to go.
+    pub deletion_timestamp: Option<String>,
+    /// Who manages which field, as it comes: whoever writes the object writes this, too.
+    #[serde(default)]
+    pub managed_fields: Vec<Value>,
+}
+
+/// An object of which metadata alone was asked for.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Partial {
+    /// The metadata.
+    pub metadata: Metadata,
+}
+
 /// Reads names and other metadata of a page of objects.
 ///
 /// # Errors
@@ -251,9 +275,12 @@ pub async fn list_metadata<K: Resource + Clone + Debug + DeserializeOwned>(
     api: &Api<K>,
     kind: &K::DynamicType,
     params: &ListParams,
-) -> Result<ObjectList<PartialObjectMeta<K>>, Error> {
+) -> Result<ObjectList<Partial>, Error> {
     checked_as(api, kind, None)?;
-    bounded(&K::kind(kind), "list", api.list_metadata(params)).await
+    let request = Request::new(api.resource_url()).list_metadata(params);
+    let client = api.clone().into_client();
+    let list = async { client.request(request.map_err(kube::Error::BuildRequest)?).await };
+    bounded(&K::kind(kind), "list", list).await
 }
 
 /// Reads a page of objects.
@@ -273,9 +300,20 @@ pub async fn get_metadata(
     api: &Api<DynamicObject>,
     resource: &ApiResource,
     name: &str,
-) -> Result<Option<PartialObjectMeta<DynamicObject>>, Error> {
+) -> Result<Option<Metadata>, Error> {
     checked_as(api, resource, Some(name))?;
-    bounded(&resource.kind, "get", api.get_metadata_opt(name)).await
+    let request = Request::new(api.resource_url()).get_metadata(name, &GetParams::default());
+    let client = api.clone().into_client();
+    let get = async {
+        client
+            .request::<Partial>(request.map_err(kube::Error::BuildRequest)?)
+            .await
+    };
+    match bounded(&resource.kind, "get", get).await {
+        Ok(object) => Ok(Some(object.metadata)),
+        Err(error) if error.not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Sends a JSON merge patch of the object itself, of which nothing but metadata comes back.

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use kube::api::ListParams;
-use kube::{Api, Resource, ResourceExt};
+use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 
 use super::view::{ClaimView, NodeImageView, NodeView, PodView, RawPod, RevisionView};
@@ -15,7 +15,7 @@ use crate::api::image_pull_job::ImagePullJob;
 use crate::api::keys;
 use crate::api::node_image::NodeImage;
 use crate::cluster::write::Object;
-use crate::cluster::{Cluster, Mirror, readable};
+use crate::cluster::{Cluster, Mirror};
 use crate::ops::supervise::Supervisor;
 
 /// What is known of the cluster; clones share it.
@@ -47,31 +47,23 @@ impl Stores {
     #[must_use]
     pub fn start(cluster: &Cluster, supervisor: &mut Supervisor) -> Self {
         let mut start = Start { cluster, supervisor };
-        // Kinds with fields that the API server takes as they are: what cannot be read is left out.
-        let events = &cluster.events;
         Self {
             nodes: start.watch("watch of nodes", None, |o: Node| Some(NodeView::from(o))),
-            node_images: start.watch(
-                "watch of nodeimages",
-                None,
-                readable(events, |o: NodeImage| Some(NodeImageView::from(o))),
-            ),
-            jobs: start.watch(
-                "watch of imagepulljobs",
-                None,
-                readable(events, whole::<ImagePullJob>),
-            ),
+            node_images: start.watch("watch of nodeimages", None, |o: NodeImage| {
+                Some(NodeImageView::from(o))
+            }),
+            jobs: start.watch("watch of imagepulljobs", None, whole::<ImagePullJob>),
             pods: start.watch("watch of pods", None, |o: RawPod| Some(PodView::from(&o))),
             requests: start.watch(
                 "watch of containerrecreaterequests",
                 None,
-                readable(events, whole::<ContainerRecreateRequest>),
+                whole::<ContainerRecreateRequest>,
             ),
-            clone_sets: start.watch("watch of clonesets", None, readable(events, whole::<CloneSet>)),
+            clone_sets: start.watch("watch of clonesets", None, whole::<CloneSet>),
             revisions: start.watch(
                 "watch of controllerrevisions",
                 Some(keys::REVISION_HASH),
-                readable(events, |o: ControllerRevision| RevisionView::of(&o)),
+                |o: ControllerRevision| RevisionView::of(&o),
             ),
             claims: start.watch(
                 "watch of persistentvolumeclaims",
@@ -125,8 +117,7 @@ impl Start<'_> {
     }
 }
 
-/// The whole object, but for who manages which field.
-fn whole<K: Object>(mut object: K) -> Option<K> {
-    object.managed_fields_mut().clear();
+/// The whole object; a mirror has not read who manages which field.
+fn whole<K: Object>(object: K) -> Option<K> {
     Some(object)
 }

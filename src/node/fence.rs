@@ -11,7 +11,6 @@ use std::hash::BuildHasher;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Event, Pod};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
 use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
@@ -158,16 +157,12 @@ async fn patched<K: Object>(
         return Outcome::Unknown;
     };
     let mut objects = listed.items.into_iter().map(|object| object.metadata);
-    match objects.find(|object| object.name.as_deref() != own) {
-        Some(ObjectMeta {
-            name: Some(name),
-            namespace,
-            ..
-        }) => {
-            let api = api(client.clone(), namespace.as_deref().unwrap_or_default());
-            outcome(write::try_status(&api, &name, patch).await)
+    match objects.find(|object| Some(object.name.as_str()) != own) {
+        Some(object) => {
+            let api = api(client.clone(), object.namespace.as_deref().unwrap_or_default());
+            outcome(write::try_status(&api, &object.name, patch).await)
         }
-        _ => Outcome::Unknown,
+        None => Outcome::Unknown,
     }
 }
 

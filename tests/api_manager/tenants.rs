@@ -11,7 +11,9 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::jobs::until_event;
-use crate::world::{Answer, PATIENCE, answer, asked, completed, create, nodes, until, until_gone, world};
+use crate::world::{
+    Answer, PATIENCE, World, answer, asked, completed, create, nodes, until, until_gone, world,
+};
 
 /// A namespace of a tenant, and its jobs.
 async fn tenant(admin: &Cluster, name: &str) -> Api<ImagePullJob> {
@@ -153,4 +155,56 @@ async fn a_tenant_with_many_images_leaves_room_on_the_node_for_others() {
     answer(&admin, "crowded-1", Answer::Succeeded).await;
     let ended = until(&modest, "modest", "ended", completed).await;
     assert_eq!(ended.status.unwrap().succeeded, 1);
+}
+
+/// Who manages which field is written by whoever writes the object, a time that our types do not hold as well.
+#[tokio::test]
+async fn managed_fields_with_a_time_in_the_year_9999_stop_no_watch() {
+    let world = World::new();
+    let admin = world.admin().await;
+    let forge = |what: &str| {
+        let time = json!([{ "op": "add", "path": "/metadata/annotations", "value": { "a": "b" } },
+            { "op": "replace", "path": "/metadata/managedFields/0/time", "value": "9999-12-31T23:59:59Z" }]);
+        let forged = [
+            "patch",
+            what,
+            "--type=json",
+            "--field-manager=other",
+            "--patch",
+            &time.to_string(),
+        ]
+        .map(str::to_owned);
+        world
+            .plane
+            .kubectl(&forged.each_ref().map(String::as_str))
+            .unwrap();
+        let read = [
+            "get",
+            what,
+            "--show-managed-fields",
+            "--output=jsonpath={.metadata.managedFields[*].time}",
+        ];
+        let times = world.plane.kubectl(&read).unwrap();
+        assert!(times.contains("9999"), "{what}: {times}");
+    };
+    let claim = json!({ "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": { "name": "forged", "labels": { "apps.kruise.io/cloneset-instance-id": "x" } },
+        "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Mi" } } } });
+    let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "forged" },
+        "spec": { "containers": [{ "name": "app", "image": "nginx" }] } });
+    for object in [claim, pod] {
+        world.plane.apply(&object.to_string()).unwrap();
+    }
+    for what in ["persistentvolumeclaim/forged", "pod/forged"] {
+        forge(what);
+    }
+
+    // All watches have their first list before a controller starts, and this waits for one.
+    let mut manager = world.manager("kruise-manager");
+    manager.start().unwrap();
+    nodes(&admin, &["forged"], json!({})).await;
+
+    // A watch that has begun goes on as well: it hears of the Node that comes afterwards.
+    forge("node/forged");
+    nodes(&admin, &["next"], json!({})).await;
 }

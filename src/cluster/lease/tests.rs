@@ -86,6 +86,8 @@ struct Server {
     lease: Arc<Mutex<Lease>>,
     changed: watch::Sender<()>,
     watches: bool,
+    /// So many writes are answered with 500.
+    fails: Arc<Mutex<u32>>,
 }
 
 impl Server {
@@ -94,6 +96,7 @@ impl Server {
             lease: Arc::new(Mutex::new(lease("other", 15, "1"))),
             changed: watch::Sender::new(()),
             watches,
+            fails: Arc::default(),
         }
     }
 
@@ -136,6 +139,14 @@ impl Server {
             return Response::new(StreamBody::new(changes.boxed()).boxed_unsync());
         }
         if request.method() == Method::PUT {
+            let mut fails = self.fails.lock().unwrap();
+            if *fails > 0 {
+                *fails -= 1;
+                let mut answer = whole(r#"{"kind":"Status","code":500,"message":"etcd"}"#.to_owned());
+                *answer.status_mut() = http::StatusCode::INTERNAL_SERVER_ERROR;
+                return answer;
+            }
+            drop(fails);
             let body = request.into_body().collect().await.unwrap().to_bytes();
             self.set(serde_json::from_slice(&body).unwrap());
         }
@@ -229,5 +240,18 @@ async fn a_standby_names_each_leader_once() {
     assert_eq!(
         said.into_inner().unwrap(),
         [r#"Behind("other")"#, r#"Behind("third")"#]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_candidate_whose_write_fails_tries_again_after_a_retry_period() {
+    let server = Server::new(true);
+    *server.fails.lock().unwrap() = 3;
+    let start = Instant::now();
+    candidate(server.client()).acquire(|_| {}).await;
+    let waited = start.elapsed().as_secs();
+    assert!(
+        (21..=24).contains(&waited),
+        "15 s of the Lease and three tries of 2 s: {waited} s"
     );
 }

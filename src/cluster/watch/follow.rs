@@ -8,17 +8,20 @@
 
 use std::fmt::Debug;
 use std::hash::{BuildHasher, RandomState};
+use std::marker::PhantomData;
 use std::time::Duration;
 
 use futures::StreamExt;
 use kube::api::{ListParams, WatchEvent, WatchParams};
-use kube::{Api, Resource, ResourceExt};
+use kube::core::{ObjectList, Request};
+use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
-use super::Keeper;
-use crate::cluster::Error;
+use super::readable::{Form, Readable};
+use super::{Keeper, page};
+use crate::cluster::{Error, Events};
 use crate::ops::metrics::metrics;
 use crate::ops::watches::Watch;
 
@@ -39,36 +42,43 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const LONGEST_ASKED: Duration = Duration::from_secs(300);
 
 /// Keeps one mirror up to date.
-pub(super) struct Follower<K, T, F> {
-    api: Api<K>,
+pub(super) struct Follower<R, T, F> {
+    client: Client,
+    path: String,
+    kind: PhantomData<fn() -> R>,
     selected: ListParams,
     keeper: Keeper<T, F>,
     synced: watch::Sender<bool>,
+    events: Option<Events>,
     report: Report,
     /// What the mirror holds; `None` is to be listed.
     version: Option<String>,
 }
 
-impl<K, T, F> Follower<K, T, F>
+impl<R, T, F> Follower<R, T, F>
 where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+    R: Form + Clone + Debug + DeserializeOwned + Send + 'static,
     T: PartialEq,
-    F: Fn(K) -> Option<T>,
+    F: Fn(R) -> Option<T>,
 {
     pub fn new(
-        api: Api<K>,
+        api: &Api<R::Kind>,
         selected: ListParams,
         keeper: Keeper<T, F>,
         synced: watch::Sender<bool>,
+        events: Option<Events>,
         watch: Option<Watch>,
     ) -> Self {
         let limit = Some(selected.limit.unwrap_or(PAGE));
         Self {
-            api,
+            client: api.clone().into_client(),
+            path: api.resource_url().to_owned(),
+            kind: PhantomData,
             selected: ListParams { limit, ..selected },
             keeper,
             synced,
-            report: Report::new(K::kind(&()).into_owned(), watch),
+            events,
+            report: Report::new(R::Kind::kind(&()).into_owned(), watch),
             version: None,
         }
     }
@@ -91,12 +101,22 @@ where
 
     async fn list(&mut self) -> Result<(), Error> {
         let mut page = self.selected.clone();
+        let before = self.report.failures;
         self.keeper.begin_list();
         loop {
-            let list = within("list", &self.report.kind, Box::pin(self.api.list(&page))).await?;
-            self.report.heard();
+            let list = match self.page(&mut page).await {
+                Ok(list) => list,
+                // The pages that are there are good for some minutes yet.
+                Err(error) if page.continue_token.is_some() && error.retryable() => {
+                    sleep(self.report.failed(&error)).await;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            self.report.failures = before;
             for object in list.items {
-                self.keeper.listed(object);
+                self.keeper
+                    .listed(object.key(), object.read(self.events.as_ref()));
             }
             let more = list.metadata.continue_.filter(|token| !token.is_empty());
             if more.is_none() {
@@ -114,6 +134,18 @@ where
         Ok(())
     }
 
+    /// The next page, with fewer objects where it is too large for our memory.
+    async fn page(&mut self, page: &mut ListParams) -> Result<ObjectList<Readable<R>>, Error> {
+        loop {
+            let answer = page::read(&self.client, &self.path, page);
+            if let Some(list) = within("list", &self.report.kind, answer).await? {
+                return Ok(list);
+            }
+            page.limit = page.limit.map(|limit| (limit / 4).max(1));
+            tracing::debug!(kind = self.report.kind, limit = page.limit, "page is too large");
+        }
+    }
+
     /// Applies events until the API server ends the watch, or nothing is heard of it.
     async fn watch(&mut self, from: &str) -> Result<(), Error> {
         let params = WatchParams {
@@ -121,21 +153,28 @@ where
             field_selector: self.selected.field_selector.clone(),
             ..WatchParams::default()
         };
-        let start = Box::pin(self.api.watch(&params, from));
+        let request = Request::new(&self.path).watch(&params, from);
+        let request = request.map_err(kube::Error::BuildRequest)?;
+        let start = self.client.request_events::<Readable<R>>(request);
         let mut events = Box::pin(within("watch", &self.report.kind, start).await?);
-        self.report.watching();
-        let (begun, mut any) = (Instant::now(), false);
+        let mut lives = false;
         loop {
-            let Ok(event) = timeout(SILENCE, events.next()).await else {
+            let patience = if lives { SILENCE } else { SHORT };
+            let Ok(event) = timeout(patience, events.next()).await else {
+                if !lives {
+                    lives = true;
+                    self.report.watching();
+                    continue;
+                }
                 tracing::debug!(kind = self.report.kind, after = ?SILENCE, "watch is silent; starting another");
                 return Ok(());
             };
             let Some(event) = event else { break };
             self.apply(event.map_err(Error::from)?)?;
-            any = true;
+            lives = true;
             self.report.progress();
         }
-        if any || begun.elapsed() >= SHORT {
+        if lives {
             return Ok(());
         }
         Err(Error::Transport(
@@ -143,16 +182,16 @@ where
         ))
     }
 
-    fn apply(&mut self, event: WatchEvent<K>) -> Result<(), Error> {
+    fn apply(&mut self, event: WatchEvent<Readable<R>>) -> Result<(), Error> {
         let version = match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                let version = object.resource_version();
-                self.keeper.put(object);
+                let version = object.version();
+                self.keeper.put(object.key(), object.read(self.events.as_ref()));
                 version
             }
             WatchEvent::Deleted(object) => {
-                self.keeper.delete(&object);
-                object.resource_version()
+                self.keeper.set(object.key(), None);
+                object.version()
             }
             WatchEvent::Bookmark(bookmark) => Some(bookmark.metadata.resource_version),
             WatchEvent::Error(status) => return Err(Error::Api(status)),
@@ -209,13 +248,15 @@ impl Report {
         }
     }
 
+    /// A list is complete.
     fn listed(&self) {
+        self.heard();
         if let Some(watch) = &self.watch {
             watch.listed();
         }
     }
 
-    /// A watch has started.
+    /// A watch works.
     fn watching(&mut self) {
         self.heard();
         if self.logged.take().is_some() {
@@ -225,7 +266,7 @@ impl Report {
 
     /// An event or a bookmark: only these show that what failed before is over.
     fn progress(&mut self) {
-        self.heard();
+        self.watching();
         self.failures = 0;
         self.expired = false;
     }

@@ -17,7 +17,6 @@ use kube::Api;
 use kube::api::ListParams;
 
 use super::Context;
-use crate::cluster::{Readable, readable};
 #[cfg(any(test, fuzzing))]
 pub(super) use observe::read;
 
@@ -50,10 +49,11 @@ impl Error {
 /// # Errors
 /// When the watch ends by itself.
 pub async fn run(ctx: Context) -> Result<(), Error> {
-    let api: Api<Readable<observe::Raw>> = Api::all(ctx.cluster.client.clone());
+    let api: Api<NodeImage> = Api::all(ctx.cluster.client.clone());
     let config = ListParams::default().fields(&format!("metadata.name={}", ctx.node_name));
-    let read = readable(&ctx.cluster.events, |image| Some(observe::observe(image)));
-    let (seen, watch) = ctx.cluster.mirror(api, config, read);
+    let (seen, watch) = ctx
+        .cluster
+        .mirror(api, config, |image| Some(observe::observe(image)));
     let duty = duty::Duty::new(ctx, seen.subscribe());
     tokio::select! {
         () = watch => Err(Error::WatchEnded),

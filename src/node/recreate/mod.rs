@@ -31,7 +31,7 @@ use super::Context;
 use super::pods::PodView;
 use crate::api::container_recreate_request::ContainerRecreateRequest;
 use crate::api::keys;
-use crate::cluster::{Key, Mirror, Readable, readable};
+use crate::cluster::{Key, Mirror};
 use machine::Machine;
 use plan::{Now, Phase, Request};
 use report::Board;
@@ -76,10 +76,9 @@ pub enum Error {
 /// # Errors
 /// When a watch ends by itself.
 pub async fn run(ctx: Context, pods: Mirror<PodView>) -> Result<(), Error> {
-    let api: Api<Readable<ContainerRecreateRequest>> = Api::all(ctx.cluster.client.clone());
+    let api: Api<ContainerRecreateRequest> = Api::all(ctx.cluster.client.clone());
     let selected = ListParams::default().labels(&keys::crr_selector(&ctx.node_name));
-    let request = readable(&ctx.cluster.events, observe::request);
-    let (requests, watch) = ctx.cluster.mirror(api, selected, request);
+    let (requests, watch) = ctx.cluster.mirror(api, selected, observe::request);
     let shutdown = ctx.shutdown.clone();
     let shared = Arc::new(Shared {
         ctx,

@@ -12,6 +12,7 @@ use hyper::body::{Bytes, Frame};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::client::Body;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 use tower::service_fn;
 
 use super::*;
@@ -135,7 +136,7 @@ impl World {
         let watches = Watches::default();
         let watch = watches.begin("ConfigMap");
         let api = Api::<ConfigMap>::namespaced(client(&server), "ns");
-        let (mirror, task) = mirror(api, ListParams::default(), Some(watch), |c: ConfigMap| {
+        let (mirror, task) = mirror(api, ListParams::default(), None, Some(watch), |c: ConfigMap| {
             c.metadata.resource_version
         });
         Self {
@@ -213,20 +214,89 @@ async fn a_list_that_fails_is_repeated_ever_more_rarely() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_that_fails_on_a_later_page_is_repeated_as_rarely() {
-    let mut answers = Vec::new();
-    for _ in 0..100 {
-        answers.extend([List(&["a"], Some("more")), refused(500, "broken", 0)]);
-    }
-    let world = World::new(answers);
+async fn a_page_that_fails_is_asked_for_again_ever_more_rarely_without_the_pages_before_it() {
+    let world = World::new(vec![List(&["a"], Some("more")), refused(500, "broken", 0)]);
     world.pass(600).await;
-    let asked = world.asked();
+    let asked = world.what();
     assert!(
-        (36..=96).contains(&asked.len()),
+        (18..=49).contains(&asked.len()),
         "{} requests: {asked:?}",
         asked.len()
     );
+    assert_eq!(asked[0], "list");
+    assert!(asked[1..].iter().all(|what| what == "list more"), "{asked:?}");
     assert!(!world.mirror.is_synced());
+
+    // A large cluster, whose API server turns every second request away.
+    let mut answers = Vec::new();
+    for _ in 0..300 {
+        answers.extend([List(&["a"], Some("more")), refused(429, "later", 1)]);
+    }
+    answers.extend([List(&["b"], None), Silent(vec![])]);
+    let world = World::new(answers);
+    world.pass(600).await;
+    assert_eq!(world.names(), ["a", "b"]);
+    let asked = world.what();
+    assert_eq!(asked.iter().filter(|what| *what == "list").count(), 1);
+}
+
+/// Readiness and metric tell of a mirror that gets no further, whatever is answered in between.
+#[tokio::test(start_paused = true)]
+async fn a_mirror_is_stale_where_the_answers_bring_it_no_further() {
+    let mut later_page = vec![
+        List(&["a"], None),
+        Ends(vec![forgotten()]),
+        List(&["a"], Some("more")),
+    ];
+    later_page.push(refused(500, "broken", 0));
+    for answers in [later_page, vec![List(&["a"], None), Ends(vec![])]] {
+        let world = World::new(answers);
+        world.pass(200).await;
+        assert_eq!(world.watches.check(), Some(Ok("ConfigMap".to_owned())));
+        world.pass(100).await;
+        let problem = world.problem();
+        assert!(
+            problem.starts_with("ConfigMap is stale: nothing heard for "),
+            "{problem}"
+        );
+    }
+}
+
+/// Twenty objects of 1.5 MB are no more than a page of eight at a time.
+#[tokio::test(start_paused = true)]
+async fn large_objects_are_read_a_few_at_a_time() {
+    let large = |name: &str| {
+        let mut object = config_map(name, "5");
+        object["data"] = json!({ "a": "x".repeat(1_500_000) });
+        object
+    };
+    let page = |count: usize, more: Option<&str>| {
+        let items: Vec<Value> = (0..count).map(|i| large(&format!("o{i}"))).collect();
+        Object(
+            200,
+            json!({ "apiVersion": "v1", "kind": "ConfigMapList", "items": items,
+            "metadata": { "resourceVersion": "5", "continue": more } }),
+        )
+    };
+    let world = World::new(vec![
+        page(20, None),
+        page(20, None),
+        page(20, None),
+        page(5, Some("more")),
+        page(2, None),
+        Silent(vec![]),
+    ]);
+    world.pass(10).await;
+    assert_eq!(world.names(), ["o0", "o1", "o2", "o3", "o4"]);
+    let limits: Vec<_> = world
+        .server
+        .lock()
+        .unwrap()
+        .asked
+        .iter()
+        .filter_map(|(_, uri)| Some(uri.split_once("limit=")?.1.split('&').next()?.to_owned()))
+        .collect();
+    assert_eq!(limits, ["500", "125", "31", "7", "7"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,45 @@
+//! A page of a list, of bounded size.
+//!
+//! In:  the answer of the API server.
+//! Out: its objects; or that the page is too large, which is for whoever asked to ask for fewer objects.
+
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use kube::api::ListParams;
+use kube::client::Body;
+use kube::core::{ObjectList, Request, Status};
+use kube::{Client, Error};
+use serde::de::DeserializeOwned;
+
+/// The longest page that is read, in bytes: it is in memory twice while it arrives.
+const LONGEST: usize = 8 << 20;
+/// The longest page of one object. The API server takes objects of 3 MiB, of which each byte may be six in JSON.
+const LONGEST_OBJECT: usize = 24 << 20;
+
+/// A page of what is at `path`; `None` when it is too large and can be smaller.
+pub(super) async fn read<K: Clone + DeserializeOwned>(
+    client: &Client,
+    path: &str,
+    params: &ListParams,
+) -> Result<Option<ObjectList<K>>, Error> {
+    let request = Request::new(path).list(params).map_err(Error::BuildRequest)?;
+    let answer = client.send(request.map(Body::from)).await?;
+    let code = answer.status();
+    let longest = if params.limit == Some(1) {
+        LONGEST_OBJECT
+    } else {
+        LONGEST
+    };
+    let body = match Limited::new(answer.into_body(), longest).collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(why) if why.is::<LengthLimitError>() && params.limit != Some(1) => return Ok(None),
+        Err(why) => return Err(Error::Service(why)),
+    };
+    if code.is_success() {
+        return serde_json::from_slice(&body).map(Some).map_err(Error::SerdeError);
+    }
+    let status = serde_json::from_slice(&body).unwrap_or_else(|_| {
+        let text = String::from_utf8_lossy(body.get(..200).unwrap_or(&body)).into_owned();
+        Status::failure(&text, "").with_code(code.as_u16())
+    });
+    Err(Error::Api(Box::new(status)))
+}
