@@ -208,7 +208,7 @@ where
         seen: HashSet::new(),
     };
     // Boxed, for it is large, and often part of another future.
-    let task = Box::pin(Follower::<R, T, F>::new(&api, selected, keeper, synced_tx, events, watch).run());
+    let task = Box::pin(Follower::<R, T, F>::new(api, selected, keeper, synced_tx, events, watch).run());
     (mirror, task)
 }
 

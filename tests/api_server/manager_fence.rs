@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use xtask::cluster::Bound;
 
 use crate::fence::heeded;
-use crate::world::{create, merge, refused, typed, world, would_create};
+use crate::world::{create, merge, refused, typed, world, would_create, would_merge};
 
 fn owner(version: &str, kind: &str) -> Value {
     json!([{ "apiVersion": version, "kind": kind, "name": "o", "uid": "11111111-2222-3333-4444-555555555555",
@@ -92,6 +92,49 @@ async fn the_manager_creates_what_clonesets_are_made_of_for_clonesets_only() {
         let forged = || would_create(&api, object(owner("apps/v1", "StatefulSet")));
         heeded(forged, &format!("may create a {kind} of a CloneSet only")).await;
         would_create(&api, object(clone_set())).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_manager_changes_and_deletes_no_claims_revisions_and_jobs_of_others() {
+    let manager = world().account("kruise-manager", Bound::Nothing).await;
+    let admin = world().admin().await;
+    let spec = json!({ "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } });
+    let job = json!({ "image": "i", "completionPolicy": {} });
+    for (version, kind, key, content) in [
+        ("v1", "PersistentVolumeClaim", "spec", spec),
+        ("apps/v1", "ControllerRevision", "data", json!({ "a": "1" })),
+        ("apps.kruise.io/v1beta1", "ImagePullJob", "spec", job),
+    ] {
+        let admins = typed(&admin, version, kind, Some("default"));
+        let managers = typed(&manager, version, kind, Some("default"));
+        let made = async |name: &str, owners: Value| {
+            let mut object = json!({ "apiVersion": version, "kind": kind,
+                "metadata": { "name": name, "ownerReferences": owners } });
+            object[key] = content.clone();
+            if kind == "ControllerRevision" {
+                object["revision"] = json!(1);
+            }
+            create(&admins, object).await.unwrap();
+        };
+        made("m-other", owner("apps/v1", "StatefulSet")).await;
+        made("m-own", clone_set()).await;
+        let mark = json!({ "metadata": { "annotations": { "a": "1" } } });
+        let other = match kind {
+            "ControllerRevision" => json!({ "data": { "a": "2" } }),
+            "ImagePullJob" => json!({ "spec": { "image": "j" } }),
+            _ => json!({ "spec": { "resources": { "requests": { "storage": "2Gi" } } } }),
+        };
+        let words = format!("may not change what {kind} m-own asks for");
+        heeded(|| would_merge(&managers, "m-own", other.clone()), &words).await;
+        let words = format!("{kind} m-other, which");
+        if kind != "ImagePullJob" {
+            refused(merge(&managers, "m-other", mark.clone()).await, &words);
+        }
+        refused(delete(&managers, "m-other").await, &words);
+        merge(&managers, "m-own", mark).await.unwrap();
+        delete(&managers, "m-own").await.unwrap();
+        delete(&admins, "m-other").await.unwrap();
     }
 }
 

@@ -128,8 +128,9 @@ impl Server {
                 (self.clone(), self.changed.subscribe()),
                 async |(server, mut changed)| {
                     changed.changed().await.ok()?;
-                    let event = json!({ "type": "MODIFIED", "object": server.now() });
-                    let line = Frame::data(Bytes::from(format!("{event}\n")));
+                    // As the API server writes it: the type first.
+                    let event = format!("{{\"type\":\"MODIFIED\",\"object\":{}}}\n", json!(server.now()));
+                    let line = Frame::data(Bytes::from(event));
                     Some((Ok(line), (server, changed)))
                 },
             );
@@ -139,14 +140,16 @@ impl Server {
             return Response::new(StreamBody::new(changes.boxed()).boxed_unsync());
         }
         if request.method() == Method::PUT {
-            let mut fails = self.fails.lock().unwrap();
-            if *fails > 0 {
-                *fails -= 1;
+            let fails = {
+                let mut left = self.fails.lock().unwrap();
+                *left = left.saturating_sub(1);
+                *left > 0
+            };
+            if fails {
                 let mut answer = whole(r#"{"kind":"Status","code":500,"message":"etcd"}"#.to_owned());
                 *answer.status_mut() = http::StatusCode::INTERNAL_SERVER_ERROR;
                 return answer;
             }
-            drop(fails);
             let body = request.into_body().collect().await.unwrap().to_bytes();
             self.set(serde_json::from_slice(&body).unwrap());
         }
@@ -246,7 +249,8 @@ async fn a_standby_names_each_leader_once() {
 #[tokio::test(start_paused = true)]
 async fn a_candidate_whose_write_fails_tries_again_after_a_retry_period() {
     let server = Server::new(true);
-    *server.fails.lock().unwrap() = 3;
+    // The last one is answered.
+    *server.fails.lock().unwrap() = 4;
     let start = Instant::now();
     candidate(server.client()).acquire(|_| {}).await;
     let waited = start.elapsed().as_secs();

@@ -62,7 +62,7 @@ where
     F: Fn(R) -> Option<T>,
 {
     pub fn new(
-        api: &Api<R::Kind>,
+        api: Api<R::Kind>,
         selected: ListParams,
         keeper: Keeper<T, F>,
         synced: watch::Sender<bool>,
@@ -71,8 +71,8 @@ where
     ) -> Self {
         let limit = Some(selected.limit.unwrap_or(PAGE));
         Self {
-            client: api.clone().into_client(),
             path: api.resource_url().to_owned(),
+            client: api.into_client(),
             kind: PhantomData,
             selected: ListParams { limit, ..selected },
             keeper,

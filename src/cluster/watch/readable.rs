@@ -194,8 +194,9 @@ mod tests {
     fn managed_fields_of_any_shape_hide_no_object() {
         fn reads<K: Resource<DynamicType = ()> + DeserializeOwned>(fields: &str) -> bool {
             let text = format!(
-                r#"{{"apiVersion":"v1","kind":"K","spec":{{"containers":[]}},"data":{{"managedFields":"YQ=="}},
-                    "metadata":{{"name":"a","managedFields":{fields},"labels":{{"managedFields":"x"}}}}}}"#
+                r#"{{"apiVersion":"v1","kind":"{}","spec":{{"containers":[]}},"data":{{"managedFields":"YQ=="}},
+                    "metadata":{{"name":"a","managedFields":{fields},"labels":{{"managedFields":"x"}}}}}}"#,
+                K::kind(&())
             );
             let one: Readable<K> = serde_json::from_str(&text).unwrap();
             let labels = one.read(None).and_then(|k| k.meta().labels.clone());

@@ -17,6 +17,7 @@ use kube::Api;
 use kube::api::ListParams;
 
 use super::Context;
+use crate::api::node_image::NodeImage;
 #[cfg(any(test, fuzzing))]
 pub(super) use observe::read;
 

@@ -235,9 +235,11 @@ mod tests {
         );
         assert_eq!(condition["message"], written["status"]["message"]);
 
-        let mut waiting = Request::default();
-        waiting.conditions =
-            serde_json::from_value(written["status"]["conditions"].clone()).unwrap_or_default();
+        let stored = written["status"]["conditions"].clone();
+        let waiting = Request {
+            conditions: serde_json::from_value(stored).unwrap_or_default(),
+            ..Request::default()
+        };
         let runs = patch(&waiting, &Status::default(), "n", Timestamp::UNIX_EPOCH);
         assert_eq!(runs["status"]["conditions"], json!([]));
     }

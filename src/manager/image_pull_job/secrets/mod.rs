@@ -313,7 +313,7 @@ async fn follow(cluster: Cluster, source: Key, wake: mpsc::UnboundedSender<Key>)
     let namespace = source.namespace.as_deref().unwrap_or_default();
     let api = Api::<Secret>::namespaced(cluster.client.clone(), namespace);
     let config = ListParams::default().fields(&format!("metadata.name={}", source.name));
-    let (versions, task) = optional_mirror(api, config, |s| s.metadata.resource_version);
+    let (versions, task) = optional_mirror(api, config, |s: Secret| s.metadata.resource_version);
     let mut changes = versions.subscribe();
     let tell = async {
         while changes.recv().await.is_some() {
