@@ -267,10 +267,10 @@ async fn webhooks_and_controllers_run_apart_with_the_real_accounts() {
         Some("default"),
     );
     once(&sets, "web", "three Pods", |set| set["status"]["replicas"] == 3).await;
-    a_cascading_namespace_stays_while_it_is_in_use(&plane).await;
     for half in [&controllers, &webhooks] {
         nothing_was_refused(half);
     }
+    a_cascading_namespace_stays_while_it_is_in_use(&plane).await;
     // Another authority is made by the one, and served by the other.
     let certificates = [
         "delete",
