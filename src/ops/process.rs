@@ -9,6 +9,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
+use tokio::runtime::Handle;
 
 /// Reads `/proc` on each scrape.
 #[derive(Debug)]
@@ -95,7 +96,10 @@ impl Collector for Process {
         let open = open.and_then(|count| u64::try_from(count).ok());
         gauge("process_open_fds", "Open files of this process", open)?;
         let most = max_fds(&read("/proc/self/limits"));
-        gauge("process_max_fds", "Most files that this process may open", most)
+        gauge("process_max_fds", "Most files that this process may open", most)?;
+        let tasks = Handle::try_current().map(|runtime| runtime.metrics().num_alive_tasks());
+        let tasks = tasks.ok().and_then(|count| u64::try_from(count).ok());
+        gauge("kruise_tasks", "Tasks of this process that have not ended", tasks)
     }
 }
 
