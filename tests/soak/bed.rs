@@ -8,6 +8,7 @@ use xtask::cluster::{Component, Node};
 use super::manager::Manager;
 use super::network::Network;
 use super::programs;
+use super::support::readiness::{answer, readiness};
 
 /// Size of the disk that the runtime keeps images and containers on.
 const DISK: &str = "1g";
@@ -30,8 +31,25 @@ pub struct Bed {
     daemon: Component,
     managers: [Manager; 2],
     networks: [Network; 3],
-    /// Kilobytes of memory of their own that each program had when it was started and had come to rest.
-    at_rest: [u64; 3],
+    /// What each program had when it was started and had come to rest.
+    at_rest: [Sizes; 3],
+}
+
+/// What grows where a program forgets to let go.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sizes {
+    /// Of memory of its own.
+    kilobytes: u64,
+    open_files: usize,
+    tasks: u64,
+}
+
+impl Sizes {
+    fn within(&self, rest: &Self) -> bool {
+        self.kilobytes < 3 * rest.kilobytes + 24 * 1024
+            && self.open_files < 64
+            && self.tasks < 2 * rest.tasks + 32
+    }
 }
 
 impl Bed {
@@ -60,9 +78,9 @@ impl Bed {
             daemon,
             managers: [first, second],
             networks,
-            at_rest: [0; 3],
+            at_rest: [Sizes::default(); 3],
         };
-        bed.at_rest = OURS.map(|which| bed.memory(which));
+        bed.at_rest = OURS.map(|which| bed.sizes(which).expect("the program answers"));
         bed
     }
 
@@ -105,7 +123,29 @@ impl Bed {
         assert!(command.status().unwrap().success());
     }
 
-    /// Kilobytes of memory that are the program's own.
+    /// What its `/readyz` answers.
+    pub fn readiness(&self, which: Ours) -> String {
+        readiness(&self.health(which))
+    }
+
+    fn health(&self, which: Ours) -> String {
+        let port = [10_221, 8000, 8001][which as usize];
+        format!("{}:{port}", programs::address(&self.node))
+    }
+
+    /// None where it does not answer.
+    fn sizes(&self, which: Ours) -> Option<Sizes> {
+        let metrics = answer(&self.health(which), "/metrics");
+        let tasks = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix("kruise_tasks "))?;
+        Some(Sizes {
+            kilobytes: self.memory(which),
+            open_files: self.open_files(which),
+            tasks: tasks.parse().ok()?,
+        })
+    }
+
     fn memory(&self, which: Ours) -> u64 {
         let pid = self.component(which).pid().unwrap();
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -130,24 +170,19 @@ impl Bed {
             assert!(panics.is_empty(), "{which:?}: {panics:#?}");
             // Clients of the API server close idle connections after 90 s, reviews' clients after two minutes.
             let start = Instant::now();
-            let rests = |files: usize, memory: u64| {
-                files < 64 && memory < 3 * self.at_rest[which as usize] + 24 * 1024
-            };
-            while !rests(self.open_files(which), self.memory(which)) {
-                let seen = (self.open_files(which), self.memory(which));
+            let rest = &self.at_rest[which as usize];
+            let sizes = loop {
+                let sizes = self.sizes(which);
+                if let Some(sizes) = sizes.filter(|sizes| sizes.within(rest)) {
+                    break sizes;
+                }
                 assert!(
                     start.elapsed() < Duration::from_secs(180),
-                    "{which:?}: (open files, kB) are {seen:?}, and were (_, {}) at first",
-                    self.at_rest[which as usize]
+                    "{which:?} has {sizes:?}, and had {rest:?} at first"
                 );
                 tokio::time::sleep(Duration::from_secs(1)).await;
-            }
-            println!(
-                "{which:?}: {} kB and {} open files, {} kB at first",
-                self.memory(which),
-                self.open_files(which),
-                self.at_rest[which as usize]
-            );
+            };
+            println!("{which:?} has {sizes:?}, and had {rest:?} at first");
         }
     }
 }

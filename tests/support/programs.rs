@@ -85,7 +85,7 @@ pub fn tail(node: &Node) -> String {
 }
 
 /// Where the host reaches what listens on the node.
-fn address(node: &Node) -> &str {
+pub fn address(node: &Node) -> &str {
     let server = node.plane.server().trim_start_matches("https://");
     server.rsplit_once(':').unwrap().0
 }
