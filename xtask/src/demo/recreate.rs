@@ -59,6 +59,8 @@ fn follow(screen: &mut Screen, events: &Receiver<Value>, start: Instant, before:
         format!("container {} {}", before.short(), before.state),
         String::new(),
     ];
+    // The two are watched apart, and the news of one may come before that of the other.
+    let (mut completed, mut back) = (false, false);
     while start.elapsed() < BOUND {
         let Ok(object) = events.recv_timeout(Duration::from_secs(1)) else {
             continue;
@@ -74,15 +76,17 @@ fn follow(screen: &mut Screen, events: &Receiver<Value>, start: Instant, before:
             screen.line(&format!("  {:6.2} s  {text}", start.elapsed().as_secs_f64()))?;
             *place = text;
         }
-        match object["status"]["phase"].as_str() {
-            Some("Completed" | "Failed") if request => {
-                ensure!(succeeded(&object), "the request ended with {}", object["status"]);
-                return screen.line("");
-            }
-            _ => {}
+        if !request {
+            back = ready(&object) && container(&object).short() != before.short();
+        } else if let Some("Completed" | "Failed") = object["status"]["phase"].as_str() {
+            ensure!(succeeded(&object), "the request ended with {}", object["status"]);
+            completed = true;
+        }
+        if completed && back {
+            return screen.line("");
         }
     }
-    bail!("the request did not end within {BOUND:?}")
+    bail!("the request did not end, or the Pod was not ready again, within {BOUND:?}")
 }
 
 /// Whether every container of a request that is over was recreated.
