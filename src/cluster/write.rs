@@ -238,7 +238,10 @@ pub async fn delete_seen<K: Object>(
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn get<K: Object>(api: &Api<K>, name: &str) -> Result<Option<K>, Error> {
+pub async fn get<K>(api: &Api<K>, name: &str) -> Result<Option<K>, Error>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
     checked(api, Some(name))?;
     bounded(&K::kind(&()), "get", api.get_opt(name)).await
 }
@@ -332,7 +335,7 @@ pub async fn patch_metadata(
     counted(&resource.kind, "patch", patch).await.map(drop)
 }
 
-fn checked<K: Object>(api: &Api<K>, name: Option<&str>) -> Result<(), Error> {
+fn checked<K: Resource<DynamicType = ()>>(api: &Api<K>, name: Option<&str>) -> Result<(), Error> {
     checked_as(api, &(), name)
 }
 

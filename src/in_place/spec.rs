@@ -61,6 +61,9 @@ pub enum MustRecreate {
     /// The revision that the Pod has is not known any more.
     #[error("the Pod's revision is not in the history")]
     NoRevision,
+    /// Kubelet does not start a container again that is stopped for its environment.
+    #[error("container {0} cannot get its new environment in place: its restartPolicy is {1}")]
+    EndsForGood(String, String),
     /// The Pod has no way to be taken out of its Services while it is updated.
     #[error("the Pod lacks readiness gate InPlaceUpdateReady")]
     NoGate,
@@ -225,6 +228,7 @@ fn take_metadata(
             match value.filter(|_| !readers.is_empty()) {
                 Some(value) => {
                     for reader in readers {
+                        starts_again(before, &reader.name, spec)?;
                         let read = spec
                             .container_ref_metadata
                             .entry(reader.name.clone())
@@ -253,6 +257,18 @@ fn take_metadata(
     };
     spec.meta_data_patch = Some(STANDARD.encode(go_json::sorted(&patch)));
     Ok(())
+}
+
+/// A container that is not replaced for its image is stopped for its environment, and started again by its policy.
+fn starts_again(template: &Value, name: &str, spec: &Spec) -> Result<(), MustRecreate> {
+    let mut containers = template["spec"]["containers"].as_array().into_iter().flatten();
+    let container = containers.find(|container| container["name"] == name);
+    match container.and_then(|container| container["restartPolicy"].as_str()) {
+        Some(policy) if policy != "Always" && !spec.container_images.contains_key(name) => {
+            Err(MustRecreate::EndsForGood(name.to_owned(), policy.to_owned()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Keys whose value differs, with the new value.

@@ -6,6 +6,7 @@
 mod bed;
 mod faults;
 mod hooks;
+mod rules;
 #[path = "../support/mod.rs"]
 mod support;
 mod together;

@@ -3,6 +3,7 @@ mod batches;
 mod legacy;
 mod overtaken;
 mod proofs;
+mod restart;
 mod sizes;
 mod vectors;
 

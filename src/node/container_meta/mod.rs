@@ -21,9 +21,9 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::Context;
-use super::pods::{MetaView, PodView};
+use super::pods::{MetaView, PodView, RestartPolicy};
 use crate::cluster::queue::{self, Again, Failure};
-use crate::cluster::{self, Change, Key, Mirror};
+use crate::cluster::{self, Change, EventType, Key, Mirror};
 use crate::cri::{self, Runtime};
 use crate::ops::metrics::metrics;
 use crate::ops::{Gate, panics};
@@ -220,6 +220,14 @@ impl Shared {
                 // The request may yet fail to stop it.
                 let later = self.now() + REQUEST;
                 plan.wake = Some(plan.wake.map_or(later, |wake| wake.min(later)));
+            } else if let Some(policy) = ends_for_good(pod, name) {
+                self.ctx.cluster.events.publish(
+                    pod.reference(name),
+                    EventType::Warning,
+                    "EnvironmentOutdated",
+                    "Restarting",
+                    format!("Container {name} keeps its old environment: with restartPolicy {policy} it might not start again"),
+                );
             } else {
                 self.begin_restart(&key, pod, name, id);
             }
@@ -348,6 +356,12 @@ impl Shared {
     }
 }
 
+/// The container's restart policy, where kubelet might not start it again after it was stopped.
+fn ends_for_good(pod: &PodView, container: &str) -> Option<RestartPolicy> {
+    let policy = pod.policy(pod.container(container)?);
+    (policy != RestartPolicy::Always).then_some(policy)
+}
+
 /// Whether the Pod is one to tell of, or was: what is remembered of it then has to go.
 fn concerns(change: &Change<PodView>) -> bool {
     let either = [&change.new, &change.old];
@@ -357,6 +371,32 @@ fn concerns(change: &Change<PodView>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::pods::ContainerView;
+
+    #[test]
+    fn a_container_that_might_not_start_again_keeps_its_environment() {
+        let container = |name: &str, restart| ContainerView {
+            name: name.to_owned(),
+            restart,
+            ..ContainerView::default()
+        };
+        let pod = PodView {
+            containers: vec![
+                container("a", None),
+                container("b", Some(RestartPolicy::Never)),
+                container("c", Some(RestartPolicy::OnFailure)),
+            ],
+            ..PodView::default()
+        };
+        assert_eq!(ends_for_good(&pod, "a"), None);
+        assert_eq!(ends_for_good(&pod, "b"), Some(RestartPolicy::Never));
+        assert_eq!(ends_for_good(&pod, "c"), Some(RestartPolicy::OnFailure));
+        let never = PodView {
+            restart: RestartPolicy::Never,
+            ..pod
+        };
+        assert_eq!(ends_for_good(&never, "a"), Some(RestartPolicy::Never));
+    }
 
     #[test]
     fn a_pod_that_is_let_go_is_looked_at_once_more() {

@@ -4,6 +4,7 @@
 //! annotations and environment only what [`MetaView`] says.
 
 mod meta;
+mod restart;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,9 +14,10 @@ use k8s_openapi::api::core::v1 as core;
 use kube::Api;
 use kube::api::ListParams;
 
-use crate::cluster::{Cluster, Mirror};
+use crate::cluster::{Cluster, Mirror, Readable, readable};
 
 pub use meta::{MetaView, Variable, Wanted};
+pub use restart::{RestartPolicy, Rule, RuledPod};
 
 /// A Pod of this node.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -37,6 +39,8 @@ pub struct PodView {
     pub ended: bool,
     /// When its containers start again after they have ended.
     pub restart: RestartPolicy,
+    /// Whether kubelet says that it starts all of its containers again (condition `AllContainersRestarting`).
+    pub restarting_all: bool,
     /// Seconds that its containers get to stop; kubelet's 30 where the Pod does not say.
     pub grace_seconds: i64,
     /// Its addresses, primary first; the node's where it uses the host's network.
@@ -45,18 +49,6 @@ pub struct PodView {
     pub containers: Vec<ContainerView>,
     /// What is told of its containers, if anything is.
     pub meta: Option<Box<MetaView>>,
-}
-
-/// When kubelet starts an ended container again.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RestartPolicy {
-    /// Whatever it ended with.
-    #[default]
-    Always,
-    /// Unless it ended with exit code 0.
-    OnFailure,
-    /// Not at all.
-    Never,
 }
 
 /// What a container of a Pod is for.
@@ -82,9 +74,10 @@ pub struct ContainerView {
     pub ports: Vec<Port>,
     /// What is to be run before it is stopped.
     pub pre_stop: Option<core::LifecycleHandler>,
-    /// Whether it has a restart policy of its own, which may come with rules (Kubernetes 1.34 and later): when kubelet
-    /// starts it again cannot be told from the Pod's policy then.
-    pub own_restart: bool,
+    /// Its own restart policy, which goes before the Pod's.
+    pub restart: Option<RestartPolicy>,
+    /// The rules that go before either.
+    pub rules: Vec<Rule>,
     /// What kubelet said last; nothing before the first report.
     pub status: Option<StatusView>,
 }
@@ -145,11 +138,15 @@ const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 const MIRROR: &str = "kubernetes.io/config.mirror";
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 
+/// Condition of a Pod, since Kubernetes 1.35.
+const ALL_RESTARTING: &str = "AllContainersRestarting";
+
 /// A mirror of the Pods on `node`, and the task that keeps it up to date.
 pub fn watch(cluster: &Cluster, node: &str) -> (Mirror<PodView>, impl Future<Output = ()> + Send + use<>) {
-    let api: Api<core::Pod> = Api::all(cluster.client.clone());
+    let api: Api<Readable<RuledPod>> = Api::all(cluster.client.clone());
     let here = ListParams::default().fields(&format!("spec.nodeName={node}"));
-    cluster.mirror(api, here, |pod| Some(PodView::of(pod)))
+    let view = readable(&cluster.events, |pod| Some(PodView::of(pod)));
+    cluster.mirror(api, here, view)
 }
 
 impl PodView {
@@ -188,7 +185,8 @@ impl PodView {
 
     /// Reduces a Pod to this.
     #[must_use]
-    pub fn of(pod: core::Pod) -> Self {
+    pub fn of(pod: RuledPod) -> Self {
+        let RuledPod { pod, mut rules } = pod;
         let spec = pod.spec.unwrap_or_default();
         let status = pod.status.unwrap_or_default();
         let meta = MetaView::of(&pod.metadata, &spec, &status);
@@ -196,6 +194,8 @@ impl PodView {
         let annotations = pod.metadata.annotations.unwrap_or_default();
         let own = annotations.get(MIRROR).and_then(|_| annotations.get(CONFIG_HASH));
         let runtime_uid = own.unwrap_or(&uid).clone();
+        let mut conditions = status.conditions.iter().flatten();
+        let restarting_all = conditions.any(|c| c.type_ == ALL_RESTARTING && c.status == "True");
         let mut statuses = status.container_statuses.unwrap_or_default();
         statuses.extend(status.init_container_statuses.unwrap_or_default());
         let init = spec.init_containers.unwrap_or_default().into_iter().map(|c| {
@@ -215,16 +215,16 @@ impl PodView {
             node: spec.node_name.unwrap_or_default(),
             deleting: pod.metadata.deletion_timestamp.is_some(),
             ended: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
-            restart: match spec.restart_policy.as_deref() {
-                Some("OnFailure") => RestartPolicy::OnFailure,
-                Some("Never") => RestartPolicy::Never,
-                _ => RestartPolicy::Always,
-            },
+            restart: RestartPolicy::of(spec.restart_policy.as_deref()).unwrap_or_default(),
+            restarting_all,
             grace_seconds: spec.termination_grace_period_seconds.unwrap_or(30),
             ips: ips(status.pod_ips, status.pod_ip),
             containers: init
                 .chain(main)
-                .map(|(container, role)| ContainerView::of(container, role, &statuses))
+                .map(|(container, role)| {
+                    let rules = rules.remove(&container.name).unwrap_or_default();
+                    ContainerView::of(container, role, rules, &statuses)
+                })
                 .collect(),
         }
     }
@@ -239,7 +239,12 @@ fn ips(all: Option<Vec<core::PodIP>>, first: Option<String>) -> Vec<String> {
 }
 
 impl ContainerView {
-    fn of(container: core::Container, role: Role, statuses: &[core::ContainerStatus]) -> Self {
+    fn of(
+        container: core::Container,
+        role: Role,
+        rules: Vec<Rule>,
+        statuses: &[core::ContainerStatus],
+    ) -> Self {
         let status = statuses.iter().find(|status| status.name == container.name);
         Self {
             role,
@@ -253,7 +258,8 @@ impl ContainerView {
                 })
                 .collect(),
             pre_stop: container.lifecycle.and_then(|lifecycle| lifecycle.pre_stop),
-            own_restart: container.restart_policy.is_some(),
+            restart: RestartPolicy::of(container.restart_policy.as_deref()),
+            rules,
             status: status.map(StatusView::of),
             name: container.name,
         }
@@ -293,8 +299,8 @@ mod tests {
     use serde_json::json;
 
     /// Four containers of three roles, whose statuses come in another order than their specs.
-    fn pod() -> core::Pod {
-        serde_json::from_value(json!({
+    fn pod() -> RuledPod {
+        let pod = serde_json::from_value(json!({
             "metadata": {"namespace": "ns", "name": "web", "uid": "u1", "deletionTimestamp": "2026-01-02T03:04:05Z"},
             "spec": {
                 "nodeName": "n1", "restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 7,
@@ -318,8 +324,11 @@ mod tests {
                      "containerID": "containerd://mmm", "state": {"running": {}}},
                 ],
             },
-        }))
-        .unwrap()
+        }));
+        RuledPod {
+            pod: pod.unwrap(),
+            ..RuledPod::default()
+        }
     }
 
     #[test]
@@ -327,13 +336,13 @@ mod tests {
         let mut pod = pod();
         assert_eq!(PodView::of(pod.clone()).runtime_uid, "u1");
         let hash = ("kubernetes.io/config.hash".to_owned(), "static".to_owned());
-        pod.metadata.annotations = Some([hash.clone()].into());
+        pod.pod.metadata.annotations = Some([hash.clone()].into());
         assert_eq!(
             PodView::of(pod.clone()).runtime_uid,
             "u1",
             "anybody may write one of them"
         );
-        pod.metadata.annotations = Some(
+        pod.pod.metadata.annotations = Some(
             [
                 hash,
                 ("kubernetes.io/config.mirror".to_owned(), "static".to_owned()),

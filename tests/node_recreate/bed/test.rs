@@ -12,7 +12,7 @@ use kruise::api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus,
 };
 use kruise::cluster::write::Object;
-use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::NamespaceResourceScope;
 use kube::{Client, Resource, ResourceExt};
 use serde_json::{Value, json};
@@ -133,8 +133,11 @@ impl<G: std::ops::Deref<Target = Bed>> Test<G> {
             }
         }
         let pod = json!({"metadata": metadata, "spec": spec});
-        let pod: Pod = serde_json::from_value(pod).unwrap();
-        self.api().create(&PostParams::default(), &pod).await.unwrap();
+        // Not as the type, which does not have all fields.
+        let pod: DynamicObject = serde_json::from_value(pod).unwrap();
+        let pods = ApiResource::erase::<Pod>(&());
+        let pods: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &self.namespace, &pods);
+        pods.create(&PostParams::default(), &pod).await.unwrap();
         self.follow(&pod.name_any(), "all containers ready", |pod: &Pod| {
             let statuses = statuses(pod);
             !statuses.is_empty() && statuses.values().all(|status| status.ready)

@@ -10,7 +10,7 @@ use super::types::{
     State, Wanted, left,
 };
 use super::words::Step;
-use crate::node::pods::{ContainerView, Ended, PodView, RestartPolicy, Role};
+use crate::node::pods::{ContainerView, Ended, PodView, Role, StatusView};
 
 /// How long a container that was stopped may still be listed as running.
 const LISTED_LATE: Duration = Duration::from_secs(1);
@@ -287,24 +287,35 @@ impl Case<'_> {
         if self.pod.ended {
             return Some("the Pod has ended, kubelet starts none of its containers again".to_owned());
         }
-        if view.role == Role::Sidecar || view.own_restart {
+        let code = view.status.as_ref().and_then(StatusView::exit_code)?;
+        if self.pod.starts_again(view, code) || self.pod.restarts_all() || self.may_restart_all() {
             return None;
         }
-        let ended = view
-            .status
-            .as_ref()
-            .filter(|status| !status.running)
-            .and_then(|status| status.ended);
-        let never = "kubelet does not start it again";
-        match (self.pod.restart, ended) {
-            (RestartPolicy::Never, Some(Ended { code, .. })) => Some(format!(
-                "it ended with exit code {code} and {never}: restartPolicy is Never"
-            )),
-            (RestartPolicy::OnFailure, Some(Ended { code: 0, .. })) => Some(format!(
-                "it ended with exit code 0 and {never}: restartPolicy is OnFailure"
-            )),
-            _ => None,
-        }
+        let policy = self.pod.policy(view);
+        let rules = if view.rules.is_empty() {
+            ""
+        } else {
+            ", and no rule of restartPolicyRules is for that exit code"
+        };
+        Some(format!(
+            "it ended with exit code {code} and kubelet does not start it again: restartPolicy is {policy}{rules}"
+        ))
+    }
+
+    /// Whether another container of the request is being stopped, whose end may have kubelet start all of the Pod's again.
+    fn may_restart_all(&self) -> bool {
+        self.pod.containers.iter().any(|other| {
+            let key = Key {
+                container: other.name.clone(),
+                ..self.key()
+            };
+            let runs = other.status.as_ref().is_some_and(|status| status.running);
+            let attempt = self.seen.memory.attempts.get(&key);
+            other.name != self.wanted.name
+                && other.may_restart_all()
+                && attempt.is_some_and(|attempt| attempt.live || runs)
+                && !self.seen.memory.settled.contains_key(&key)
+        })
     }
 
     /// Another container has taken the place of the old one.

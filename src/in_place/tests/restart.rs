@@ -1,0 +1,45 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+/// What leads to another annotation, which container `app` has in its environment.
+fn annotated(restart: Value, image: &str) -> Result<Spec, MustRecreate> {
+    let data = |value: &str, image: &str| {
+        let read = json!({ "fieldRef": { "fieldPath": "metadata.annotations['level']" } });
+        let mut app =
+            json!({ "name": "app", "image": image, "env": [{ "name": "LEVEL", "valueFrom": read }] });
+        if !restart.is_null() {
+            app["restartPolicy"] = restart.clone();
+        }
+        json!({ "spec": { "template": {
+            "metadata": { "annotations": { "level": value } }, "spec": { "containers": [app] } } } })
+    };
+    let (old, new) = (data("info", "app:1"), data("debug", image));
+    let revision = |name, data| Revision {
+        name,
+        data,
+        claims: None,
+    };
+    let options = Options {
+        env_from_metadata: true,
+        vertical: true,
+        recreate_for_claims: false,
+        grace_seconds: 0,
+    };
+    spec::spec(&revision("old", &old), &revision("new", &new), &options)
+}
+
+#[test]
+fn a_container_whose_restart_policy_may_end_it_is_not_stopped_for_its_environment() {
+    for policy in [json!(null), json!("Always")] {
+        assert!(annotated(policy, "app:1").unwrap().update_env_from_metadata);
+    }
+    let never = annotated(json!("Never"), "app:1").unwrap_err();
+    assert_eq!(
+        never.to_string(),
+        "container app cannot get its new environment in place: its restartPolicy is Never"
+    );
+    assert!(annotated(json!("OnFailure"), "app:1").is_err());
+    // Kubelet replaces a container for its image, whatever the policy says.
+    assert!(annotated(json!("Never"), "app:2").is_ok());
+}
