@@ -19,6 +19,7 @@ use tokio::sync::{mpsc, watch};
 
 use self::follow::Follower;
 pub use self::readable::Form;
+pub(super) use self::readable::Readable;
 use super::Events;
 use crate::ops::panics::isolated_now;
 use crate::ops::watches::Watch;

@@ -19,7 +19,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::Error;
+use super::watch::Readable;
+use super::{Error, Form};
 use crate::api::names;
 use crate::ops::metrics::metrics;
 
@@ -238,12 +239,42 @@ pub async fn delete_seen<K: Object>(
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn get<K>(api: &Api<K>, name: &str) -> Result<Option<K>, Error>
-where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
-{
+pub async fn get<K: Object>(api: &Api<K>, name: &str) -> Result<Option<K>, Error> {
     checked(api, Some(name))?;
     bounded(&K::kind(&()), "get", api.get_opt(name)).await
+}
+
+/// Reads the object of that name from the API server itself as an `R`, `None` when there is none; inside of that, why it
+/// cannot be read.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn read<R>(api: Api<R::Kind>, name: &str) -> Result<Option<Result<R, String>>, Error>
+where
+    R: Form + Clone + DeserializeOwned,
+{
+    checked(&api, Some(name))?;
+    let request = Request::new(api.resource_url()).get(name, &GetParams::default());
+    let client = api.into_client();
+    let get = async {
+        client
+            .request::<Readable<R>>(request.map_err(kube::Error::BuildRequest)?)
+            .await
+    };
+    found(
+        bounded(&R::Kind::kind(&()), "get", get)
+            .await
+            .map(Readable::into_result),
+    )
+}
+
+/// What was read, `None` where there is none.
+fn found<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
+    match answer {
+        Ok(object) => Ok(Some(object)),
+        Err(error) if error.not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// What is read of an object of which metadata alone was asked for.
@@ -312,11 +343,11 @@ pub async fn get_metadata(
             .request::<Partial>(request.map_err(kube::Error::BuildRequest)?)
             .await
     };
-    match bounded(&resource.kind, "get", get).await {
-        Ok(object) => Ok(Some(object.metadata)),
-        Err(error) if error.not_found() => Ok(None),
-        Err(error) => Err(error),
-    }
+    found(
+        bounded(&resource.kind, "get", get)
+            .await
+            .map(|object| object.metadata),
+    )
 }
 
 /// Sends a JSON merge patch of the object itself, of which nothing but metadata comes back.

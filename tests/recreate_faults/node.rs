@@ -19,7 +19,10 @@ static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| {
     let plane = ControlPlane::start().unwrap();
     let crds = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/crds");
     plane.kubectl(&["apply", "-k", crds]).unwrap();
-    plane.kubectl(&["create", "serviceaccount", "default"]).unwrap();
+    for namespace in ["default", "kube-public"] {
+        let account = ["create", "serviceaccount", "default", "-n", namespace];
+        plane.kubectl(&account).unwrap();
+    }
     wait::until("the CRD is served", PATIENCE, || {
         Ok(plane
             .kubectl(&["get", "containerrecreaterequests.v1beta1.apps.kruise.io"])

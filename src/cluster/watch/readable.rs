@@ -25,9 +25,16 @@ impl<K: Resource<DynamicType = ()>> Form for K {
 
 /// An object, if it can be read as an `R`, and what names it in any case.
 #[derive(Clone, Debug)]
-pub(super) struct Readable<R> {
+pub(in crate::cluster) struct Readable<R> {
     name: Name,
     object: Result<R, String>,
+}
+
+impl<R> Readable<R> {
+    /// The object, or why it cannot be read.
+    pub fn into_result(self) -> Result<R, String> {
+        self.object
+    }
 }
 
 impl<R: Form> Readable<R> {

@@ -1,10 +1,12 @@
 //! What the container meta duty needs of a Pod; Pods that it does not tell of carry none of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use k8s_openapi::api::core::v1 as core;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use serde_json::json;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::{Error, MOST_CONTAINERS, MOST_ENV, raw};
 
 use crate::api::container_hash::{self, Metadata};
 use crate::api::in_place::RuntimeContainerMetaSet;
@@ -22,6 +24,9 @@ pub struct MetaView {
     /// Its main containers.
     pub containers: Vec<Wanted>,
 }
+
+/// The longest container, as JSON, that is hashed as kubelets before 1.31 did: for that all of it is read.
+const LONGEST_HASHED: usize = 64 << 10;
 
 /// What a container is to be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,53 +57,82 @@ impl Wanted {
         container_hash::env_hash(self.env.iter().map(|v| (v.name.as_str(), v.value.as_str())))
     }
 
-    fn of(container: &core::Container, metadata: &Metadata<'_>) -> Self {
-        let variables = container.env.as_deref().unwrap_or_default();
-        let env = variables.iter().enumerate().flat_map(|(at, variable)| {
-            let hidden = variables[at + 1..]
-                .iter()
-                .any(|later| later.name == variable.name);
-            let from_metadata = container_hash::env_from_metadata(&json!({ "env": [variable] }));
-            from_metadata.into_iter().map(move |(name, origin)| Variable {
-                value: origin.value(metadata).to_owned(),
-                hidden,
-                name,
-            })
-        });
-        Self {
-            plain_hashes: [
-                container_hash::plain_hash(&container.name, container.image.as_deref().unwrap_or_default()),
-                container_hash::plain_hash_before_131(&json!(container)),
-            ],
-            env: env.collect(),
-            name: container.name.clone(),
+    /// `left` is how many bytes of environment the Pod may still have.
+    fn of(text: &RawValue, metadata: &Metadata<'_>, left: &mut usize) -> Result<Self, Error> {
+        let container: raw::Container<'_> = serde_json::from_str(text.get())?;
+        let variables: Vec<&RawValue> = match container.env {
+            Some(text) => serde_json::from_str(text.get())?,
+            None => Vec::new(),
+        };
+        let (mut env, mut later) = (Vec::new(), HashSet::new());
+        for text in variables.into_iter().rev() {
+            let variable: Value = serde_json::from_str(text.get())?;
+            for (name, origin) in container_hash::env_from_metadata(&json!({ "env": [&variable] })) {
+                let value = origin.value(metadata);
+                let bytes = size_of::<Variable>() + name.len() + value.len();
+                *left = left.checked_sub(bytes).ok_or(Error::Environment)?;
+                env.push(Variable {
+                    value: value.to_owned(),
+                    hidden: later.contains(name.as_str()),
+                    name,
+                });
+            }
+            if let Some(name) = variable.get("name").and_then(Value::as_str) {
+                later.insert(name.to_owned());
+            }
         }
+        env.reverse();
+        let image = container.image.as_deref().unwrap_or_default();
+        let plain_hash = container_hash::plain_hash(&container.name, image);
+        let older = match text.get().len() {
+            ..=LONGEST_HASHED => {
+                let whole: core::Container = serde_json::from_str(text.get())?;
+                container_hash::plain_hash_before_131(&json!(whole))
+            }
+            _ => plain_hash,
+        };
+        Ok(Self {
+            plain_hashes: [plain_hash, older],
+            env,
+            name: container.name,
+        })
     }
 }
 
 impl MetaView {
     /// Reduces a Pod to this, if it is one to tell of: controlled by a workload of our group, or with sidecars
     /// of a SidecarSet.
-    pub(super) fn of(meta: &ObjectMeta, spec: &core::PodSpec, status: &core::PodStatus) -> Option<Box<Self>> {
-        let (no_labels, no_annotations) = (BTreeMap::new(), BTreeMap::new());
-        let metadata = Metadata {
-            labels: meta.labels.as_ref().unwrap_or(&no_labels),
-            annotations: meta.annotations.as_ref().unwrap_or(&no_annotations),
-        };
-        let ours = |owner: &&_| is_ours(owner);
-        let owned = meta.owner_references.iter().flatten().find(ours).is_some();
-        if !owned && !metadata.annotations.contains_key(keys::SIDECAR_SET_HASH) {
-            return None;
+    pub(super) fn of(
+        meta: &raw::Metadata<'_>,
+        containers: &[&RawValue],
+        status: &raw::Status<'_>,
+    ) -> Result<Option<Box<Self>>, Error> {
+        let no_annotations = BTreeMap::new();
+        let annotations = meta.annotations.as_ref().unwrap_or(&no_annotations);
+        let owned = meta.owner_references.iter().flatten().any(is_ours);
+        if !owned && !annotations.contains_key(keys::SIDECAR_SET_HASH) {
+            return Ok(None);
         }
-        let told = metadata.annotations.get(keys::RUNTIME_CONTAINERS_META);
-        let mut conditions = status.conditions.iter().flatten();
-        let updating = conditions.any(|c| c.type_ == keys::IN_PLACE_UPDATE_READY && c.status == "False");
-        Some(Box::new(Self {
-            told: told.and_then(|text| serde_json::from_str(text).ok()),
-            updating,
+        let labels = match meta.labels {
+            Some(text) => serde_json::from_str(text.get())?,
+            None => BTreeMap::new(),
+        };
+        let metadata = Metadata {
+            labels: &labels,
+            annotations,
+        };
+        let mut left = MOST_ENV;
+        let wanted = containers
+            .iter()
+            .map(|text| Wanted::of(text, &metadata, &mut left));
+        let told = annotations.get(keys::RUNTIME_CONTAINERS_META);
+        let told = told.and_then(|text| serde_json::from_str::<RuntimeContainerMetaSet>(text).ok());
+        Ok(Some(Box::new(Self {
+            told: told.filter(|told| told.containers.len() <= MOST_CONTAINERS),
+            updating: status.is(keys::IN_PLACE_UPDATE_READY, "False"),
             version: meta.resource_version.clone().unwrap_or_default(),
-            containers: spec.containers.iter().map(|c| Wanted::of(c, &metadata)).collect(),
-        }))
+            containers: wanted.collect::<Result<_, _>>()?,
+        })))
     }
 }
 
@@ -111,11 +145,15 @@ fn is_ours(owner: &k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReferenc
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use serde_json::Value;
 
     fn view(pod: Value) -> Option<Box<MetaView>> {
-        let pod: core::Pod = serde_json::from_value(pod).unwrap();
-        MetaView::of(&pod.metadata, &pod.spec.unwrap(), &pod.status.unwrap_or_default())
+        let text = pod.to_string();
+        let raw::Pod {
+            metadata,
+            spec,
+            status,
+        } = serde_json::from_str(&text).unwrap();
+        MetaView::of(&metadata, &spec.containers.unwrap(), &status).unwrap()
     }
 
     #[test]

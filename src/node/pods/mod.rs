@@ -1,9 +1,10 @@
 //! The Pods of this node, reduced to what the duties look at.
 //!
-//! A mirror of these costs a fraction of the Pods themselves: no managed fields or volumes, and of labels,
-//! annotations and environment only what [`MetaView`] says.
+//! A mirror of these costs a fraction of the Pods themselves: no managed fields, volumes or commands, and of labels,
+//! annotations and environment only what [`MetaView`] says. Each Pod is reduced as it is read, before the next one.
 
 mod meta;
+mod raw;
 mod restart;
 
 use std::collections::BTreeMap;
@@ -11,13 +12,18 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::Api;
 use kube::api::ListParams;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 
-use crate::cluster::{Cluster, Mirror, Readable, readable};
+use crate::cluster::{Cluster, Form, Mirror};
 
 pub use meta::{MetaView, Variable, Wanted};
-pub use restart::{RestartPolicy, Rule, RuledPod};
+use restart::RawRule;
+pub use restart::{RestartPolicy, Rule};
 
 /// A Pod of this node.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -70,7 +76,7 @@ pub struct ContainerView {
     pub name: String,
     /// What it is for.
     pub role: Role,
-    /// Its ports, for hooks that name one.
+    /// The port that its hook names, if it names one.
     pub ports: Vec<Port>,
     /// What is to be run before it is stopped.
     pub pre_stop: Option<core::LifecycleHandler>,
@@ -141,12 +147,35 @@ const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 /// Condition of a Pod, since Kubernetes 1.35.
 const ALL_RESTARTING: &str = "AllContainersRestarting";
 
+/// More containers than kubelet could run; each costs some hundred bytes.
+const MOST_CONTAINERS: usize = 500;
+/// Bytes of all preStop hooks of a Pod, as JSON.
+const MOST_HOOKS: usize = 64 << 10;
+/// Bytes of all variables that the containers of a Pod take from labels and annotations: one annotation can be taken
+/// thousands of times.
+const MOST_ENV: usize = 256 << 10;
+
+/// Why a Pod is not looked at: its author can make it so long that no other Pod of the node could be.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("it has more than {} containers", MOST_CONTAINERS)]
+    Containers,
+    #[error("its preStop hooks have more than {} bytes", MOST_HOOKS)]
+    Hooks,
+    #[error(
+        "the environment that it takes from labels and annotations has more than {} bytes",
+        MOST_ENV
+    )]
+    Environment,
+}
+
 /// A mirror of the Pods on `node`, and the task that keeps it up to date.
 pub fn watch(cluster: &Cluster, node: &str) -> (Mirror<PodView>, impl Future<Output = ()> + Send + use<>) {
-    let api: Api<Readable<RuledPod>> = Api::all(cluster.client.clone());
+    let api: Api<core::Pod> = Api::all(cluster.client.clone());
     let here = ListParams::default().fields(&format!("spec.nodeName={node}"));
-    let view = readable(&cluster.events, |pod| Some(PodView::of(pod)));
-    cluster.mirror(api, here, view)
+    cluster.mirror(api, here, Some::<PodView>)
 }
 
 impl PodView {
@@ -184,53 +213,76 @@ impl PodView {
     }
 
     /// Reduces a Pod to this.
-    #[must_use]
-    pub fn of(pod: RuledPod) -> Self {
-        let RuledPod { pod, mut rules } = pod;
-        let spec = pod.spec.unwrap_or_default();
-        let status = pod.status.unwrap_or_default();
-        let meta = MetaView::of(&pod.metadata, &spec, &status);
-        let uid = pod.metadata.uid.unwrap_or_default();
-        let annotations = pod.metadata.annotations.unwrap_or_default();
+    fn of(pod: raw::Pod<'_>) -> Result<Self, Error> {
+        let raw::Pod {
+            metadata,
+            spec,
+            status,
+        } = pod;
+        let (init, main) = (
+            spec.init_containers.unwrap_or_default(),
+            spec.containers.unwrap_or_default(),
+        );
+        if init.len() + main.len() > MOST_CONTAINERS {
+            return Err(Error::Containers);
+        }
+        let ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+        let meta = if ended {
+            None
+        } else {
+            MetaView::of(&metadata, &main, &status)?
+        };
+        let mut statuses = BTreeMap::new();
+        let lists = [&status.container_statuses, &status.init_container_statuses];
+        for text in lists.into_iter().flatten().flatten() {
+            let status: core::ContainerStatus = serde_json::from_str(text.get())?;
+            statuses.insert(status.name.clone(), StatusView::of(&status));
+        }
+        let init = init.into_iter().map(|text| (text, Role::Init));
+        let main = main.into_iter().map(|text| (text, Role::Main));
+        let (mut containers, mut hooks) = (Vec::new(), MOST_HOOKS);
+        for (text, role) in init.chain(main) {
+            let container: raw::Container<'_> = serde_json::from_str(text.get())?;
+            let hook = container.pre_stop().filter(|_| !ended);
+            hooks = hooks
+                .checked_sub(hook.map_or(0, |text| text.get().len()))
+                .ok_or(Error::Hooks)?;
+            let status = statuses.remove(&container.name);
+            containers.push(ContainerView::of(container, hook, role, status)?);
+        }
+        let uid = metadata.uid.unwrap_or_default();
+        let annotations = metadata.annotations.unwrap_or_default();
         let own = annotations.get(MIRROR).and_then(|_| annotations.get(CONFIG_HASH));
         let runtime_uid = own.unwrap_or(&uid).clone();
-        let mut conditions = status.conditions.iter().flatten();
-        let restarting_all = conditions.any(|c| c.type_ == ALL_RESTARTING && c.status == "True");
-        let mut statuses = status.container_statuses.unwrap_or_default();
-        statuses.extend(status.init_container_statuses.unwrap_or_default());
-        let init = spec.init_containers.unwrap_or_default().into_iter().map(|c| {
-            let role = match c.restart_policy.as_deref() {
-                Some("Always") => Role::Sidecar,
-                _ => Role::Init,
-            };
-            (c, role)
-        });
-        let main = spec.containers.into_iter().map(|c| (c, Role::Main));
-        Self {
+        Ok(Self {
             meta,
-            namespace: pod.metadata.namespace.unwrap_or_default(),
-            name: pod.metadata.name.unwrap_or_default(),
+            namespace: metadata.namespace.unwrap_or_default(),
+            name: metadata.name.unwrap_or_default(),
             uid,
             runtime_uid,
             node: spec.node_name.unwrap_or_default(),
-            deleting: pod.metadata.deletion_timestamp.is_some(),
-            ended: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
+            deleting: metadata.deletion_timestamp.is_some(),
+            ended,
             restart: RestartPolicy::of(spec.restart_policy.as_deref()).unwrap_or_default(),
-            restarting_all,
+            restarting_all: status.is(ALL_RESTARTING, "True"),
             grace_seconds: spec.termination_grace_period_seconds.unwrap_or(30),
             ips: ips(status.pod_ips, status.pod_ip),
-            containers: init
-                .chain(main)
-                .map(|(container, role)| {
-                    let rules = rules.remove(&container.name).unwrap_or_default();
-                    ContainerView::of(container, role, rules, &statuses)
-                })
-                .collect(),
-        }
+            containers,
+        })
     }
 }
 
-fn ips(all: Option<Vec<core::PodIP>>, first: Option<String>) -> Vec<String> {
+impl Form for PodView {
+    type Kind = core::Pod;
+}
+
+impl<'de> Deserialize<'de> for PodView {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::of(raw::Pod::deserialize(deserializer)?).map_err(D::Error::custom)
+    }
+}
+
+fn ips(all: Option<Vec<raw::Ip>>, first: Option<String>) -> Vec<String> {
     let mut ips: Vec<String> = all.unwrap_or_default().into_iter().map(|ip| ip.ip).collect();
     if ips.is_empty() {
         ips.extend(first.filter(|ip| !ip.is_empty()));
@@ -240,30 +292,49 @@ fn ips(all: Option<Vec<core::PodIP>>, first: Option<String>) -> Vec<String> {
 
 impl ContainerView {
     fn of(
-        container: core::Container,
+        container: raw::Container<'_>,
+        hook: Option<&RawValue>,
         role: Role,
-        rules: Vec<Rule>,
-        statuses: &[core::ContainerStatus],
-    ) -> Self {
-        let status = statuses.iter().find(|status| status.name == container.name);
-        Self {
-            role,
-            ports: container
-                .ports
-                .unwrap_or_default()
-                .into_iter()
-                .map(|port| Port {
-                    name: port.name.unwrap_or_default(),
-                    number: port.container_port,
-                })
-                .collect(),
-            pre_stop: container.lifecycle.and_then(|lifecycle| lifecycle.pre_stop),
-            restart: RestartPolicy::of(container.restart_policy.as_deref()),
-            rules,
-            status: status.map(StatusView::of),
+        status: Option<StatusView>,
+    ) -> Result<Self, Error> {
+        let pre_stop: Option<core::LifecycleHandler> =
+            hook.map(|text| serde_json::from_str(text.get())).transpose()?;
+        let restart = RestartPolicy::of(container.restart_policy.as_deref());
+        let rules = container.restart_policy_rules.into_iter().flatten();
+        Ok(Self {
+            role: match restart {
+                Some(RestartPolicy::Always) if role == Role::Init => Role::Sidecar,
+                _ => role,
+            },
+            ports: match (pre_stop.as_ref().and_then(port_name), container.ports) {
+                (Some(name), Some(ports)) => ports_named(name, ports)?,
+                _ => Vec::new(),
+            },
+            pre_stop,
+            restart,
+            rules: rules.filter_map(RawRule::read).collect(),
+            status,
             name: container.name,
-        }
+        })
     }
+}
+
+/// The name of the port that a hook is for, if it goes by name.
+fn port_name(hook: &core::LifecycleHandler) -> Option<&str> {
+    match &hook.http_get.as_ref()?.port {
+        IntOrString::String(name) => Some(name),
+        IntOrString::Int(_) => None,
+    }
+}
+
+fn ports_named(name: &str, ports: &RawValue) -> Result<Vec<Port>, Error> {
+    let ports: Vec<raw::Port> = serde_json::from_str(ports.get())?;
+    let named = ports.into_iter().filter_map(|port| {
+        let number = port.container_port;
+        let name = port.name.filter(|other| other == name)?;
+        Some(Port { name, number })
+    });
+    Ok(named.take(1).collect())
 }
 
 impl StatusView {
@@ -296,11 +367,11 @@ impl StatusView {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     /// Four containers of three roles, whose statuses come in another order than their specs.
-    fn pod() -> RuledPod {
-        let pod = serde_json::from_value(json!({
+    fn pod() -> Value {
+        json!({
             "metadata": {"namespace": "ns", "name": "web", "uid": "u1", "deletionTimestamp": "2026-01-02T03:04:05Z"},
             "spec": {
                 "nodeName": "n1", "restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 7,
@@ -324,32 +395,25 @@ mod tests {
                      "containerID": "containerd://mmm", "state": {"running": {}}},
                 ],
             },
-        }));
-        RuledPod {
-            pod: pod.unwrap(),
-            ..RuledPod::default()
-        }
+        })
+    }
+
+    fn read(pod: &Value) -> Result<PodView, String> {
+        serde_json::from_str(&pod.to_string()).map_err(|error| error.to_string())
     }
 
     #[test]
     fn containers_of_a_static_pod_go_by_its_own_uid() {
         let mut pod = pod();
-        assert_eq!(PodView::of(pod.clone()).runtime_uid, "u1");
-        let hash = ("kubernetes.io/config.hash".to_owned(), "static".to_owned());
-        pod.pod.metadata.annotations = Some([hash.clone()].into());
+        assert_eq!(read(&pod).unwrap().runtime_uid, "u1");
+        pod["metadata"]["annotations"] = json!({"kubernetes.io/config.hash": "static"});
         assert_eq!(
-            PodView::of(pod.clone()).runtime_uid,
+            read(&pod).unwrap().runtime_uid,
             "u1",
             "anybody may write one of them"
         );
-        pod.pod.metadata.annotations = Some(
-            [
-                hash,
-                ("kubernetes.io/config.mirror".to_owned(), "static".to_owned()),
-            ]
-            .into(),
-        );
-        let view = PodView::of(pod);
+        pod["metadata"]["annotations"]["kubernetes.io/config.mirror"] = json!("static");
+        let view = read(&pod).unwrap();
         assert_eq!((view.uid.as_str(), view.runtime_uid.as_str()), ("u1", "static"));
         let owns = |labels: &[(&str, &str)]| {
             let labels = labels
@@ -368,7 +432,7 @@ mod tests {
 
     #[test]
     fn a_pod_is_reduced_by_name_not_by_position() {
-        let view = PodView::of(pod());
+        let view = read(&pod()).unwrap();
         assert!(view.deleting && !view.ended);
         assert_eq!((view.restart, view.grace_seconds), (RestartPolicy::OnFailure, 7));
         assert_eq!(view.ips, ["10.0.0.9"]);
@@ -385,7 +449,6 @@ mod tests {
         ];
         assert_eq!(roles, want);
         let a = view.container("a").unwrap();
-        assert_eq!(a.ports[0].number, 8080);
         let status = a.status.as_ref().unwrap();
         assert_eq!(
             (status.container_id.as_str(), status.ready),
@@ -407,5 +470,64 @@ mod tests {
                 .container_id,
             "containerd://mmm"
         );
+    }
+
+    #[test]
+    fn of_ports_only_the_one_that_the_hook_names_is_kept() {
+        let mut pod = pod();
+        let container = &mut pod["spec"]["containers"][1];
+        container["ports"] = json!([{"containerPort": 1}, {"name": "http", "containerPort": 8080}]);
+        let ports = |pod: &Value| read(pod).unwrap().container("a").unwrap().ports.clone();
+        assert_eq!(ports(&pod), []);
+        for (port, kept) in [
+            (json!("http"), vec![8080]),
+            (json!(1), vec![]),
+            (json!("x"), vec![]),
+        ] {
+            pod["spec"]["containers"][1]["lifecycle"] = json!({"preStop": {"httpGet": {"port": port}}});
+            let numbers: Vec<_> = ports(&pod).iter().map(|port| port.number).collect();
+            assert_eq!(numbers, kept, "{port}");
+        }
+    }
+
+    /// Each of these would cost the daemon many times what it costs its author.
+    #[test]
+    fn a_pod_that_is_too_long_is_not_looked_at() {
+        let long = |key: &str, value: Value| {
+            let mut pod = pod();
+            pod["metadata"]["annotations"] =
+                json!({"kruise.io/sidecarset-hash": "{}", "long": "x".repeat(100_000)});
+            pod["spec"][key] = value;
+            pod
+        };
+        let hook = |bytes: usize| {
+            let command = "x".repeat(bytes);
+            json!([{"name": "a", "lifecycle": {"preStop": {"exec": {"command": [command]}}}}])
+        };
+        let from =
+            json!({"name": "V", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['long']"}}});
+        let taken = |times: usize| json!([{"name": "a", "env": vec![from.clone(); times]}]);
+        let some = |number: usize| {
+            let names = (0..number).map(|n| json!({"name": format!("c{n}")}));
+            names.collect::<Vec<_>>()
+        };
+        for (good, bad, why) in [
+            (hook(60_000), hook(70_000), "preStop hooks"),
+            (taken(2), taken(3), "labels and annotations"),
+            (json!(some(498)), json!(some(499)), "containers"),
+        ] {
+            read(&long("containers", good)).unwrap();
+            let mut pod = long("containers", bad);
+            let error = read(&pod).unwrap_err();
+            assert!(error.contains(why), "{error}");
+            pod["status"]["phase"] = json!("Failed");
+            assert_eq!(read(&pod).is_ok(), why != "containers", "{why}: it runs no more");
+        }
+        // What nobody looks at may be long, and is not kept.
+        let mut pod = pod();
+        let short = read(&pod).unwrap();
+        pod["spec"]["containers"][0]["args"] = json!(vec!["x"; 100_000]);
+        pod["spec"]["volumes"] = json!([7]);
+        assert_eq!(read(&pod).unwrap(), short);
     }
 }

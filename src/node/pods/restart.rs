@@ -1,19 +1,13 @@
 //! Whether kubelet starts a container again that has ended.
 //!
 //! Since Kubernetes 1.34 a container can have a policy of its own, and rules that go by the exit code. One that says
-//! `RestartAllContainers` (1.35) has kubelet stop and start every container of the Pod. Our types of Pods do not have
-//! the rules, so they are read beside them.
+//! `RestartAllContainers` (1.35) has kubelet stop and start every container of the Pod.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
-use k8s_openapi::api::core::v1 as core;
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer};
-use serde_json::value::RawValue;
+use serde::Deserialize;
 
 use super::{ContainerView, PodView, StatusView};
-use crate::cluster::Form;
 
 /// When kubelet starts an ended container again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -125,57 +119,10 @@ impl PodView {
     }
 }
 
-/// A Pod with the rules of its containers, by name.
-#[derive(Clone, Debug, Default)]
-pub struct RuledPod {
-    pub(super) pod: core::Pod,
-    pub(super) rules: BTreeMap<String, Vec<Rule>>,
-}
-
-impl Form for RuledPod {
-    type Kind = core::Pod;
-}
-
-impl<'de> Deserialize<'de> for RuledPod {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = <&RawValue>::deserialize(deserializer)?.get();
-        let pod = serde_json::from_str(text).map_err(D::Error::custom)?;
-        let mut rules = BTreeMap::new();
-        // Few Pods have any.
-        if text.contains("restartPolicyRules") {
-            let Rules { spec } = serde_json::from_str(text).map_err(D::Error::custom)?;
-            let containers = spec.containers.into_iter().chain(spec.init_containers);
-            rules.extend(containers.flatten().map(|container| {
-                let rules = container.restart_policy_rules.into_iter().flatten();
-                (container.name, rules.filter_map(RawRule::read).collect())
-            }));
-        }
-        Ok(Self { pod, rules })
-    }
-}
-
-#[derive(Deserialize)]
-struct Rules {
-    spec: RawSpec,
-}
-
+/// A rule as the API server sends it.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct RawSpec {
-    containers: Option<Vec<RawContainer>>,
-    init_containers: Option<Vec<RawContainer>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RawContainer {
-    name: String,
-    restart_policy_rules: Option<Vec<RawRule>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RawRule {
+pub(super) struct RawRule {
     action: String,
     exit_codes: Option<ExitCodes>,
 }
@@ -188,7 +135,7 @@ struct ExitCodes {
 
 impl RawRule {
     /// None where kubelet passes over it.
-    fn read(self) -> Option<Rule> {
+    pub(super) fn read(self) -> Option<Rule> {
         let ExitCodes { operator, values } = self.exit_codes?;
         let within = match operator.as_str() {
             "In" => true,
@@ -217,7 +164,7 @@ mod tests {
     fn pod(policy: &str, containers: Value) -> PodView {
         let object = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p" },
             "spec": { "restartPolicy": policy, "containers": containers } });
-        PodView::of(serde_json::from_str(&object.to_string()).unwrap())
+        serde_json::from_str(&object.to_string()).unwrap()
     }
 
     fn rule(action: &str, operator: &str, codes: &[i32]) -> Value {

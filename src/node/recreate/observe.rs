@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 
 use super::Shared;
@@ -15,9 +16,9 @@ use crate::api::container_recreate_request::{
     ContainerRecreateRequestStatus,
 };
 use crate::api::keys;
-use crate::cluster::{Key, Readable, write};
+use crate::cluster::{Key, write};
 use crate::cri::{ContainerState, Runtime};
-use crate::node::pods::{PodView, RuledPod};
+use crate::node::pods::PodView;
 
 /// How long a runtime of a name that nobody has is waited for, while another one answers.
 const NO_SUCH_RUNTIME: Duration = Duration::from_secs(30);
@@ -118,13 +119,11 @@ pub async fn pod(shared: &Shared, key: &Key, requests: &[Arc<Request>]) -> PodSi
         return PodSight::Here(pod);
     }
     let namespace = key.namespace.as_deref().unwrap_or_default();
-    let api: Api<Readable<RuledPod>> = Api::namespaced(shared.ctx.cluster.client.clone(), namespace);
-    match write::get(&api, &key.name).await {
-        Ok(Some(pod)) => match pod.into_result().map(PodView::of) {
-            Ok(view) if view.node == shared.ctx.node_name => PodSight::Here(Arc::new(view)),
-            Ok(_) => PodSight::Gone,
-            Err(why) => PodSight::Unknown(why),
-        },
+    let api: Api<Pod> = Api::namespaced(shared.ctx.cluster.client.clone(), namespace);
+    match write::read::<PodView>(api, &key.name).await {
+        Ok(Some(Ok(view))) if view.node == shared.ctx.node_name => PodSight::Here(Arc::new(view)),
+        Ok(Some(Ok(_))) => PodSight::Gone,
+        Ok(Some(Err(why))) => PodSight::Unknown(why),
         Ok(None) => PodSight::Gone,
         Err(error) => PodSight::Unknown(error.to_string()),
     }

@@ -1,0 +1,120 @@
+//! A Pod as the API server sends it, read no further than the duties look.
+//!
+//! Whoever may create Pods may make them long, and those of a node are read at once. What nobody looks at is passed
+//! over; what is looked at in some Pods only stays text until then.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
+
+use super::restart::RawRule;
+
+#[derive(Deserialize)]
+pub struct Pod<'a> {
+    #[serde(borrow)]
+    pub metadata: Metadata<'a>,
+    #[serde(borrow, default)]
+    pub spec: Spec<'a>,
+    #[serde(borrow, default)]
+    pub status: Status<'a>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Metadata<'a> {
+    pub namespace: Option<String>,
+    pub name: Option<String>,
+    pub uid: Option<String>,
+    pub resource_version: Option<String>,
+    pub deletion_timestamp: Option<IgnoredAny>,
+    #[serde(borrow)]
+    pub labels: Option<&'a RawValue>,
+    pub annotations: Option<BTreeMap<String, String>>,
+    pub owner_references: Option<Vec<OwnerReference>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct Spec<'a> {
+    pub node_name: Option<String>,
+    pub restart_policy: Option<String>,
+    pub termination_grace_period_seconds: Option<i64>,
+    #[serde(borrow)]
+    pub init_containers: Option<Vec<&'a RawValue>>,
+    #[serde(borrow)]
+    pub containers: Option<Vec<&'a RawValue>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Container<'a> {
+    pub name: String,
+    pub image: Option<String>,
+    pub restart_policy: Option<String>,
+    pub restart_policy_rules: Option<Vec<RawRule>>,
+    #[serde(borrow)]
+    pub ports: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub lifecycle: Option<Lifecycle<'a>>,
+    #[serde(borrow)]
+    pub env: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Lifecycle<'a> {
+    #[serde(borrow)]
+    pub pre_stop: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Port {
+    pub name: Option<String>,
+    pub container_port: i32,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct Status<'a> {
+    pub phase: Option<String>,
+    #[serde(rename = "podIP")]
+    pub pod_ip: Option<String>,
+    #[serde(rename = "podIPs")]
+    pub pod_ips: Option<Vec<Ip>>,
+    pub conditions: Option<Vec<Condition>>,
+    #[serde(borrow)]
+    pub container_statuses: Option<Vec<&'a RawValue>>,
+    #[serde(borrow)]
+    pub init_container_statuses: Option<Vec<&'a RawValue>>,
+}
+
+#[derive(Deserialize)]
+pub struct Ip {
+    pub ip: String,
+}
+
+#[derive(Deserialize)]
+pub struct Condition {
+    #[serde(rename = "type")]
+    pub type_: String,
+    pub status: String,
+}
+
+impl<'a> Container<'a> {
+    /// Its preStop hook.
+    pub fn pre_stop(&self) -> Option<&'a RawValue> {
+        self.lifecycle.as_ref()?.pre_stop
+    }
+}
+
+impl Status<'_> {
+    /// Whether the condition has that status.
+    pub fn is(&self, type_: &str, status: &str) -> bool {
+        let mut conditions = self.conditions.iter().flatten();
+        conditions.any(|condition| condition.type_ == type_ && condition.status == status)
+    }
+}
