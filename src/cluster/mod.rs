@@ -23,6 +23,7 @@ mod error;
 pub mod events;
 pub mod fence;
 pub mod lease;
+mod metadata;
 pub mod pod_template;
 pub mod queue;
 pub mod watch;
@@ -34,6 +35,7 @@ pub use error::Error;
 pub(crate) use error::chain;
 pub use events::{EventType, Events};
 pub use fence::Fence;
+pub use metadata::metadata_client;
 pub use watch::{Change, Form, Key, Mirror};
 
 /// A connection to one cluster, cheap to clone.

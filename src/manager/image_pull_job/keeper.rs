@@ -1,9 +1,11 @@
 //! What a job needs before and after its nodes: finalizer and pull secrets, and its end.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
 use kube::Api;
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -11,8 +13,9 @@ use tokio::task::JoinSet;
 
 use super::plan::index::Uid;
 use super::plan::job::Job;
-use super::secrets::plan::affected;
+use super::secrets::plan::{Source, affected};
 use super::secrets::{self, Secrets, Sources};
+use super::turns::Turns;
 use crate::api::image_pull_job::ImagePullJob;
 use crate::api::keys;
 use crate::api::node_image::ReferenceObject;
@@ -30,8 +33,13 @@ pub struct Resolved {
 
 /// Keys worked on at once.
 const WORKERS: usize = 8;
+/// Jobs of one namespace that are worked on at once.
+const SHARE: usize = 3;
 /// How long the work waits for the first list of the copies.
 const FIRST_LIST: Duration = Duration::from_secs(5);
+
+/// How often the Secrets of jobs are read again whose namespace is not watched, because too many have jobs.
+const REREAD: Duration = Duration::from_secs(300);
 
 /// What is worked on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -57,12 +65,18 @@ pub async fn run(ctx: Context, resolved: mpsc::UnboundedSender<Resolved>) {
     let secrets = Secrets::start(&ctx.cluster, &ctx.options.daemon_config_namespace, &mut tasks);
     secrets.listed(FIRST_LIST).await;
     let (items_tx, items_rx) = mpsc::unbounded_channel();
-    let wake = wake_up(ctx.clone(), secrets.clone(), items_tx);
+    let (turns_tx, turns_rx) = mpsc::unbounded_channel();
+    let turns = Turns::new(SHARE, turns_tx);
+    let wake = wake_up(ctx.clone(), secrets.clone(), turns_rx, items_tx);
     let work = |item: Item| {
         let (ctx, secrets, resolved) = (ctx.clone(), secrets.clone(), resolved.clone());
+        let turns = turns.clone();
         async move {
             match item {
-                Item::Job(key) => reconcile(ctx, secrets, resolved, key).await,
+                Item::Job(key) => match turns.take(&key) {
+                    Some(_turn) => reconcile(ctx, secrets, resolved, key).await,
+                    None => Ok(None),
+                },
                 Item::Copy(name) => secrets.remove_idle(&name).await,
             }
         }
@@ -71,9 +85,15 @@ pub async fn run(ctx: Context, resolved: mpsc::UnboundedSender<Resolved>) {
 }
 
 /// Sends what to work on: jobs that changed, those whose source or copy did, and copies that no job needs.
-async fn wake_up(ctx: Context, secrets: Secrets, items: mpsc::UnboundedSender<Item>) {
+async fn wake_up(
+    ctx: Context,
+    secrets: Secrets,
+    mut turns: mpsc::UnboundedReceiver<Key>,
+    items: mpsc::UnboundedSender<Item>,
+) {
     let (wake_tx, mut wake_rx) = mpsc::unbounded_channel();
-    let mut sources = Sources::new(&ctx.cluster, wake_tx);
+    let mut sources = Sources::new(&ctx.cluster.client, wake_tx);
+    let mut reread = tokio::time::interval(REREAD);
     let mut changes = ctx.stores.jobs.subscribe();
     let mut copies = secrets.copies();
     loop {
@@ -85,10 +105,12 @@ async fn wake_up(ctx: Context, secrets: Secrets, items: mpsc::UnboundedSender<It
                 }
                 let job = change.new.as_deref().map(Job::read).filter(|j| !j.over());
                 let needed = job.map(|j| secrets.sources(&j)).unwrap_or_default();
-                sources.need(&change.key, &needed);
+                sources.need(&change.key, needed);
                 send(change.key)
             }
-            Some(source) = wake_rx.recv() => sources.jobs(&source).cloned().all(send),
+            Some(key) = turns.recv() => send(key),
+            Some(source) = wake_rx.recv() => sources.jobs(&source).all(send),
+            _ = reread.tick() => sources.unwatched().all(send),
             Some(change) = copies.recv() => {
                 // Whatever somebody did to a copy, its jobs put it right.
                 let jobs = affected(change.old.as_deref(), change.new.as_deref());
@@ -96,7 +118,6 @@ async fn wake_up(ctx: Context, secrets: Secrets, items: mpsc::UnboundedSender<It
                 jobs.iter().filter_map(|job| parse(job)).all(send)
                     && (!idle || items.send(Item::Copy(change.key.name)).is_ok())
             }
-            else => false,
         };
         if !alive {
             return;
@@ -163,36 +184,49 @@ async fn reconcile(
     result
 }
 
-/// Makes the copies for a job. The finalizer comes first, and only where there will be a copy: it sees to it that the job
-/// is struck off the copies before it goes.
+/// Makes the copies for a job, one after the other, for each may have 1 MiB. The finalizer comes first, and only where
+/// there will be a copy: it sees to it that the job is struck off the copies before it goes.
 async fn provide(
     ctx: &Context,
     secrets: &Secrets,
     object: &ImagePullJob,
     job: &Job,
 ) -> Result<Vec<ReferenceObject>, secrets::Error> {
-    let provision = secrets.prepare(job).await?;
-    if provision.holds() && !job.finalizer {
-        set_finalizer(ctx, object, true).await?;
+    let mut references = secrets.in_place(job);
+    let (mut missing, mut unusable) = (Vec::new(), Vec::new());
+    let mut finalizer = job.finalizer;
+    let mut plans = pin!(secrets.plans(job));
+    while let Some(planned) = plans.next().await {
+        let (source, plan) = planned?;
+        if plan.source == Source::Credentials && !finalizer {
+            set_finalizer(ctx, object, true).await?;
+            finalizer = true;
+        }
+        secrets.carry_out(&plan).await?;
+        references.push(secrets.copied(&plan));
+        match plan.source {
+            Source::Credentials => {}
+            Source::Missing => missing.push(source),
+            Source::Other => unusable.push(source),
+        }
     }
-    secrets.carry_out(&provision).await?;
     let names = |sources: &[Key]| sources.iter().map(Key::to_string).collect::<Vec<_>>().join(", ");
-    if !provision.missing.is_empty() {
+    if !missing.is_empty() {
         let note = format!(
             "some pull secrets do not exist; pulling the image without them may not succeed: {}",
-            names(&provision.missing)
+            names(&missing)
         );
         warn(ctx, job, "PullSecretNotFound", note);
     }
-    if !provision.unusable.is_empty() {
+    if !unusable.is_empty() {
         let note = format!(
             "some pull secrets are not of type kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg and are not \
              used: {}",
-            names(&provision.unusable)
+            names(&unusable)
         );
         warn(ctx, job, "PullSecretNotUsable", note);
     }
-    Ok(provision.references)
+    Ok(references)
 }
 
 fn warn(ctx: &Context, job: &Job, reason: &str, note: String) {

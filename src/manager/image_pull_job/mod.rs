@@ -12,6 +12,7 @@ mod observe;
 pub mod plan;
 mod report;
 mod secrets;
+mod turns;
 
 use std::time::Duration;
 

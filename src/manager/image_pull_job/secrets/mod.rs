@@ -1,22 +1,23 @@
 //! Copies the pull secrets of jobs to the namespace that the daemons read, and keeps them up to date.
 //!
-//! In:  which Secrets each job names; those Secrets and the copies (watches).
+//! In:  which Secrets each job names; those Secrets by name; the metadata of Secrets in the jobs' namespaces, and the
+//!      copies (watches).
 //! Out: copies, with the jobs that they are for; the names that are written into NodeImages.
-//!
-//! The manager watches the named sources and the copies, never all secrets of the cluster.
 
 pub mod plan;
+mod sources;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures::{Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::api::ListParams;
 use serde_json::json;
 use tokio::sync::mpsc;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::plan::job::Job;
@@ -24,7 +25,8 @@ use crate::api::keys;
 use crate::api::node_image::ReferenceObject;
 use crate::cluster::queue::{Again, Failure};
 use crate::cluster::{self, Cluster, Key, Mirror, optional_mirror, write};
-use plan::{CopyView, LINGER, Plan, Source, Step, wanted, without};
+use plan::{CopyView, LINGER, Plan, Step, wanted, without};
+pub use sources::Sources;
 
 /// Why copies cannot be made or removed.
 #[derive(Debug, thiserror::Error)]
@@ -66,24 +68,8 @@ impl From<Error> for Failure {
     }
 }
 
-/// What is to be done for the pull secrets of one job.
-#[derive(Default)]
-pub struct Provision {
-    /// What to write into NodeImages; also for a source that is missing, so that daemons say so.
-    pub references: Vec<ReferenceObject>,
-    /// The sources that do not exist.
-    pub missing: Vec<Key>,
-    /// The sources that hold no registry credentials.
-    pub unusable: Vec<Key>,
-    plans: Vec<Plan>,
-}
-
-impl Provision {
-    /// Whether a copy names the job, or will.
-    pub fn holds(&self) -> bool {
-        self.plans.iter().any(|plan| plan.source == Source::Credentials)
-    }
-}
+/// Sources of one job that are read at once: each may have 1 MiB.
+const READ_AT_ONCE: usize = 2;
 
 /// Sources and copies; cheap to clone.
 #[derive(Clone)]
@@ -127,56 +113,58 @@ impl Secrets {
     }
 
     /// The sources that a job names; none for a job that lives where the daemons read anyway.
-    pub fn sources(&self, job: &Job) -> BTreeSet<Key> {
+    pub fn sources(&self, job: &Job) -> Vec<Key> {
         let namespace = job.key.namespace.as_deref().unwrap_or_default();
+        let mut seen = BTreeSet::new();
         let names = job.spec.pull_secrets.iter().filter(|_| *namespace != *self.into);
+        let names = names.filter(|name| seen.insert(*name));
         names.map(|name| Key::namespaced(namespace, name)).collect()
     }
 
-    /// Looks what has to be done for a job. Nothing is written yet.
-    pub async fn prepare(&self, job: &Job) -> Result<Provision, Error> {
+    /// What a job that lives where the daemons read writes into NodeImages: its Secrets as they are.
+    pub fn in_place(&self, job: &Job) -> Vec<ReferenceObject> {
         let namespace = job.key.namespace.as_deref().unwrap_or_default();
-        let mut done = Provision::default();
-        if *namespace == *self.into {
-            let names = job.spec.pull_secrets.iter();
-            done.references = names.map(|name| reference(namespace, name, None)).collect();
-            return Ok(done);
-        }
-        let from = Api::<Secret>::namespaced(self.cluster.client.clone(), namespace);
-        let mut seen = BTreeSet::new();
-        for name in job.spec.pull_secrets.iter().filter(|name| seen.insert(*name)) {
-            let source = Key::namespaced(namespace, name);
-            let copies = self.known()?;
-            let found = write::get(&from, name).await?;
-            let known: Vec<&CopyView> = copies.iter().map(AsRef::as_ref).collect();
-            let plan = wanted(&source, found.as_ref(), &known, &job.key.to_string(), &self.into);
-            let copied = reference(&self.into, &plan.copy, Some(keys::MODE_BATCH));
-            done.references.push(copied);
-            match plan.source {
-                Source::Credentials => {}
-                Source::Missing => done.missing.push(source),
-                Source::Other => done.unusable.push(source),
-            }
-            done.plans.push(plan);
-        }
-        Ok(done)
+        let names = job.spec.pull_secrets.iter().filter(|_| *namespace == *self.into);
+        names.map(|name| reference(namespace, name, None)).collect()
     }
 
-    /// Brings the copies up to date.
-    pub async fn carry_out(&self, provision: &Provision) -> Result<(), Error> {
-        let into = Api::<Secret>::namespaced(self.cluster.client.clone(), &self.into);
-        for plan in &provision.plans {
-            match &plan.step {
-                Step::Nothing => {}
-                Step::Create(secret) => {
-                    write::create(&into, secret).await?;
-                    tracing::info!(copy = plan.copy, "pull secret copied");
-                }
-                Step::Replace(secret) => {
-                    write::replace(&into, secret).await?;
-                }
-                Step::Delete(uid) => write::delete(&into, &plan.copy, Some(uid)).await?,
+    /// What a job writes into NodeImages for a copy; also for one whose source is missing, so that daemons say so.
+    pub fn copied(&self, plan: &Plan) -> ReferenceObject {
+        reference(&self.into, &plan.copy, Some(keys::MODE_BATCH))
+    }
+
+    /// Looks what has to be done for each source of a job. Nothing is written yet.
+    pub fn plans(&self, job: &Job) -> impl Stream<Item = Result<(Key, Plan), Error>> {
+        let reads = self.sources(job).into_iter().map(|source| {
+            let (this, job) = (self.clone(), job.key.to_string());
+            async move {
+                let namespace = source.namespace.as_deref().unwrap_or_default();
+                let from = Api::<Secret>::namespaced(this.cluster.client.clone(), namespace);
+                // Without the copies nothing can be done with what is read.
+                this.known()?;
+                let found = write::get(&from, &source.name).await?;
+                let copies = this.known()?;
+                let known: Vec<&CopyView> = copies.iter().map(AsRef::as_ref).collect();
+                let plan = wanted(&source, found.as_ref(), &known, &job, &this.into);
+                Ok((source, plan))
             }
+        });
+        stream::iter(reads).buffered(READ_AT_ONCE)
+    }
+
+    /// Brings a copy up to date.
+    pub async fn carry_out(&self, plan: &Plan) -> Result<(), Error> {
+        let into = Api::<Secret>::namespaced(self.cluster.client.clone(), &self.into);
+        match &plan.step {
+            Step::Nothing => {}
+            Step::Create(secret) => {
+                write::create(&into, secret).await?;
+                tracing::info!(copy = plan.copy, "pull secret copied");
+            }
+            Step::Replace(secret) => {
+                write::replace(&into, secret).await?;
+            }
+            Step::Delete(uid) => write::delete(&into, &plan.copy, Some(uid)).await?,
         }
         Ok(())
     }
@@ -253,77 +241,5 @@ fn reference(namespace: &str, name: &str, mode: Option<&str>) -> ReferenceObject
         namespace: namespace.to_owned(),
         name: name.to_owned(),
         mode: mode.map(str::to_owned),
-    }
-}
-
-/// One watch a source, for as long as a job needs it.
-pub struct Sources {
-    cluster: Cluster,
-    wake: mpsc::UnboundedSender<Key>,
-    needed: HashMap<Key, BTreeSet<Key>>,
-    watches: HashMap<Key, AbortHandle>,
-    tasks: JoinSet<()>,
-}
-
-impl Sources {
-    /// No watch yet; `wake` is told the source that changed.
-    pub fn new(cluster: &Cluster, wake: mpsc::UnboundedSender<Key>) -> Self {
-        Self {
-            cluster: cluster.clone(),
-            wake,
-            needed: HashMap::new(),
-            watches: HashMap::new(),
-            tasks: JoinSet::new(),
-        }
-    }
-
-    /// A job needs these sources from now on, and no others.
-    pub fn need(&mut self, job: &Key, sources: &BTreeSet<Key>) {
-        while self.tasks.try_join_next().is_some() {}
-        for source in sources {
-            self.needed.entry(source.clone()).or_default().insert(job.clone());
-            if !self.watches.contains_key(source) {
-                let task = follow(self.cluster.clone(), source.clone(), self.wake.clone());
-                let handle = self.tasks.spawn(task);
-                self.watches.insert(source.clone(), handle);
-            }
-        }
-        let watches = &mut self.watches;
-        self.needed.retain(|source, jobs| {
-            if !sources.contains(source) {
-                jobs.remove(job);
-            }
-            if jobs.is_empty()
-                && let Some(watch) = watches.remove(source)
-            {
-                watch.abort();
-            }
-            !jobs.is_empty()
-        });
-    }
-
-    /// The jobs that need a source.
-    pub fn jobs(&self, source: &Key) -> impl Iterator<Item = &Key> {
-        self.needed.get(source).into_iter().flatten()
-    }
-}
-
-/// Watches one Secret by name. Only its version is kept, not its data.
-async fn follow(cluster: Cluster, source: Key, wake: mpsc::UnboundedSender<Key>) {
-    let namespace = source.namespace.as_deref().unwrap_or_default();
-    let api = Api::<Secret>::namespaced(cluster.client.clone(), namespace);
-    let config = ListParams::default().fields(&format!("metadata.name={}", source.name));
-    let (versions, task) = optional_mirror(api, config, |s: Secret| s.metadata.resource_version);
-    let mut changes = versions.subscribe();
-    let tell = async {
-        while changes.recv().await.is_some() {
-            if wake.send(source.clone()).is_err() {
-                return;
-            }
-        }
-    };
-    tokio::select! {
-        () = task => {}
-        () = tell => {}
     }
 }
