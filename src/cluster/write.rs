@@ -1,7 +1,7 @@
 //! Requests about objects: each with a deadline, each write counted by kind and result.
 //!
-//! Here, and nowhere else, names and namespaces become parts of a path. What is no DNS name is refused before anything
-//! is sent: `?`, `#` and `/` in it would make another request of ours.
+//! Names and namespaces become parts of a path. What is no DNS name is refused before anything is sent: `?`, `#` and `/`
+//! in it would make another request of ours. Lists and watches, which name no object, do not come here.
 //!
 //! Every function returns the object as the API server stored it, which is what tracks our own writes.
 //! Nothing here retries: the caller decides again on fresh facts.

@@ -67,6 +67,7 @@ async fn all(api: &Api<Pod>, name: &str) -> Vec<Result<(), Error>> {
         patch_status_merge(api, name, &patch).await.map(drop),
         patch_status_strategic(api, name, &patch).await.map(drop),
         patch_strategic(api, name, &patch).await.map(drop),
+        try_strategic(api, name, &patch).await,
         patch_resize(api, name, &patch).await.map(drop),
         try_status(api, name, &patch).await,
         try_strategic(api, name, &patch).await,

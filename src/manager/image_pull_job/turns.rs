@@ -48,7 +48,9 @@ impl Turns {
             }
             return None;
         }
-        waits.map(|at| share.waiting.remove(at));
+        if let Some(at) = waits {
+            share.waiting.remove(at);
+        }
         share.running += 1;
         let turns = self.clone();
         Some(Turn { turns, namespace })
@@ -90,7 +92,10 @@ mod tests {
             assert!(turns.take(&key("crowd", n)).is_none());
             assert!(turns.take(&key("crowd", n)).is_none(), "it waits once");
         }
-        assert!(turns.take(&key("other", 0)).is_some(), "another namespace has its own");
+        assert!(
+            turns.take(&key("other", 0)).is_some(),
+            "another namespace has its own"
+        );
         let mut served = Vec::new();
         while running.pop_front().is_some() {
             if let Ok(next) = again.try_recv() {

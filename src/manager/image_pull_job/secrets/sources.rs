@@ -51,7 +51,9 @@ impl Sources {
             };
             namespace.jobs.remove(&job.name);
             if namespace.jobs.is_empty()
-                && let Some(Namespace { watch: Some(watch), .. }) = self.namespaces.remove(&name)
+                && let Some(Namespace {
+                    watch: Some(watch), ..
+                }) = self.namespaces.remove(&name)
             {
                 watch.abort();
             }
@@ -110,7 +112,7 @@ async fn follow(client: kube::Client, namespace: String, wake: mpsc::UnboundedSe
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
+    #![allow(clippy::unwrap_used, clippy::panic)]
     use std::convert::Infallible;
     use std::sync::{Arc, Mutex};
 
@@ -121,9 +123,12 @@ mod tests {
 
     use super::*;
 
-    /// An API server with one Secret, and what it was asked: path with query, and `Accept`.
-    fn server() -> (kube::Client, Arc<Mutex<Vec<(String, String)>>>) {
-        let asked: Arc<Mutex<Vec<(String, String)>>> = Arc::default();
+    /// What was asked: path with query, and `Accept`.
+    type Asked = Arc<Mutex<Vec<(String, String)>>>;
+
+    /// An API server with one Secret.
+    fn server() -> (kube::Client, Asked) {
+        let asked = Asked::default();
         let log = Arc::clone(&asked);
         let service = service_fn(move |request: Request<Body>| {
             let accepted = request.headers()["accept"].to_str().unwrap().to_owned();
@@ -153,7 +158,9 @@ mod tests {
         let mut sources = Sources::new(&client, wake_tx);
         for job in 0..50 {
             let job = Key::namespaced("n", format!("j{job}"));
-            let own = (0..64).map(|n| format!("{}-{n}", job.name)).chain(["s".to_owned()]);
+            let own = (0..64)
+                .map(|n| format!("{}-{n}", job.name))
+                .chain(["s".to_owned()]);
             sources.need(&job, names("n", own));
         }
         let changed = wake_rx.recv().await.unwrap();
@@ -165,7 +172,7 @@ mod tests {
         }
         let asked = asked.lock().unwrap().clone();
         let [(list, as_list), (watch, as_watch)] = asked.as_slice() else {
-            unreachable!("{asked:?}")
+            panic!("{asked:?}")
         };
         assert!(list.starts_with("/api/v1/namespaces/n/secrets?"), "{list}");
         assert!(as_list.contains("as=PartialObjectMetadataList;"), "{as_list}");
