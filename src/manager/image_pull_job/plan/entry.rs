@@ -21,6 +21,9 @@ const DAY: i64 = 24 * 3600;
 const DAY_SPREAD: i64 = 600;
 /// Seconds that a tag of a job without end may take at least.
 const NEVER_DEADLINE: i64 = 1800;
+/// Seconds of one attempt, and repetitions, where a tag says nothing.
+const TIMEOUT: i32 = 600;
+const BACKOFF_LIMIT: i32 = 3;
 /// By how much lifetimes of tags are spread, in seconds.
 const TTL_SPREAD: i64 = 300;
 
@@ -67,9 +70,13 @@ pub fn add(
 fn add_one(spec: &mut ImageSpec, statuses: &[ImageTagStatus], tag: &str, ask: Ask<'_>, setting: Setting) {
     let status = statuses.iter().find(|s| s.tag == tag);
     let at = spec.tags.iter().position(|t| t.tag == tag);
-    let mine = at
-        .and_then(|at| spec.tags.get(at))
-        .is_some_and(|t| owned(t, &ask.job.uid));
+    let entry = at.and_then(|at| spec.tags.get(at));
+    let mine = entry.is_some_and(|t| owned(t, &ask.job.uid));
+    let others = entry.is_some_and(|t| serves_others(t, ask));
+    let shared = others && entry.is_some_and(|t| !ended(t, status));
+    if !mine && shared && entry.is_some_and(|t| must_wait(t, status, ask.job)) {
+        return;
+    }
     if !mine && spec.tags.iter().all(|t| over(t, statuses)) {
         // Nothing needs the credentials of earlier jobs any more; their copies may have gone.
         spec.pull_secrets
@@ -86,16 +93,68 @@ fn add_one(spec: &mut ImageSpec, statuses: &[ImageTagStatus], tag: &str, ask: As
             spec.tags.sort_by(|a, b| a.tag.cmp(&b.tag));
         }
         Some(entry) => {
-            if more || !serves(entry, status, ask.job) {
+            let before = entry.pull_policy.clone();
+            if shared {
+                join(entry, ask.job, setting);
+            } else if more || !serves(entry, status, ask.job) {
                 again(entry, ask.job, setting);
                 let ended =
                     |owner: &ObjectReference| owner.uid.as_ref().is_some_and(|uid| ask.ended.contains(uid));
                 entry.owner_references.retain(|owner| !ended(owner));
             }
+            if others {
+                widen(entry, before.unwrap_or_default());
+            }
             entry.owner_references.push(owner(ask.job));
         }
     }
     sandbox(spec, ask.job);
+}
+
+/// Whether a tag is there for anybody but jobs of this one's namespace and jobs that are over.
+fn serves_others(entry: &ImageTagSpec, ask: Ask<'_>) -> bool {
+    let over = |owner: &ObjectReference| owner.uid.as_ref().is_some_and(|uid| ask.ended.contains(uid));
+    let mut live = entry.owner_references.iter().filter(|owner| !over(owner));
+    live.any(|owner| owner.namespace != ask.job.key.namespace)
+}
+
+/// Whether a job that wants its image fresh has to wait for the end of a pull that was asked for before there was the job.
+fn must_wait(entry: &ImageTagSpec, status: Option<&ImageTagStatus>, job: &Job) -> bool {
+    let begun = status.is_some_and(|s| s.version == entry.version);
+    let always = |p: &ImagePullPolicy| *p == ImagePullPolicy::Always;
+    let asked = entry.created_at.as_ref().map(|at| at.0);
+    let fresh = entry.image_pull_policy.as_ref().is_some_and(always) && asked >= job.created;
+    always(&image_pull_policy(job)) && begun && !fresh
+}
+
+/// Has a pull that is asked for by others too serve this job: it is not broken off.
+fn join(entry: &mut ImageTagSpec, job: &Job, setting: Setting) {
+    if image_pull_policy(job) == ImagePullPolicy::Always {
+        entry.image_pull_policy = Some(ImagePullPolicy::Always);
+    }
+    entry.pull_policy = Some(pull_policy(job, setting));
+}
+
+/// Gives a tag that jobs of several namespaces want the most generous limits of both.
+fn widen(entry: &mut ImageTagSpec, before: ImageTagPullPolicy) {
+    let ImageTagPullPolicy {
+        timeout_seconds,
+        backoff_limit,
+        ttl_seconds_after_finished,
+        active_deadline_seconds,
+    } = entry.pull_policy.take().unwrap_or_default();
+    let more = |one: Option<i32>, other: Option<i32>, none: i32| {
+        one.or(other)
+            .map(|_| one.unwrap_or(none).max(other.unwrap_or(none)))
+    };
+    entry.pull_policy = Some(ImageTagPullPolicy {
+        timeout_seconds: more(timeout_seconds, before.timeout_seconds, TIMEOUT),
+        backoff_limit: more(backoff_limit, before.backoff_limit, BACKOFF_LIMIT),
+        ttl_seconds_after_finished: ttl_seconds_after_finished.max(before.ttl_seconds_after_finished),
+        active_deadline_seconds: active_deadline_seconds
+            .zip(before.active_deadline_seconds)
+            .map(|(one, other)| one.max(other)),
+    });
 }
 
 /// Adds what is missing; true when anything was.
@@ -112,19 +171,21 @@ fn add_secrets(spec: &mut ImageSpec, secrets: &[ReferenceObject]) -> bool {
 
 /// Whether the pull of a tag has ended.
 fn over(entry: &ImageTagSpec, statuses: &[ImageTagStatus]) -> bool {
-    let ended =
-        |s: &ImageTagStatus| s.tag == entry.tag && s.version == entry.version && s.completion_time.is_some();
-    statuses.iter().any(ended)
+    ended(entry, statuses.iter().find(|s| s.tag == entry.tag))
+}
+
+/// Whether the tag's status is that of a pull of this version that has ended.
+fn ended(entry: &ImageTagSpec, status: Option<&ImageTagStatus>) -> bool {
+    status.is_some_and(|s| s.version == entry.version && s.completion_time.is_some())
 }
 
 /// Whether a pull that is asked for, and not over, does for this job too. Upstream starts such a pull anew.
 fn serves(entry: &ImageTagSpec, status: Option<&ImageTagStatus>, job: &Job) -> bool {
-    let over = status.is_some_and(|s| s.version == entry.version && s.completion_time.is_some());
     let policy = |p: &Option<ImagePullPolicy>| p.clone().unwrap_or(ImagePullPolicy::IfNotPresent);
     let wanted = policy(&job.spec.image_pull_policy);
     let begun = status.is_some_and(|s| s.version == entry.version);
     let fresh = wanted != ImagePullPolicy::Always || !begun;
-    !over && fresh && policy(&entry.image_pull_policy) == wanted
+    !ended(entry, status) && fresh && policy(&entry.image_pull_policy) == wanted
 }
 
 /// Asks for another pull of a tag that somebody wanted before.
@@ -198,7 +259,7 @@ pub fn owner(job: &Job) -> ObjectReference {
 /// The limits of one node's pull.
 fn pull_policy(job: &Job, setting: Setting) -> ImageTagPullPolicy {
     let asked = job.spec.pull_policy.clone().unwrap_or_default();
-    let timeout = i64::from(asked.timeout_seconds.unwrap_or(600));
+    let timeout = i64::from(asked.timeout_seconds.unwrap_or(TIMEOUT));
     let completion = &job.spec.completion_policy;
     let (ttl, deadline) = if job.never_ends() {
         let off = spread(setting.seed, 2 * DAY_SPREAD + 1) - DAY_SPREAD;
@@ -209,7 +270,7 @@ fn pull_policy(job: &Job, setting: Setting) -> ImageTagPullPolicy {
             .map(i64::from)
             .or(completion.active_deadline_seconds)
             .unwrap_or_else(|| {
-                let tries = i64::from(asked.backoff_limit.unwrap_or(3)).saturating_add(1);
+                let tries = i64::from(asked.backoff_limit.unwrap_or(BACKOFF_LIMIT)).saturating_add(1);
                 timeout.saturating_mul(tries)
             });
         let kept = own.max(0).saturating_add(setting.default_ttl);

@@ -19,13 +19,15 @@ pub struct Job {
     pub key: Key,
     /// Identity of the object.
     pub uid: String,
+    /// When it was made.
+    pub created: Option<Timestamp>,
     /// The image's name and tag as a NodeImage has them, or what is wrong with the reference.
     pub image: Result<(String, String), String>,
     /// How many nodes pull at a time, or what is wrong with the number.
     pub parallelism: Result<usize, String>,
     /// Which nodes.
     pub targets: Targets,
-    /// The specification as it is.
+    /// The specification, but for the selectors, which may be as large as an object and are in `targets`.
     pub spec: ImagePullJobSpec,
     /// The status as it is.
     pub status: ImagePullJobStatus,
@@ -65,7 +67,7 @@ impl Job {
     /// Reads a job; nothing in it can make this fail.
     #[must_use]
     pub fn read(object: &ImagePullJob) -> Self {
-        let spec = object.spec.clone();
+        let spec = without_selectors(&object.spec);
         let image = Reference::parse(&spec.image)
             .map(|r| (r.familiar_name(), r.tag_or_digest().to_owned()))
             .map_err(|e| format!("spec.image: {e}"));
@@ -73,9 +75,10 @@ impl Job {
         Self {
             key: Key::of(object),
             uid: object.metadata.uid.clone().unwrap_or_default(),
+            created: object.metadata.creation_timestamp.as_ref().map(|at| at.0),
             image,
             parallelism: parallelism(spec.parallelism.as_ref()),
-            targets: targets(&spec),
+            targets: targets(&object.spec),
             status: object.status.clone().unwrap_or_default(),
             deleting: object.metadata.deletion_timestamp.is_some(),
             finalizer: finalizers.into_iter().any(|f| f == keys::DELETION_PROTECTION),
@@ -134,6 +137,31 @@ fn parallelism(value: Option<&IntOrString>) -> Result<usize, String> {
     }
 }
 
+fn without_selectors(spec: &ImagePullJobSpec) -> ImagePullJobSpec {
+    let ImagePullJobSpec {
+        image,
+        selector: _,
+        pod_selector: _,
+        parallelism,
+        pull_secrets,
+        pull_policy,
+        completion_policy,
+        sandbox_config,
+        image_pull_policy,
+    } = spec;
+    ImagePullJobSpec {
+        image: image.clone(),
+        selector: None,
+        pod_selector: None,
+        parallelism: parallelism.clone(),
+        pull_secrets: pull_secrets.clone(),
+        pull_policy: pull_policy.clone(),
+        completion_policy: completion_policy.clone(),
+        sandbox_config: sandbox_config.clone(),
+        image_pull_policy: image_pull_policy.clone(),
+    }
+}
+
 fn targets(spec: &ImagePullJobSpec) -> Targets {
     if let Some(pods) = &spec.pod_selector {
         return Targets::Pods(pods.into());
@@ -148,6 +176,22 @@ fn targets(spec: &ImagePullJobSpec) -> Targets {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::image_pull_job::ImagePullJobNodeSelector;
+
+    #[test]
+    fn selectors_are_held_once() {
+        let spec = ImagePullJobSpec {
+            selector: Some(ImagePullJobNodeSelector {
+                names: vec!["n".into()],
+                ..ImagePullJobNodeSelector::default()
+            }),
+            pod_selector: None,
+            ..ImagePullJobSpec::default()
+        };
+        let job = Job::read(&ImagePullJob::new("j", spec));
+        assert_eq!(job.targets, Targets::Names(["n".to_owned()].into()));
+        assert_eq!((job.spec.selector, job.spec.pod_selector), (None, None));
+    }
 
     #[test]
     fn parallelism_is_a_number_and_never_a_share() {

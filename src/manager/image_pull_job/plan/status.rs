@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use super::job::{Job, after};
+use super::job::{Job, Targets, after};
 use crate::api::image_pull_job::{COMPLETE, FAILED, ImagePullJobStatus, WAITING};
 use crate::manager::names::first_of;
 
@@ -262,12 +262,10 @@ fn nowhere(job: &Job, tally: &Tally) -> Option<Warning> {
             format!("no NodeImage named {names}: no such node, or it has none yet"),
         )
     } else if tally.desired == 0 {
-        let which = if job.spec.pod_selector.is_some() {
-            "no running Pod matches spec.podSelector"
-        } else if job.spec.selector.is_some() {
-            "no node matches spec.selector"
-        } else {
-            "there is no NodeImage"
+        let which = match job.targets {
+            Targets::Pods(_) => "no running Pod matches spec.podSelector",
+            Targets::Names(_) | Targets::Labels(_) => "no node matches spec.selector",
+            Targets::All => "there is no NodeImage",
         };
         ("NoNode", which.to_owned())
     } else {

@@ -186,3 +186,99 @@ fn annotations_that_no_node_image_takes_are_left_out() {
     let first: Vec<_> = (0..64).map(|n| format!("k{n:02}")).collect();
     assert_eq!(kept, first);
 }
+
+/// A job of one of two namespaces, with these limits, made at that second.
+fn tenant(n: u8, (evil, always, made): (bool, bool, i64), limits: Limits) -> Job {
+    let mut job = job(n, always.then_some(ImagePullPolicy::Always), false);
+    job.key.namespace = Some(if evil { "evil" } else { "ns" }.to_owned());
+    job.created = Timestamp::from_second(made).ok();
+    let (timeout_seconds, backoff_limit, deadline) = limits;
+    job.spec.pull_policy = Some(PullPolicy {
+        timeout_seconds,
+        backoff_limit,
+    });
+    job.spec.completion_policy.active_deadline_seconds = deadline;
+    job
+}
+
+/// Timeout, repetitions and deadline.
+type Limits = (Option<i32>, Option<i32>, Option<i64>);
+
+fn any_limits() -> impl Strategy<Value = Limits> {
+    let some = || prop::option::of(0..1000_i32);
+    (some(), some(), prop::option::of(1..1000_i64))
+}
+
+fn limits_of(entry: &ImageTagSpec) -> (i32, i32, i64) {
+    let policy = entry.pull_policy.clone().unwrap();
+    let deadline = policy.active_deadline_seconds.unwrap_or(i64::MAX);
+    (
+        policy.timeout_seconds.unwrap_or(600),
+        policy.backoff_limit.unwrap_or(3),
+        deadline,
+    )
+}
+
+#[test]
+fn a_job_that_wants_the_image_fresh_waits_for_the_pull_of_another_namespace() {
+    let first = tenant(0, (false, false, 5), (None, None, None));
+    let spec = add(
+        None,
+        &[],
+        "1",
+        &[ask(&first)],
+        Setting {
+            now: Timestamp::from_second(10).unwrap(),
+            ..setting(0)
+        },
+    );
+    let spec = spec.unwrap();
+    let late = tenant(1, (true, true, 20), (Some(1), Some(0), Some(1)));
+    assert_eq!(
+        add(Some(&spec), &[status(0, false)], "1", &[ask(&late)], setting(0)),
+        None
+    );
+    let after = add(Some(&spec), &[status(0, true)], "1", &[ask(&late)], setting(0)).unwrap();
+    assert_eq!(after.tags[0].version, 1);
+    assert_eq!(limits_of(&after.tags[0]), (600, 3, i64::MAX));
+    // One that was asked for since there is the job is fresh.
+    let early = tenant(2, (true, true, 9), (Some(1), Some(0), Some(1)));
+    let mut fresh = spec.clone();
+    fresh.tags[0].image_pull_policy = Some(ImagePullPolicy::Always);
+    let joined = add(Some(&fresh), &[status(0, false)], "1", &[ask(&early)], setting(0)).unwrap();
+    assert_eq!(joined.tags[0].version, 0);
+    assert!(owned(&joined.tags[0], "uid2"));
+}
+
+proptest! {
+    /// Whatever jobs of another namespace ask for, a pull that runs for a job is not broken off, and its limits are not
+    /// narrowed; a job of the own namespace starts it again as ever.
+    #[test]
+    fn another_namespace_s_jobs_do_not_narrow_or_break_off_a_pull(
+        mine in any_limits(), always in any::<bool>(), over in any::<bool>(), begun in any::<bool>(),
+        others in prop::collection::vec((any::<bool>(), 0..100_i64, any_limits(), any::<bool>()), 1..6),
+    ) {
+        let job = tenant(0, (false, always, 50), mine);
+        let now = Setting { now: Timestamp::from_second(60).unwrap(), ..setting(0) };
+        let mut spec = add(None, &[], "1", &[ask(&job)], now).unwrap();
+        let secret = ReferenceObject { namespace: "d".into(), name: "s".into(), mode: Some(keys::MODE_BATCH.into()) };
+        for (n, (fresh, made, limits, secrets)) in (1_u8..).zip(others) {
+            let before = spec.tags[0].clone();
+            let status: Vec<_> = begun.then(|| status(before.version, over)).into_iter().collect();
+            let other = tenant(n, (true, fresh, made), limits);
+            let secrets = if secrets { std::slice::from_ref(&secret) } else { &[] };
+            let ask = Ask { job: &other, secrets, ended: &NONE };
+            if let Some(new) = add(Some(&spec), &status, "1", &[ask], now) {
+                spec = new;
+            }
+            let entry = &spec.tags[0];
+            prop_assert!(owned(entry, "uid0"));
+            if !(begun && over) {
+                prop_assert_eq!(entry.version, before.version, "it is broken off");
+                prop_assert!(owned(entry, &other.uid) || fresh, "only who wants it fresh waits");
+            }
+            let ((timeout, tries, deadline), was) = (limits_of(entry), limits_of(&before));
+            prop_assert!(timeout >= was.0 && tries >= was.1 && deadline >= was.2);
+        }
+    }
+}
