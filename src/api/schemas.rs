@@ -8,6 +8,15 @@ use super::json::set;
 
 /// The longest text of an `intstr.IntOrString`, in characters. Percentages and names of ports are far shorter.
 pub const LONGEST_INT_OR_STRING: usize = 64;
+/// Names of nodes in one selector. This and the next are bounds on memory: each text takes some 32 bytes, however short it
+/// is, and an object of 1.5 MiB has room for half a million.
+const MOST_NAMES: usize = 20_000;
+/// Labels in one selector.
+const MOST_LABELS: usize = 256;
+/// Requirements in one selector.
+const MOST_REQUIREMENTS: usize = 64;
+/// Values in one requirement.
+const MOST_VALUES: usize = 500;
 
 /// An integer or a string, as `intstr.IntOrString`.
 pub(super) fn int_or_string(_: &mut SchemaGenerator) -> Schema {
@@ -24,6 +33,7 @@ pub(super) fn node_selector(_: &mut SchemaGenerator) -> Schema {
     let mut schema = label_selector_json("Which nodes pull the image; every node when absent.");
     let names = json!({
         "type": "array",
+        "maxItems": MOST_NAMES,
         "items": { "type": "string" },
         "description": "Names of the nodes. Cannot be used together with labels."
     });
@@ -83,11 +93,13 @@ fn label_selector_json(description: &str) -> Value {
         "properties": {
             "matchLabels": {
                 "type": "object",
+                "maxProperties": MOST_LABELS,
                 "additionalProperties": { "type": "string" },
                 "description": "Labels that must be there with these values."
             },
             "matchExpressions": {
                 "type": "array",
+                "maxItems": MOST_REQUIREMENTS,
                 "x-kubernetes-list-type": "atomic",
                 "description": "Requirements on labels; all must hold.",
                 "items": {
@@ -98,6 +110,7 @@ fn label_selector_json(description: &str) -> Value {
                         "operator": { "type": "string", "description": "In, NotIn, Exists or DoesNotExist." },
                         "values": {
                             "type": "array",
+                            "maxItems": MOST_VALUES,
                             "x-kubernetes-list-type": "atomic",
                             "items": { "type": "string" },
                             "description": "Values for In and NotIn; empty for the other operators."

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use crate::ops::Watches;
 
+mod bounded;
 mod busy;
 pub mod client;
 pub mod clock;
@@ -29,6 +30,7 @@ pub mod queue;
 pub mod watch;
 pub mod write;
 
+pub use bounded::Bounded;
 pub use client::Options;
 pub use clock::Clock;
 pub use error::Error;

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use kube::api::ListParams;
-use kube::{Api, Resource};
+use kube::Api;
 use serde::de::DeserializeOwned;
 
 use super::view::{ClaimView, NodeImageView, NodeView, PodView, RawPod, RevisionView};
@@ -15,7 +15,7 @@ use crate::api::image_pull_job::ImagePullJob;
 use crate::api::keys;
 use crate::api::node_image::NodeImage;
 use crate::cluster::write::Object;
-use crate::cluster::{Cluster, Mirror};
+use crate::cluster::{Bounded, Cluster, Form, Mirror};
 use crate::ops::supervise::Supervisor;
 
 /// What is known of the cluster; clones share it.
@@ -59,7 +59,9 @@ impl Stores {
                 None,
                 whole::<ContainerRecreateRequest>,
             ),
-            clone_sets: start.watch("watch of clonesets", None, whole::<CloneSet>),
+            clone_sets: start.watch("watch of clonesets", None, |Bounded(set): Bounded<CloneSet>| {
+                whole(set)
+            }),
             revisions: start.watch(
                 "watch of controllerrevisions",
                 Some(keys::REVISION_HASH),
@@ -96,14 +98,14 @@ struct Start<'a> {
 
 impl Start<'_> {
     /// Watches all objects of a kind that have this label, or all of them, as `project` sees them.
-    fn watch<K, T>(
+    fn watch<R, T>(
         &mut self,
         name: &'static str,
         label: Option<&str>,
-        project: impl Fn(K) -> Option<T> + Send + 'static,
+        project: impl Fn(R) -> Option<T> + Send + 'static,
     ) -> Mirror<T>
     where
-        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+        R: Form + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
         T: PartialEq + Send + Sync + 'static,
     {
         let mut selected = ListParams::default().limit(PAGE);

@@ -186,7 +186,7 @@ pub(in crate::api) const BOTH: &[Rule] = &[
     },
     Rule {
         path: "spec.scaleStrategy.podsToDelete",
-        add: || json!({ "x-kubernetes-list-type": "set" }),
+        add: || json!({ "x-kubernetes-list-type": "set", "maxItems": 10_000 }),
     },
     Rule {
         path: "spec.scaleStrategy.podsToDelete.[]",
