@@ -17,7 +17,7 @@ use crate::api::node_image::{
 use crate::cluster::{Error, EventType, write};
 use crate::cri::reference::join;
 use crate::manager::Context;
-use crate::manager::view::NodeImageView;
+use crate::manager::view::{NodeImageView, pulse};
 
 /// Which of these secrets do not exist any more. One that cannot be asked for counts as there.
 pub async fn vanished(ctx: &Context, image: &NodeImageView) -> HashSet<ReferenceObject> {
@@ -210,6 +210,7 @@ fn mark(status: &mut NodeImageStatus, failure: &Failure, now: Timestamp) -> bool
         message: Some(failure.message.to_owned()),
     };
     match tags.iter_mut().find(|t| t.tag == failure.tag) {
+        Some(known) if known.version == failure.version && failure.pulse != Some(pulse(known)) => false,
         Some(known) if known.version == failure.version && known.completion_time.is_some() => false,
         Some(known) => {
             let progress = if known.version == failure.version {
@@ -247,4 +248,54 @@ fn recount(status: &mut NodeImageStatus, spec: &NodeImageSpec) {
     status.failed = count(ImagePullPhase::Failed);
     let desired = spec.images.values().map(|i| i.tags.len()).sum::<usize>();
     status.desired = i32::try_from(desired).unwrap_or(i32::MAX);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_of_which_the_daemon_has_spoken_since_is_not_marked() {
+        let status = |phase, progress| ImageTagStatus {
+            tag: "1".into(),
+            phase,
+            progress,
+            start_time: None,
+            completion_time: None,
+            version: 3,
+            image_id: None,
+            message: None,
+        };
+        let waiting = || status(ImagePullPhase::Waiting, 0);
+        for (seen, there, marked) in [
+            (None, None, true),
+            (None, Some(waiting()), false),
+            (Some(waiting()), Some(waiting()), true),
+            (Some(waiting()), Some(status(ImagePullPhase::Pulling, 7)), false),
+            (
+                None,
+                Some(ImageTagStatus {
+                    version: 2,
+                    ..waiting()
+                }),
+                true,
+            ),
+        ] {
+            let failure = Failure {
+                image: "nginx".into(),
+                tag: "1".into(),
+                version: 3,
+                pulse: seen.as_ref().map(pulse),
+                message: "gone",
+            };
+            let mut all = NodeImageStatus::default();
+            let tags = there.clone().into_iter().collect();
+            all.image_statuses.entry("nginx".into()).or_default().tags = tags;
+            assert_eq!(
+                mark(&mut all, &failure, Timestamp::UNIX_EPOCH),
+                marked,
+                "{seen:?} {there:?}"
+            );
+        }
+    }
 }

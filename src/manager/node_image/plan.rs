@@ -98,6 +98,8 @@ pub struct Failure {
     pub tag: String,
     /// Version.
     pub version: i64,
+    /// The [`pulse`](crate::manager::view::pulse) of the daemon's last word about this version, if there was any.
+    pub pulse: Option<u64>,
     /// Why.
     pub message: &'static str,
 }
@@ -259,6 +261,7 @@ fn failures(
             image: tag.image.clone(),
             tag: tag.tag.clone(),
             version: tag.version,
+            pulse: image.status_of(tag).map(|status| status.pulse),
         })
     };
     image.tags.iter().filter_map(given_up).collect()

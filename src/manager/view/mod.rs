@@ -13,7 +13,7 @@ mod raw_pod;
 
 pub use crate::api::selector::matches;
 pub use node::NodeView;
-pub use node_image::{NodeImageView, Owner, TagStatusView, TagView};
+pub use node_image::{NodeImageView, Owner, TagStatusView, TagView, pulse};
 pub use owned::{ClaimView, RevisionView};
 pub use pod::{ContainerView, PodView, barrier_key, barrier_of};
 pub use raw_pod::RawPod;

@@ -176,10 +176,17 @@ fn tag_view(image: &str, tag: ImageTagSpec) -> TagView {
     }
 }
 
-fn status_view(image: &str, status: ImageTagStatus) -> TagStatusView {
+/// A number that changes with every word of the daemon about a tag: progress, message, begin.
+#[must_use]
+pub fn pulse(status: &ImageTagStatus) -> u64 {
     let mut pulse = DefaultHasher::new();
     (status.progress, &status.message).hash(&mut pulse);
     status.start_time.as_ref().map(|t| t.0).hash(&mut pulse);
+    pulse.finish()
+}
+
+fn status_view(image: &str, status: ImageTagStatus) -> TagStatusView {
+    let pulse = pulse(&status);
     let failed = status.phase == ImagePullPhase::Failed;
     TagStatusView {
         image: image.to_owned(),
@@ -188,6 +195,6 @@ fn status_view(image: &str, status: ImageTagStatus) -> TagStatusView {
         phase: status.phase,
         completed: status.completion_time.map(|t| t.0),
         error: status.message.filter(|_| failed),
-        pulse: pulse.finish(),
+        pulse,
     }
 }
