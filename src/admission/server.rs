@@ -65,7 +65,7 @@ pub(super) async fn serve(
                 continue;
             }
         };
-        let Some(place) = connections.admit(caller.address) else {
+        let Some(place) = connections.admit(&caller) else {
             tracing::debug!(address = %caller.address, "refused a connection: this address has its share");
             continue;
         };
