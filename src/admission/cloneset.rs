@@ -26,12 +26,13 @@ use crate::in_place::normal::normal;
 pub fn templates(spec: &Value) -> Templates {
     Templates {
         template: spec["template"].clone(),
-        claims: spec["volumeClaimTemplates"]
-            .as_array()
-            .cloned()
-            .unwrap_or_default(),
+        claims: claims(spec).to_vec(),
         labels: Value::Null,
     }
+}
+
+fn claims(spec: &Value) -> &[Value] {
+    spec["volumeClaimTemplates"].as_array().map_or(&[], Vec::as_slice)
 }
 
 /// What is wrong with a CloneSet's spec, beyond what the API server checks: each with field, value and what to
@@ -137,9 +138,10 @@ fn launch_priorities(template: &Value) -> Vec<String> {
 /// The templates, if they are to have defaults: they are new, or other than before. That there is none is for
 /// the API server to say.
 pub(super) fn new_templates(asked: &Request) -> Option<Templates> {
-    let now = templates(&asked.object["spec"]);
-    let before = asked.old.as_ref().map(|old| templates(&old["spec"]));
-    (before.as_ref() != Some(&now) && now.template.is_object()).then_some(now)
+    let spec = &asked.object["spec"];
+    let same = |old: &Value| old["template"] == spec["template"] && claims(old) == claims(spec);
+    let known = asked.old.as_ref().is_some_and(|old| same(&old["spec"]));
+    (!known && spec["template"].is_object()).then(|| templates(spec))
 }
 
 /// Gives the templates their defaults, or says what the API server finds wrong with them.

@@ -37,7 +37,7 @@ pub fn review(data: &[u8]) {
 /// A `ConversionReview`.
 pub fn conversion(data: &[u8]) {
     if let Ok((_, (objects, to))) = wire::conversion(data) {
-        for object in objects {
+        for object in objects.into_iter().filter_map(|text| wire::object(text).ok()) {
             let _ = convert::convert(object, &to);
         }
     }

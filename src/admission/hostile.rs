@@ -226,7 +226,7 @@ fn the_deepest_that_can_be_read_is_compared_and_answered() {
 
 #[test]
 fn what_is_deeper_is_refused_whatever_it_is() {
-    let deep = clone_set(&nested(200_000, "1"), "{}");
+    let deep = clone_set(&nested(20_000, "1"), "{}");
     let mut bodies = reviews("cloneset", &deep, "null");
     bodies.extend(reviews("imagepulljob", "null", &deep));
     bodies.extend(reviews("containerrecreaterequest", &deep, &deep));
@@ -299,6 +299,88 @@ fn a_key_as_long_as_an_object_is_not_repeated_for_each_field_below_it() {
         "{}",
         why.len()
     );
+}
+
+/// Names the test whose process has little memory.
+const LITTLE_MEMORY: &str = "KRUISE_TEST_LITTLE_MEMORY";
+/// What it may have besides the program itself: what the container has.
+const MEMORY: u64 = 512 << 20;
+
+/// Bytes of addresses that this process has.
+fn addresses() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+    pages * 4096
+}
+
+#[test]
+fn reviews_that_would_take_much_memory_leave_the_server_alive() {
+    if std::env::var_os(LITTLE_MEMORY).is_some() {
+        return with_little_memory();
+    }
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "--nocapture"]);
+    child.arg("admission::hostile::reviews_that_would_take_much_memory_leave_the_server_alive");
+    let ended = child.env(LITTLE_MEMORY, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{}: {said}", ended.status);
+    assert!(said.contains("all were answered"), "{said}");
+}
+
+fn with_little_memory() {
+    on_an_api_server(async |router| {
+        use nix::sys::resource::{Resource, setrlimit};
+        let most = addresses() + MEMORY;
+        setrlimit(Resource::RLIMIT_AS, most, most).unwrap();
+        let few = |one: &str, times: usize| vec![one; times].join(",");
+        let set = |template: &str| clone_set(template, "{}");
+        let deep = format!("{}0{}", r#"{"":"#.repeat(100), "}".repeat(100));
+        let image = |name: &str, tags: &str| {
+            format!(r#"{{"metadata":{{"name":"n"}},"spec":{{"images":{{"{name}":{{"tags":[{tags}]}}}}}}}}"#)
+        };
+        let texts: [&dyn Fn() -> Vec<(String, String)>; 7] = [
+            &|| vec![conversion(&[&few(r#"{"":0}"#, 2_000_000)], "v1alpha1")],
+            &|| vec![conversion(&[&few(&deep, 42_000)], "v1alpha1")],
+            &|| {
+                vec![conversion(
+                    &[&set(&format!(r#"{{"x":[{}]}}"#, few(r#"{"":0}"#, 2_000_000)))],
+                    "v1alpha1",
+                )]
+            },
+            &|| vec![conversion(&[&few("0", 16_000_000)], "v1alpha1")],
+            &|| reviews("nodeimage", &image("nginx", &few("{}", 262_000)), "null"),
+            &|| {
+                reviews(
+                    "nodeimage",
+                    &image(&"k".repeat(1 << 20), &few("{}", 1_000)),
+                    "null",
+                )
+            },
+            &|| {
+                let many = format!(r#"{{"x":[{}]}}"#, few(r#"{"":0}"#, 40_000));
+                let all = format!(r#"{{"x":[{}]}}"#, few(r#"{"":0}"#, 250_000));
+                [
+                    reviews("cloneset", &set(&many), &set("{}")),
+                    reviews("cloneset", &set(&all), "null"),
+                ]
+                .concat()
+            },
+        ];
+        for text in texts {
+            for (path, body) in text() {
+                let length = body.len();
+                let (status, _) = answer(&router, &path, Body::from(body)).await;
+                assert!(
+                    [200, 400, 413].contains(&status),
+                    "{status} to {length} bytes at {path}"
+                );
+            }
+        }
+        for (path, body) in reviews("cloneset", &set("{}"), "null") {
+            assert_eq!(answer(&router, &path, Body::from(body)).await.0, 200);
+        }
+        eprintln!("all were answered");
+    });
 }
 
 #[test]

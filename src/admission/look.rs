@@ -147,7 +147,7 @@ impl Look {
     /// What the API server says to the templates of a CloneSet, if they are new.
     pub async fn templates(&self, asked: &Request) -> Option<Result<Answer, cluster::Error>> {
         let templates = cloneset::new_templates(asked)?;
-        Some(self.ask(asked, &templates).await)
+        Some(self.ask(asked, templates).await)
     }
 
     /// The Pod template that an update replaces, as it would be stored now, where only what a Pod can change may
@@ -157,7 +157,7 @@ impl Look {
         if !cloneset::keeps_pods(&asked.object) || old["template"] == asked.object["spec"]["template"] {
             return None;
         }
-        match self.ask(asked, &cloneset::templates(old)).await {
+        match self.ask(asked, cloneset::templates(old)).await {
             Ok(Answer::Good { templates, .. }) => Some(templates.template),
             _ => Some(old["template"].clone()),
         }
@@ -197,12 +197,9 @@ impl Look {
             .map(Kept::Claims))
     }
 
-    async fn ask(&self, asked: &Request, templates: &Templates) -> Result<Answer, cluster::Error> {
-        let templates = Templates {
-            labels: asked.object["metadata"]["labels"].clone(),
-            ..templates.clone()
-        };
-        let answer = pod_template::ask(&self.cluster, &asked.namespace, &templates, self.defaults);
+    async fn ask(&self, asked: &Request, mut templates: Templates) -> Result<Answer, cluster::Error> {
+        templates.labels = asked.object["metadata"]["labels"].clone();
+        let answer = pod_template::ask(&self.cluster, &asked.namespace, templates, self.defaults);
         match tokio::time::timeout(CHECK, answer).await {
             Ok(answer) => answer,
             Err(_) => Err(cluster::Error::Timeout {

@@ -16,6 +16,31 @@ pub(super) const TIMEOUT_SECONDS: i64 = 600;
 /// Repetitions when a tag does not say.
 pub(super) const BACKOFF_LIMIT: i64 = 3;
 
+/// Tags of all images of one node.
+const MOST_TAGS: usize = 10_000;
+/// Characters of an image's name: a name has 255 at most.
+const LONGEST_NAME: usize = 1024;
+
+/// What no node is asked for, and would take long to fill in: each change names its image.
+pub(super) fn too_long(object: &Value) -> Option<Decision> {
+    let mut problems = Problems::default();
+    let images = object["spec"]["images"].as_object();
+    let tags = |image: &Value| image["tags"].as_array().map_or(0, Vec::len);
+    let all: usize = images.into_iter().flatten().map(|(_, image)| tags(image)).sum();
+    if all > MOST_TAGS {
+        problems.too_many("spec.images[].tags", all, MOST_TAGS);
+    }
+    for (name, _) in images
+        .into_iter()
+        .flatten()
+        .filter(|(name, _)| name.len() > LONGEST_NAME)
+    {
+        let why = format!("the name of an image may not be longer than {LONGEST_NAME} characters");
+        problems.add("spec.images", &json!(name), why);
+    }
+    (!problems.is_empty()).then(|| problems.decide(Value::Null, Vec::new()))
+}
+
 /// Tags in order, with creation time and limits.
 pub(super) fn fill_in(asked: &Request, now: Timestamp) -> Decision {
     let mut object = asked.object.to_json();

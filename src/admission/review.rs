@@ -6,17 +6,21 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use kube::core::Status;
 use serde_json::Value;
+use serde_json::value::RawValue;
+use tokio::sync::Semaphore;
 
 use super::look::Look;
 use super::room::{Room, held};
 use super::wire::{self, Unreadable};
 use super::{Options, cloneset, container_recreate_request, deletion, image_pull_job, node_image};
+use crate::api::json::memory;
 use crate::api::{convert, keys};
 use crate::ops::metrics::metrics;
 use crate::ops::panics;
@@ -25,6 +29,12 @@ use crate::ops::panics;
 const LARGEST_ADMISSION: usize = 16 << 20;
 /// A list of thousands of objects may be converted in one request. Bytes.
 const LARGEST_CONVERSION: usize = 64 << 20;
+/// Objects of a review are in memory so often at most while it is answered: as asked for, as a dry run is asked for and
+/// answers, and as they are to be.
+const COPIES: usize = 4;
+/// Memory that the objects of all reviews may take while they are answered, in bytes. The container has 512 MiB, of which
+/// conversions may take some 300.
+const ALL_MEMORY: usize = 160 << 20;
 /// The kinds that are answered for, in lower case.
 const KINDS: [&str; 4] = [
     "cloneset",
@@ -206,8 +216,9 @@ struct Served {
 
 /// Paths as upstream's, which existing configurations may point at.
 pub(super) fn router(look: Look, options: &Options) -> Router {
-    let admitting = Room::new(2 * LARGEST_ADMISSION, LARGEST_ADMISSION);
-    let converting = Room::new(LARGEST_CONVERSION + LARGEST_CONVERSION / 2, LARGEST_CONVERSION);
+    let mut admitting = Room::new(2 * LARGEST_ADMISSION, LARGEST_ADMISSION);
+    admitting.weigh(COPIES * wire::MOST_MEMORY, ALL_MEMORY, weight);
+    let converting = Room::new(LARGEST_CONVERSION + LARGEST_CONVERSION / 8, LARGEST_CONVERSION);
     let served = Served {
         look,
         off: options.off.clone().into(),
@@ -219,12 +230,18 @@ pub(super) fn router(look: Look, options: &Options) -> Router {
         .with_state(served);
     let conversion = Router::new()
         .route(keys::CONVERT_PATH, post(converted))
-        .layer(from_fn_with_state(converting, held));
+        .layer(from_fn_with_state(converting, held))
+        .with_state(Arc::new(Semaphore::new(1)));
     // The room is bounded already.
     conversion
         .merge(admission)
         .layer(DefaultBodyLimit::disable())
         .layer(from_fn(isolate))
+}
+
+/// The memory that a review takes while it is answered, in bytes.
+fn weight(text: &[u8]) -> usize {
+    memory(text).saturating_mul(COPIES)
 }
 
 /// Ends a review that panics, and nothing else. The API server takes the answer for a webhook that failed, and does what
@@ -249,17 +266,33 @@ async fn isolate(request: axum::extract::Request, next: Next) -> Response {
     }
 }
 
-async fn converted(body: Bytes) -> Response {
+async fn converted(State(turn): State<Arc<Semaphore>>, body: Bytes) -> Response {
     let (review, objects, to) = match wire::conversion(&body) {
         Ok((review, (objects, to))) => (review, objects, to),
         Err(Unreadable::Review(review, why)) => {
             let why = Status::failure(&why, "unreadable").with_code(422);
-            return Json(review.converted(Err(Box::new(why)))).into_response();
+            return Json(review.unconverted(why)).into_response();
         }
         Err(Unreadable::Foreign(code, why)) => return foreign(code, why),
     };
-    drop(body);
-    Json(review.converted(convert_all(objects, &to))).into_response()
+    // The memory of one object is bounded, and so is that of all when there is one at a time.
+    let _turn = turn.acquire().await;
+    let (head, foot) = match review.clone().converted() {
+        Ok(parts) => parts,
+        Err(why) => return foreign(StatusCode::BAD_REQUEST, why.to_string()),
+    };
+    match convert_all(&objects, &to, head, most_of(&body)) {
+        Ok(mut answer) => {
+            answer.extend_from_slice(foot.as_bytes());
+            ([(CONTENT_TYPE, "application/json")], answer).into_response()
+        }
+        Err(why) => Json(review.unconverted(*why)).into_response(),
+    }
+}
+
+/// Bytes that the answer to a conversion may have: what annotations carry is in an object twice.
+fn most_of(body: &[u8]) -> usize {
+    (2 * body.len()).saturating_add(1 << 20)
 }
 
 fn foreign(code: StatusCode, why: String) -> Response {
@@ -267,28 +300,39 @@ fn foreign(code: StatusCode, why: String) -> Response {
     (code, why).into_response()
 }
 
-/// All of them or none.
-fn convert_all(objects: Vec<Value>, to: &str) -> Result<Vec<Value>, Box<Status>> {
-    let kind = objects
-        .first()
-        .and_then(|object| object["kind"].as_str())
-        .unwrap_or_default();
-    // What was sent by somebody is no label unless it is one of ours.
-    let kind = KINDS
-        .into_iter()
-        .find(|known| kind.eq_ignore_ascii_case(known))
-        .unwrap_or("other");
-    let all: Result<Vec<_>, _> = objects
-        .into_iter()
-        .map(|object| convert::convert(object, to))
-        .collect();
+/// All of them or none: their texts with commas after `head`, of `most` bytes at most.
+fn convert_all(objects: &[&RawValue], to: &str, head: String, most: usize) -> Result<Vec<u8>, Box<Status>> {
+    let (mut kind, mut answer) = ("other", head.into_bytes());
+    let all = objects.iter().enumerate().try_for_each(|(at, text)| {
+        let object = wire::object(text).map_err(|why| (why, "unreadable"))?;
+        if at == 0 {
+            kind = label(&object);
+        }
+        let object = convert::convert(object, to).map_err(|why| (why.to_string(), why.category()))?;
+        if at > 0 {
+            answer.push(b',');
+        }
+        serde_json::to_writer(&mut answer, &object).map_err(|why| (why.to_string(), "unreadable"))?;
+        if answer.len() > most {
+            let why = format!("the converted objects are too large: {most} bytes are the most");
+            return Err((why, "too_large"));
+        }
+        Ok(())
+    });
     count(kind, "convert", if all.is_ok() { "allowed" } else { "failed" });
-    all.map_err(|why| {
-        let words = why.to_string();
-        let words = &*cut(&words, LONGEST_LOGGED);
-        tracing::warn!(kind, why = words, "cannot convert");
-        Box::new(Status::failure(words, why.category()).with_code(422))
-    })
+    let Err((why, reason)) = all else {
+        return Ok(answer);
+    };
+    let words = &*cut(&why, LONGEST_LOGGED);
+    tracing::warn!(kind, why = words, "cannot convert");
+    Err(Box::new(Status::failure(words, reason).with_code(422)))
+}
+
+/// The kind of an object as a label of metrics: what was sent by somebody is none unless it is one of ours.
+fn label(object: &Value) -> &'static str {
+    let kind = object["kind"].as_str().unwrap_or_default();
+    let known = KINDS.into_iter().find(|known| kind.eq_ignore_ascii_case(known));
+    known.unwrap_or("other")
 }
 
 async fn admit(State(served): State<Served>, Path(step): Path<String>, body: Bytes) -> Response {
@@ -378,10 +422,12 @@ fn route(step: &str) -> Option<(&str, bool)> {
 }
 
 async fn decide(look: &Look, kind: &str, mutate: bool, asked: &Request) -> Decision {
-    if let Some(refusal) = (kind == "cloneset")
-        .then(|| cloneset::too_long(&asked.object))
-        .flatten()
-    {
+    let too_long = match kind {
+        "cloneset" => cloneset::too_long(&asked.object),
+        "nodeimage" => node_image::too_long(&asked.object),
+        _ => None,
+    };
+    if let Some(refusal) = too_long {
         return refusal;
     }
     match (kind, mutate) {
@@ -484,12 +530,17 @@ mod tests {
     fn all_objects_of_a_list_are_converted_or_none() {
         let good = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage", "metadata": { "name": "n" } });
         let to = "apps.kruise.io/v1alpha1";
-        let objects = convert_all(vec![good.clone(), good.clone()], to).unwrap();
-        assert_eq!(objects.len(), 2);
-        assert_eq!(objects[1]["apiVersion"], to);
         let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": {} });
-        let why = convert_all(vec![good, pod], to).unwrap_err();
+        let texts = [good, pod].map(|object| serde_json::value::to_raw_value(&object).unwrap());
+        let [good, pod] = &texts;
+        let all = convert_all(&[good, good], to, "[".to_owned(), 1000).unwrap();
+        let objects: Value = serde_json::from_str(&(String::from_utf8(all).unwrap() + "]")).unwrap();
+        assert_eq!(objects.as_array().unwrap().len(), 2);
+        assert_eq!(objects[1]["apiVersion"], to);
+        let why = convert_all(&[good, pod], to, String::new(), 1000).unwrap_err();
         assert!(why.message.contains("Pod"), "{why:?}");
+        let why = convert_all(&[good, good], to, String::new(), 100).unwrap_err();
+        assert!(why.message.contains("100 bytes are the most"), "{why:?}");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use axum::http::header::RETRY_AFTER;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::connections::Caller;
@@ -36,9 +36,26 @@ pub(super) struct Room {
     /// Bytes of the largest text, and of all texts of one address.
     largest: usize,
     /// What is left to each address that has any.
-    shares: Arc<Mutex<HashMap<IpAddr, Arc<Semaphore>>>>,
+    shares: Arc<Mutex<HashMap<IpAddr, Arc<Share>>>>,
+    memory: Option<Memory>,
     wait: Duration,
     read: Duration,
+}
+
+/// What one address may take: of the room for texts, and for what they are read into.
+struct Share {
+    texts: Arc<Semaphore>,
+    memory: Arc<Semaphore>,
+}
+
+/// The room for what texts are read into.
+#[derive(Clone)]
+struct Memory {
+    left: Arc<Semaphore>,
+    all: usize,
+    /// Bytes of one text's, and of all of one address.
+    most: usize,
+    weigh: fn(&[u8]) -> usize,
 }
 
 impl Room {
@@ -49,23 +66,41 @@ impl Room {
             bytes,
             largest,
             shares: Arc::default(),
+            memory: None,
             wait: WAIT,
             read: READ,
         }
     }
 
+    /// Bounds what texts are read into, too: to `most` bytes for one and to `all`, as `weigh` says.
+    pub fn weigh(&mut self, most: usize, all: usize, weigh: fn(&[u8]) -> usize) {
+        let left = Arc::new(Semaphore::new(all));
+        self.memory = Some(Memory {
+            left,
+            all,
+            most,
+            weigh,
+        });
+    }
+
     /// What is left to an address.
-    fn share(&self, address: IpAddr) -> Arc<Semaphore> {
+    fn share(&self, address: IpAddr) -> Arc<Share> {
         let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
         shares.retain(|_, share| Arc::strong_count(share) > 1);
         let share = shares.entry(address);
-        Arc::clone(share.or_insert_with(|| Arc::new(Semaphore::new(self.largest))))
+        let memory = self.memory.as_ref().map_or(0, |memory| memory.most);
+        Arc::clone(share.or_insert_with(|| {
+            Arc::new(Share {
+                texts: Arc::new(Semaphore::new(self.largest)),
+                memory: Arc::new(Semaphore::new(memory)),
+            })
+        }))
     }
 
     /// Reads a text, and holds the room that it takes of the address's share and of all.
     async fn hold(
         &self,
-        share: &Arc<Semaphore>,
+        share: &Share,
         mut body: Body,
     ) -> Result<(Vec<u8>, Vec<Held>), (StatusCode, String)> {
         let (mut text, mut held) = (Vec::new(), Vec::new());
@@ -82,7 +117,7 @@ impl Room {
             let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
             // The own share first: who waits for it takes no room from others.
             for (room, bytes, whose) in [
-                (share, self.largest, " of this client"),
+                (&share.texts, self.largest, " of this client"),
                 (&self.left, self.bytes, ""),
             ] {
                 let more = timeout(self.wait, Arc::clone(room).acquire_many_owned(length)).await;
@@ -96,7 +131,42 @@ impl Room {
             }
             text.extend_from_slice(&data);
         }
+        if let Some(memory) = &self.memory {
+            held.extend(memory.hold(&share.memory, &text, self.wait).await?);
+        }
         Ok((text, held))
+    }
+}
+
+impl Memory {
+    /// Holds the room that a text takes when it is read, of the address's share and of all.
+    async fn hold(
+        &self,
+        share: &Arc<Semaphore>,
+        text: &[u8],
+        wait: Duration,
+    ) -> Result<[Held; 2], (StatusCode, String)> {
+        let bytes = (self.weigh)(text);
+        if bytes > self.most {
+            let why = format!(
+                "the review is too large: answering it takes {bytes} bytes of memory, {} are the most",
+                self.most
+            );
+            return Err((StatusCode::PAYLOAD_TOO_LARGE, why));
+        }
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let both = async {
+            let own = Arc::clone(share).acquire_many_owned(bytes).await?;
+            Ok::<_, AcquireError>([own, Arc::clone(&self.left).acquire_many_owned(bytes).await?])
+        };
+        let Ok(Ok(held)) = timeout(wait, both).await else {
+            let why = format!(
+                "reviews that take {} bytes of memory are being answered: there is no room for more",
+                self.all
+            );
+            return Err((StatusCode::TOO_MANY_REQUESTS, why));
+        };
+        Ok(held)
     }
 }
 
@@ -214,6 +284,29 @@ mod tests {
         assert_eq!(answer(router.clone(), Body::empty()).await, (200, "0".to_owned()));
         assert_eq!(first.await.unwrap(), (200, "7".to_owned()));
         assert_eq!(answer(router, Body::from("abcd")).await, (200, "4".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn what_texts_are_read_into_has_a_bound_of_its_own() {
+        let mut room = Room::new(100, 10);
+        room.wait = SOON;
+        room.weigh(50, 60, |text| 10 * text.len());
+        let (here_tx, mut here) = mpsc::unbounded_channel();
+        let go = Arc::new(Semaphore::new(0));
+        let router = router(&room, Arc::clone(&go), here_tx);
+        let (code, why) = answer(router.clone(), Body::from("123456")).await;
+        assert_eq!(
+            (code, why.contains("takes 60 bytes of memory, 50 are the most")),
+            (413, true),
+            "{why}"
+        );
+        let first = tokio::spawn(answer(router.clone(), Body::from("12345")));
+        here.recv().await.unwrap();
+        let (code, why) = answer_to(2, router.clone(), Body::from("12")).await;
+        assert_eq!((code, why.contains("60 bytes of memory")), (429, true), "{why}");
+        go.add_permits(2);
+        assert_eq!(first.await.unwrap().0, 200);
+        assert_eq!(answer_to(2, router, Body::from("12")).await.0, 200);
     }
 
     #[tokio::test]

@@ -72,14 +72,17 @@ impl Defaults {
 pub async fn ask(
     cluster: &Cluster,
     namespace: &str,
-    templates: &Templates,
+    mut asked: Templates,
     defaults: Defaults,
 ) -> Result<Answer, Error> {
-    let mut asked = templates.clone();
     stored::prepare(&mut asked.template, defaults);
-    let (body, kept) = body(&asked);
+    // A template may be large: no more of it is kept while the answer is waited for.
+    let (body, kept) = {
+        let (body, kept) = body(&asked);
+        (body.to_string(), kept)
+    };
     let api: Api<PodTemplate> = Api::namespaced(cluster.client.clone(), namespace);
-    match write::dry_run(&api, body.to_string()).await {
+    match write::dry_run(&api, body).await {
         Ok(answer) => Ok(read_back(&asked, &kept, answer, defaults)),
         Err(Error::Api(status)) if is_mistake(&status) => Ok(Answer::Bad(in_words(&status, &kept))),
         Err(Error::Api(mut status)) => {
@@ -123,12 +126,13 @@ fn body(templates: &Templates) -> (Value, Vec<usize>) {
     if !all.is_empty() && template["spec"].is_object() {
         set(&mut template, &["spec", "volumes"], all.into());
     }
-    let object = json!({
+    let mut object = json!({
         "apiVersion": "v1",
         "kind": "PodTemplate",
         "metadata": { "generateName": "dry-run-", "labels": templates.labels },
-        "template": template,
     });
+    // The macro would make a copy.
+    set(&mut object, &["template"], template);
     (object, kept)
 }
 
@@ -160,7 +164,8 @@ fn volumes(template: &mut Value) -> Vec<Value> {
 fn read_back(asked: &Templates, kept: &[usize], mut answer: Value, defaults: Defaults) -> Answer {
     let mut template = answer.get_mut("template").map(Value::take).unwrap_or_default();
     let mut all = volumes(&mut template).into_iter();
-    let mut own = volumes(&mut asked.template.clone());
+    let own = asked.template["spec"]["volumes"].as_array();
+    let mut own = own.cloned().unwrap_or_default();
     for (at, volume) in kept.iter().zip(all.by_ref()) {
         if let Some(place) = own.get_mut(*at) {
             *place = volume;

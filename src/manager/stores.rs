@@ -4,8 +4,8 @@ use std::fmt::Debug;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
-use kube::api::ListParams;
 use kube::Api;
+use kube::api::ListParams;
 use serde::de::DeserializeOwned;
 
 use super::view::{ClaimView, NodeImageView, NodeView, PodView, RawPod, RevisionView};

@@ -26,7 +26,7 @@ async fn manager() -> Cluster {
 }
 
 async fn with_defaults(spec: &Value) -> Templates {
-    let answer = pod_template::ask(&manager().await, "default", &templates(spec), Defaults::default()).await;
+    let answer = pod_template::ask(&manager().await, "default", templates(spec), Defaults::default()).await;
     match answer.unwrap() {
         Answer::Good { templates, .. } => templates,
         Answer::Bad(why) => panic!("{why}"),

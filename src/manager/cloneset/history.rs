@@ -223,7 +223,7 @@ async fn find_out(work: &Work<'_>, all: &[Revision], collisions: Option<i32>) ->
         return Ok(of(&template, &asked.claims));
     }
     let defaults = Defaults::of(&work.ctx.options.feature_gates);
-    match pod_template::ask(&work.ctx.cluster, owner.namespace, &asked, defaults).await? {
+    match pod_template::ask(&work.ctx.cluster, owner.namespace, asked, defaults).await? {
         Answer::Good { templates, .. } => {
             let known = revision::stands_for(&templates.template, all);
             Ok(of(

@@ -93,9 +93,11 @@ impl Sources {
 /// Watches the metadata of a namespace's Secrets, and keeps their versions only.
 async fn follow(client: kube::Client, namespace: String, wake: mpsc::UnboundedSender<Key>) {
     let api = Api::<PartialObjectMeta<Secret>>::namespaced(client, &namespace);
-    let (versions, task) = optional_mirror(api, ListParams::default().limit(PAGE), |s: PartialObjectMeta<Secret>| {
-        s.metadata.resource_version
-    });
+    let (versions, task) = optional_mirror(
+        api,
+        ListParams::default().limit(PAGE),
+        |s: PartialObjectMeta<Secret>| s.metadata.resource_version,
+    );
     let mut changes = versions.subscribe();
     let send = async {
         while let Some(change) = changes.recv().await {
