@@ -104,12 +104,14 @@ impl Reference {
 
     /// The name without Docker Hub's prefixes, as NodeImages use it for keys: `nginx`, `a/b`, `quay.io/c/d`.
     pub fn familiar_name(&self) -> String {
-        if self.host != DOCKER_HUB {
-            return self.repository();
-        }
-        match self.path.strip_prefix(OFFICIAL) {
-            Some(short) if !short.contains('/') => short.to_owned(),
-            _ => self.path.clone(),
+        let short = match self.path.strip_prefix(OFFICIAL) {
+            Some(short) if !short.contains('/') => short,
+            _ => &self.path,
+        };
+        // Only where it is read as the same again: `docker.io/a.example/b` without its host is another registry's image.
+        match Self::parse(short) {
+            Ok(read) if read.host == self.host && read.path == self.path => short.to_owned(),
+            _ => self.repository(),
         }
     }
 

@@ -150,6 +150,24 @@ prop_compose! {
     }
 }
 
+/// A name of Docker Hub whose first part looks like a registry's host keeps its own host: without it, another registry
+/// would be asked.
+#[test]
+fn a_short_name_means_the_same_image() {
+    for name in [
+        "docker.io/a.example/b",
+        "docker.io/localhost/b",
+        "docker.io/library/library/b",
+    ] {
+        let read = Reference::parse(&format!("{name}:1")).unwrap();
+        let stored = Reference::from_name_and_tag(&read.familiar_name(), "1").unwrap();
+        assert_eq!(stored.to_string(), format!("{name}:1"));
+    }
+    let hex = "a".repeat(64);
+    let read = Reference::parse(&format!("docker.io/library/{hex}:1")).unwrap();
+    assert_eq!(read.familiar_name(), format!("docker.io/library/{hex}"));
+}
+
 proptest! {
     /// What a NodeImage stores is enough to pull the same image again.
     #[test]
