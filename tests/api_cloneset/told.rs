@@ -57,7 +57,12 @@ async fn what_is_done_to_pods_is_told() {
     says("PreparingDelete", held("preDelete"), &going).await;
     field.edit("web", json!({ "spec": { "replicas": 3 } })).await;
     in_state(&field, "Normal", 3).await;
-    says("DeletionCancelled", held("keeping Pods"), &going).await;
+    says(
+        "DeletionCancelled",
+        held("cancelled the deletion of Pods"),
+        &going,
+    )
+    .await;
 
     let first = name(&field.pods_of("web").await[0]);
     label(&field, &first, json!({ "app": "apart" })).await;

@@ -138,11 +138,21 @@ async fn a_request_completes_whose_daemon_knows_v1alpha1_alone() {
 
     let ended = until(&requests, "old", "cleared up", |r: &ContainerRecreateRequest| {
         let done = r.status.as_ref().is_some_and(|s| s.completion_time.is_some());
-        done && !r.labels().contains_key("crr.apps.kruise.io/active") && r.finalizers().is_empty()
+        let complete = r
+            .status
+            .iter()
+            .flat_map(|s| &s.conditions)
+            .any(|c| c.type_ == "Complete");
+        done && complete && !r.labels().contains_key("crr.apps.kruise.io/active") && r.finalizers().is_empty()
     })
     .await;
     let kept = conditions(&ended, "example.com/Seen");
-    assert_eq!(kept.len(), 2, "{kept:?}");
+    assert_eq!(kept.len(), 3, "{kept:?}");
+    // That daemon knows no such condition, so that the manager sets it.
+    assert_eq!(
+        (&kept[2]["type"], &kept[2]["status"]),
+        (&json!("Complete"), &json!("True"))
+    );
     assert_eq!(kept[0], foreign);
     assert_eq!(
         (&kept[1]["type"], &kept[1]["status"]),

@@ -108,30 +108,31 @@ async fn the_manager_changes_and_deletes_no_claims_revisions_and_jobs_of_others(
     ] {
         let admins = typed(&admin, version, kind, Some("default"));
         let managers = typed(&manager, version, kind, Some("default"));
-        let made = async |name: &str, owners: Value| {
+        let made = async |name: &str, labels: Value, owners: Value| {
             let mut object = json!({ "apiVersion": version, "kind": kind,
-                "metadata": { "name": name, "ownerReferences": owners } });
+                "metadata": { "name": name, "labels": labels, "ownerReferences": owners } });
             object[key] = content.clone();
             if kind == "ControllerRevision" {
                 object["revision"] = json!(1);
             }
             create(&admins, object).await.unwrap();
         };
-        made("m-other", owner("apps/v1", "StatefulSet")).await;
-        made("m-own", clone_set()).await;
+        made("m-other", json!({}), owner("apps/v1", "StatefulSet")).await;
+        let id = json!({ "apps.kruise.io/cloneset-instance-id": "x" });
+        made("m-own", id, clone_set()).await;
         let mark = json!({ "metadata": { "annotations": { "a": "1" } } });
-        let other = match kind {
-            "ControllerRevision" => json!({ "data": { "a": "2" } }),
-            "ImagePullJob" => json!({ "spec": { "image": "j" } }),
-            _ => json!({ "spec": { "resources": { "requests": { "storage": "2Gi" } } } }),
+        let others = format!("{kind} m-other, which");
+        let asks = format!("may not change what {kind} m-own asks for");
+        let (name, patch, words) = match kind {
+            "ControllerRevision" => ("m-own", json!({ "data": { "a": "2" } }), &asks),
+            "ImagePullJob" => ("m-own", json!({ "spec": { "image": "j" } }), &asks),
+            _ => ("m-other", mark.clone(), &others),
         };
-        let words = format!("may not change what {kind} m-own asks for");
-        heeded(|| would_merge(&managers, "m-own", other.clone()), &words).await;
-        let words = format!("{kind} m-other, which");
+        heeded(|| would_merge(&managers, name, patch.clone()), words).await;
         if kind != "ImagePullJob" {
-            refused(merge(&managers, "m-other", mark.clone()).await, &words);
+            refused(merge(&managers, "m-other", mark.clone()).await, &others);
         }
-        refused(delete(&managers, "m-other").await, &words);
+        refused(delete(&managers, "m-other").await, &others);
         merge(&managers, "m-own", mark).await.unwrap();
         delete(&managers, "m-own").await.unwrap();
         delete(&admins, "m-other").await.unwrap();

@@ -45,8 +45,8 @@ fn mistakes_in_selection() -> Vec<(Value, &'static str)> {
             "spec.image: Too long: may not be more than 1024 bytes",
         ),
         (
-            json!({ "sandboxConfig": { "annotations": { "a": "b".repeat(4097) } } }),
-            "spec.sandboxConfig.annotations.a: Too long: may not be more than 4096 bytes",
+            json!({ "sandboxConfig": { "annotations": { "a": "b".repeat(65_537) } } }),
+            "spec.sandboxConfig.annotations.a: Too long: may not be more than 65536 bytes",
         ),
         (
             json!({ "sandboxConfig": { "labels": { "k".repeat(318): "b" } } }),
