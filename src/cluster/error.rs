@@ -110,6 +110,12 @@ impl Error {
             .any(|cause| cause.reason == "NamespaceTerminating")
     }
 
+    /// The API server itself answered, with a refusal.
+    #[must_use]
+    pub fn answered(&self) -> bool {
+        matches!(self, Self::Api(_))
+    }
+
     /// The API server has too much to do.
     #[must_use]
     pub fn throttled(&self) -> bool {

@@ -83,7 +83,9 @@ pub async fn carry_out(work: &Work<'_>, acts: Vec<Act>, slice: Duration, memory:
                 // What stopped one Pod from being made stops the next.
                 Some(Act::CreatePod { .. }) if done.refused => {}
                 Some(act) => {
-                    let careful = careful || memory.failures.contains_key(&act.subject());
+                    // What was lost on the way may be taken; a try would be one more request to lose.
+                    let failed = memory.failures.get(&act.subject());
+                    let careful = careful || failed.is_some_and(|failure| failure.answered);
                     running.push(one(work, act, careful));
                 }
                 None => break,

@@ -153,6 +153,7 @@ impl Memory {
             of,
             lasting: !error.retryable(),
             of_resize: false,
+            answered: error.answered(),
             until: now.checked_add(pause).unwrap_or(now),
             message: error.to_string(),
         };

@@ -152,6 +152,8 @@ pub struct Failure {
     pub lasting: bool,
     /// Whether the API server refused to resize the Pod.
     pub of_resize: bool,
+    /// Whether the API server answered at all.
+    pub answered: bool,
     /// What the API server said.
     pub message: String,
 }

@@ -27,6 +27,7 @@ fn spoil(world: &mut World, name: &str, kind: u8, words: &str) {
             until,
             lasting: false,
             of_resize: false,
+            answered: true,
             message,
         };
         world.failures.insert(Subject::Pod(uid.clone()), failure);

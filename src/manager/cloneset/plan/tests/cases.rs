@@ -172,6 +172,7 @@ fn quota_is_told_and_forgotten() {
         until,
         lasting: false,
         of_resize: false,
+        answered: true,
         message: "exceeded quota".to_owned(),
     };
     world.failures.insert(Subject::Creation, failure);

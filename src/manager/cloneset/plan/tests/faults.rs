@@ -128,6 +128,7 @@ impl World {
             of,
             lasting: false,
             of_resize: false,
+            answered: true,
             until: self.now.checked_add(5.seconds()).unwrap(),
             message: "refused".to_owned(),
         }

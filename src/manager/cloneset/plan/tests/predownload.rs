@@ -20,6 +20,7 @@ fn with_a_failure(lasting: bool) -> (World, Plan) {
         until: world.now.checked_add(5.seconds()).unwrap(),
         lasting,
         of_resize: false,
+        answered: true,
         message: "exceeded quota".to_owned(),
     };
     let job = format!("{}-app", world.revisions.last().unwrap().name);

@@ -312,6 +312,7 @@ fn refused_sizes_are_tried_one_at_a_time() {
         until: world.now,
         lasting: true,
         of_resize: true,
+        answered: true,
         message: "refused".to_owned(),
     };
     observed.failures = [(Subject::Sizes, refused.clone())].into();

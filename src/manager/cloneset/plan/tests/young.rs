@@ -58,6 +58,7 @@ fn where_updates_are_refused_alike_one_pod_is_tried_at_a_time() {
         of: Concern::Update,
         lasting: true,
         of_resize: false,
+        answered: true,
         until,
         message: "image is not allowed".to_owned(),
     };
