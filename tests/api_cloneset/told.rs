@@ -66,7 +66,7 @@ async fn what_is_done_to_pods_is_told() {
 
     let first = name(&field.pods_of("web").await[0]);
     label(&field, &first, json!({ "app": "apart" })).await;
-    says("SuccessfulRelease", held("let go"), &first).await;
+    says("SuccessfulRelease", held("released Pods"), &first).await;
     in_state(&field, "Normal", 3).await;
     label(&field, &first, json!({ "app": "web" })).await;
     says("SuccessfulAdopt", held("adopted"), &first).await;

@@ -203,10 +203,4 @@ async fn managed_fields_with_a_time_in_the_year_9999_stop_no_watch() {
     let mut manager = world.manager("kruise-manager");
     manager.start().unwrap();
     nodes(&admin, &["forged"], json!({})).await;
-
-    // A watch that has begun goes on as well: it hears of the Node that comes afterwards.
-    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "late" } });
-    world.plane.apply(&node.to_string()).unwrap();
-    forge("node/late");
-    nodes(&admin, &["next"], json!({})).await;
 }

@@ -244,10 +244,11 @@ async fn a_crowd_of_requests_is_bounded_and_all_end() {
             state.calls.get("StopContainer") >= Some(&SHARE)
         })
         .await;
-    let waits =
-        |status: &ContainerRecreateRequestStatus| message(status).contains("other stops on this node");
-    let last = format!("crowd-{}", PODS - 1);
-    node.status(&last, "it says that it waits for a slot", waits)
+    let waits = |status: &ContainerRecreateRequestStatus| {
+        message(status).contains("waiting for a free slot to stop containers")
+    };
+    // Which of them got no slot is chance.
+    node.any_status("a request says that it waits for a slot", waits)
         .await;
     assert_eq!(
         node.runtime.calls("StopContainer"),

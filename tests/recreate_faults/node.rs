@@ -8,6 +8,7 @@ use kruise::api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus,
 };
 use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::runtime::watcher::Config;
 use serde_json::{Value, json};
 use xtask::cluster::{ControlPlane, wait};
 
@@ -171,11 +172,25 @@ impl Node {
         what: &str,
         wanted: impl Fn(&ContainerRecreateRequestStatus) -> bool,
     ) -> ContainerRecreateRequestStatus {
+        self.one(&format!("{name}: {what}"), named(name), wanted)
+            .await
+            .remove(0)
+    }
+
+    /// Waits until one of all requests is so.
+    pub async fn any_status(&self, what: &str, wanted: impl Fn(&ContainerRecreateRequestStatus) -> bool) {
+        self.one(what, Config::default(), wanted).await;
+    }
+
+    async fn one(
+        &self,
+        what: &str,
+        which: Config,
+        wanted: impl Fn(&ContainerRecreateRequestStatus) -> bool,
+    ) -> Vec<ContainerRecreateRequestStatus> {
         let read = |request: ContainerRecreateRequest| request.status.unwrap_or_default();
         let wanted = |found: &[&ContainerRecreateRequestStatus]| found.iter().any(|status| wanted(status));
-        let (what, logs) = (format!("{name}: {what}"), || self.tail());
-        let mut last = waits::follow(&what, &logs, self.requests(), named(name), read, wanted).await;
-        last.remove(0)
+        waits::follow(what, &|| self.tail(), self.requests(), which, read, wanted).await
     }
 
     pub async fn completed(&self, name: &str) -> ContainerRecreateRequestStatus {
