@@ -8,7 +8,6 @@ use xtask::cluster::{Component, Node};
 use super::manager::Manager;
 use super::network::Network;
 use super::programs;
-use super::support::readiness::{answer, readiness};
 
 /// Size of the disk that the runtime keeps images and containers on.
 const DISK: &str = "1g";
@@ -31,25 +30,8 @@ pub struct Bed {
     daemon: Component,
     managers: [Manager; 2],
     networks: [Network; 3],
-    /// What each program had when it was started and had come to rest.
-    at_rest: [Sizes; 3],
-}
-
-/// What grows where a program forgets to let go.
-#[derive(Clone, Copy, Debug, Default)]
-struct Sizes {
-    /// Of memory of its own.
-    kilobytes: u64,
-    open_files: usize,
-    tasks: u64,
-}
-
-impl Sizes {
-    fn within(&self, rest: &Self) -> bool {
-        self.kilobytes < 3 * rest.kilobytes + 24 * 1024
-            && self.open_files < 64
-            && self.tasks < 2 * rest.tasks + 32
-    }
+    /// Kilobytes of memory of their own that each program had when it was started and had come to rest.
+    at_rest: [u64; 3],
 }
 
 impl Bed {
@@ -78,9 +60,9 @@ impl Bed {
             daemon,
             managers: [first, second],
             networks,
-            at_rest: [Sizes::default(); 3],
+            at_rest: [0; 3],
         };
-        bed.at_rest = OURS.map(|which| bed.sizes(which).expect("the program answers"));
+        bed.at_rest = OURS.map(|which| bed.memory(which));
         bed
     }
 
@@ -123,29 +105,7 @@ impl Bed {
         assert!(command.status().unwrap().success());
     }
 
-    /// What its `/readyz` answers.
-    pub fn readiness(&self, which: Ours) -> String {
-        readiness(&self.health(which))
-    }
-
-    fn health(&self, which: Ours) -> String {
-        let port = [10_221, 8000, 8001][which as usize];
-        format!("{}:{port}", programs::address(&self.node))
-    }
-
-    /// None where it does not answer.
-    fn sizes(&self, which: Ours) -> Option<Sizes> {
-        let metrics = answer(&self.health(which), "/metrics");
-        let tasks = metrics
-            .lines()
-            .find_map(|line| line.strip_prefix("kruise_tasks "))?;
-        Some(Sizes {
-            kilobytes: self.memory(which),
-            open_files: self.open_files(which),
-            tasks: tasks.parse().ok()?,
-        })
-    }
-
+    /// Kilobytes of memory that are the program's own.
     fn memory(&self, which: Ours) -> u64 {
         let pid = self.component(which).pid().unwrap();
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -161,20 +121,6 @@ impl Bed {
         std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
     }
 
-    /// What it had at first. Either manager may lead by now, which has four times the tasks of one that stands by.
-    fn at_rest(&self, which: Ours) -> &Sizes {
-        let alike = match which {
-            Ours::Daemon => [which, which],
-            Ours::FirstManager | Ours::SecondManager => [Ours::FirstManager, Ours::SecondManager],
-        };
-        let sizes = alike.map(|which| &self.at_rest[which as usize]);
-        if sizes[0].tasks >= sizes[1].tasks {
-            sizes[0]
-        } else {
-            sizes[1]
-        }
-    }
-
     /// No program has panicked, grown, or kept connections.
     pub async fn check(&self) {
         for which in OURS {
@@ -184,19 +130,24 @@ impl Bed {
             assert!(panics.is_empty(), "{which:?}: {panics:#?}");
             // Clients of the API server close idle connections after 90 s, reviews' clients after two minutes.
             let start = Instant::now();
-            let rest = self.at_rest(which);
-            let sizes = loop {
-                let sizes = self.sizes(which);
-                if let Some(sizes) = sizes.filter(|sizes| sizes.within(rest)) {
-                    break sizes;
-                }
+            let rests = |files: usize, memory: u64| {
+                files < 64 && memory < 3 * self.at_rest[which as usize] + 24 * 1024
+            };
+            while !rests(self.open_files(which), self.memory(which)) {
+                let seen = (self.open_files(which), self.memory(which));
                 assert!(
                     start.elapsed() < Duration::from_secs(180),
-                    "{which:?} has {sizes:?}, and had {rest:?} at first"
+                    "{which:?}: (open files, kB) are {seen:?}, and were (_, {}) at first",
+                    self.at_rest[which as usize]
                 );
                 tokio::time::sleep(Duration::from_secs(1)).await;
-            };
-            println!("{which:?} has {sizes:?}, and had {rest:?} at first");
+            }
+            println!(
+                "{which:?}: {} kB and {} open files, {} kB at first",
+                self.memory(which),
+                self.open_files(which),
+                self.at_rest[which as usize]
+            );
         }
     }
 }

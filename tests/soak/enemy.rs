@@ -115,54 +115,11 @@ fn end(bed: &mut Bed, fault: Fault) {
     }
 }
 
-/// Nothing is heard of the API server for longer than what was heard may be relied upon.
-const OUTAGE: Duration = Duration::from_secs(240);
-/// How long it takes at most to say so, or to be ready again.
-const NOTICED: Duration = Duration::from_secs(90);
-/// From one outage to the next.
-const BETWEEN_OUTAGES: Duration = Duration::from_secs(1200);
-
-/// Cuts all programs off until the daemon says that what it knows is stale; then all of them come back.
-fn outage(bed: &Bed, mode: Mode) {
-    let set = |mode| OURS.iter().for_each(|which| bed.network(*which).set(mode));
-    let until = |what: &str, limit: Duration, seen: &dyn Fn() -> bool| {
-        let start = Instant::now();
-        while !seen() {
-            let says = OURS.map(|which| bed.readiness(which));
-            assert!(start.elapsed() < limit, "not {what} after {limit:?}: {says:#?}");
-            sleep(Duration::from_secs(1));
-        }
-        println!("         {what} after {:.0} s", start.elapsed().as_secs_f64());
-    };
-    set(mode);
-    let stale = || {
-        let says = bed.readiness(Ours::Daemon);
-        !says.starts_with("HTTP/1.1 200") && says.contains("is stale")
-    };
-    until("stale", OUTAGE + NOTICED, &stale);
-    set(Mode::Open);
-    let says = |which| bed.readiness(which);
-    until("ready again, with a leader", NOTICED, &|| {
-        OURS.iter().all(|which| says(*which).starts_with("HTTP/1.1 200"))
-            && [Ours::FirstManager, Ours::SecondManager]
-                .iter()
-                .any(|which| says(*which).contains("leading"))
-    });
-}
-
 /// Makes faults until then; how many of each there were. All is mended when this returns, and every program runs.
 pub fn rage(bed: &mut Bed, mut chance: Chance, until: Instant) -> BTreeMap<String, u32> {
     let (start, mut made) = (Instant::now(), BTreeMap::new());
-    let mut next_outage = start + BETWEEN_OUTAGES.min((until - start) / 4);
     while Instant::now() < until {
         sleep(chance.seconds(1, 6));
-        if (next_outage..until - OUTAGE.min(until - start)).contains(&Instant::now()) {
-            let mode = chance.one_of(&[Mode::Reset, Mode::Silent, Mode::Broken]);
-            println!("{:>6.1} s: an outage, {mode:?}", start.elapsed().as_secs_f64());
-            outage(bed, mode);
-            *made.entry(format!("outage {mode:?}")).or_default() += 1;
-            next_outage = Instant::now() + BETWEEN_OUTAGES;
-        }
         let fault = Fault::any(&mut chance);
         let lasts = chance.seconds(0, fault.longest());
         println!(

@@ -20,10 +20,6 @@ use super::support::untyped::untyped;
 const NAMESPACE: &str = "soak";
 /// Pods of the CloneSet that is rolled out.
 const PODS: usize = 3;
-/// Pods of container recreate requests that stay.
-const KEPT: usize = 20;
-/// Old revisions that a CloneSet keeps.
-const HISTORY: usize = 10;
 
 /// Where everything is made.
 pub struct Work {
@@ -64,13 +60,6 @@ fn pod_spec(starts: &str, image: &str, containers: &[&str]) -> Value {
         "volumes": [{ "name": "starts", "hostPath": { "path": starts, "type": "Directory" } }],
         "containers": containers,
     })
-}
-
-/// Why a request failed, if it did.
-fn reason(request: &Value) -> &str {
-    let conditions = request["status"]["conditions"].as_array();
-    let failed = conditions.into_iter().flatten().find(|c| c["type"] == "Failed");
-    failed.and_then(|c| c["reason"].as_str()).unwrap_or_default()
 }
 
 /// An object of a kind of ours.
@@ -211,7 +200,7 @@ impl Work {
                 &format!("job-{made}"),
                 json!({
                 "image": image, "pullSecrets": secrets,
-                "pullPolicy": { "timeoutSeconds": 60 },
+                "pullPolicy": { "backoffLimit": 50, "timeoutSeconds": 60 },
                 "completionPolicy": { "type": "Always" } }),
             );
             self.create(&self.jobs(), job).await;
@@ -243,27 +232,20 @@ impl Work {
                 .await;
             let ready = |pod: &Value| container(pod, "a").ready && container(pod, "b").ready;
             let before = self.until(&pods, &pod, "to be ready", ready).await;
-            let mut request = self.request(&pod, &format!("again-{made}"), made % 2 == 0).await;
-            // The manager ends a request that no daemon has taken up for a minute, as in an outage.
-            for more in 1.. {
-                if reason(&request) != "NoDaemon" {
-                    break;
-                }
-                let now = insist("a Pod", || pods.get(&pod)).await;
-                for name in ["a", "b"] {
-                    assert_eq!(
-                        container(&json!(now), name).id,
-                        container(&before, name).id,
-                        "{request}"
-                    );
-                }
-                request = self
-                    .request(&pod, &format!("again-{made}-{more}"), made % 2 == 0)
-                    .await;
-            }
-            let states = request["status"]["containerRecreateStates"].as_array();
+            let name = format!("again-{made}");
+            let request = ours(
+                "ContainerRecreateRequest",
+                &name,
+                json!({ "podName": pod,
+                "containers": [{ "name": "a" }, { "name": "b" }],
+                "strategy": { "orderedRecreate": made % 2 == 0 } }),
+            );
+            self.create(&self.requests(), request).await;
+            let ended = |request: &Value| request["status"]["completionTime"].is_string();
+            let request = self.until(&self.requests(), &name, "to be complete", ended).await;
+            let states = request["status"]["containerRecreateStates"].as_array().unwrap();
             assert!(
-                states.is_some_and(|all| all.len() == 2 && all.iter().all(|s| s["phase"] == "Succeeded")),
+                states.len() == 2 && states.iter().all(|s| s["phase"] == "Succeeded"),
                 "{request}"
             );
             let again = |now: &Value| {
@@ -272,33 +254,8 @@ impl Work {
                     .all(|c| container(now, c).ready && container(now, c).id != container(&before, c).id)
             };
             self.until(&pods, &pod, "to be ready again", again).await;
-            // A node has room for so many only. What was done twice would have been done by now.
-            if made > KEPT {
-                let old = format!("pod-{}", made - KEPT);
-                insist("an old Pod to be deleted", || async {
-                    match pods.delete(&old, &Default::default()).await {
-                        Err(kube::Error::Api(why)) if why.code == 404 => Ok(()),
-                        deleted => deleted.map(drop),
-                    }
-                })
-                .await;
-            }
         }
         made
-    }
-
-    /// Requests that both containers of the Pod are recreated, and waits for the end of that.
-    async fn request(&self, pod: &str, name: &str, ordered: bool) -> Value {
-        let request = ours(
-            "ContainerRecreateRequest",
-            name,
-            json!({ "podName": pod,
-            "containers": [{ "name": "a" }, { "name": "b" }],
-            "strategy": { "orderedRecreate": ordered } }),
-        );
-        self.create(&self.requests(), request).await;
-        let ended = |request: &Value| request["status"]["completionTime"].is_string();
-        self.until(&self.requests(), name, "to be complete", ended).await
     }
 
     /// One rollout after the other, in place.
@@ -371,38 +328,17 @@ impl Work {
             })
             .await;
         }
-        let revisions = self.api("apps", "v1", "ControllerRevision");
-        let revisions = insist("the revisions", || async { revisions.list(&all).await })
-            .await
-            .items
-            .len();
-        assert!(
-            revisions <= HISTORY + 2,
-            "{revisions} revisions after {} rollouts",
-            done.rollouts
-        );
-        let node_images = untyped(&self.admin, "apps.kruise.io", "v1beta1", "NodeImage", None);
         let secrets = untyped(&self.admin, "", "v1", "Secret", Some("kruise-daemon-config"));
-        insist(
-            "jobs, copies of secrets and what NodeImages ask for to go",
-            || async {
-                let jobs = self.jobs().list(&all).await.map_err(|why| why.to_string())?.items;
-                let copies = secrets.list(&all).await.map_err(|why| why.to_string())?.items;
-                let images = node_images.list(&all).await.map_err(|why| why.to_string())?.items;
-                let asked = images
-                    .iter()
-                    .flat_map(|object| json!(object)["spec"]["images"].as_object().cloned());
-                let mut left: Vec<String> = asked
-                    .flat_map(|images| images.into_iter().map(|(name, _)| name))
-                    .collect();
-                left.extend(jobs.iter().chain(&copies).map(|o| name(&json!(o))));
-                if left.is_empty() {
-                    Ok(())
-                } else {
-                    Err(left.join(", "))
-                }
-            },
-        )
+        insist("jobs and copies of secrets to go", || async {
+            let jobs = self.jobs().list(&all).await.map_err(|why| why.to_string())?.items;
+            let copies = secrets.list(&all).await.map_err(|why| why.to_string())?.items;
+            let left: Vec<String> = jobs.iter().chain(&copies).map(|o| name(&json!(o))).collect();
+            if left.is_empty() {
+                Ok(())
+            } else {
+                Err(left.join(", "))
+            }
+        })
         .await;
     }
 
