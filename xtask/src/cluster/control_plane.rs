@@ -170,11 +170,18 @@ impl ControlPlane {
         self.certs.ca()
     }
 
-    /// Every write but those of Leases that anybody has seen, as lines of JSON (`audit.k8s.io/v1` events at level
-    /// Metadata).
+    /// Every write but those of Leases, as lines of JSON (`audit.k8s.io/v1` events at level Metadata). Dry runs store
+    /// nothing and are apart: among them are those by which our programs find out that they are fenced.
     pub fn writes(&self) -> Result<Vec<serde_json::Value>> {
         let mut all = self.requests()?;
-        all.retain(|event| !reads(event));
+        all.retain(|event| !reads(event) && !dry(event));
+        Ok(all)
+    }
+
+    /// The dry runs, in the same form.
+    pub fn dry_runs(&self) -> Result<Vec<serde_json::Value>> {
+        let mut all = self.requests()?;
+        all.retain(dry);
         Ok(all)
     }
 
@@ -355,6 +362,12 @@ impl Ports {
 
 fn reads(event: &serde_json::Value) -> bool {
     matches!(event["verb"].as_str(), Some("get" | "list"))
+}
+
+fn dry(event: &serde_json::Value) -> bool {
+    event["requestURI"]
+        .as_str()
+        .is_some_and(|uri| uri.contains("dryRun=All"))
 }
 
 enum Login<'a> {
