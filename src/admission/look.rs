@@ -58,15 +58,16 @@ async fn first_page<F: Future<Output = Result<(usize, ListMeta), cluster::Error>
     }
 }
 
-/// What a list says in time.
-async fn bounded(
+/// What the API server answers in time.
+async fn bounded<T>(
+    verb: &'static str,
     kind: &str,
-    counting: impl Future<Output = Result<usize, cluster::Error>>,
-) -> Result<usize, cluster::Error> {
-    match tokio::time::timeout(CHECK, counting).await {
-        Ok(counted) => counted,
+    answer: impl Future<Output = Result<T, cluster::Error>>,
+) -> Result<T, cluster::Error> {
+    match tokio::time::timeout(CHECK, answer).await {
+        Ok(answer) => answer,
         Err(_) => Err(cluster::Error::Timeout {
-            verb: "list",
+            verb,
             kind: kind.to_owned(),
             after: CHECK,
         }),
@@ -178,7 +179,10 @@ impl Look {
             }
         };
         let count_pods = first_page(running, active);
-        match bounded("Pod", count_pods).await.map_err(|why| ("pods", why))? {
+        match bounded("list", "Pod", count_pods)
+            .await
+            .map_err(|why| ("pods", why))?
+        {
             0 => {}
             count => return Ok(Some(Kept::Pods(count))),
         }
@@ -191,7 +195,7 @@ impl Look {
             }
         };
         let count_claims = first_page(ListParams::default(), bound);
-        let count = bounded("PersistentVolumeClaim", count_claims).await;
+        let count = bounded("list", "PersistentVolumeClaim", count_claims).await;
         Ok(Some(count.map_err(|why| ("pvc", why))?)
             .filter(|count| *count > 0)
             .map(Kept::Claims))
@@ -200,14 +204,7 @@ impl Look {
     async fn ask(&self, asked: &Request, mut templates: Templates) -> Result<Answer, cluster::Error> {
         templates.labels = asked.object["metadata"]["labels"].clone();
         let answer = pod_template::ask(&self.cluster, &asked.namespace, templates, self.defaults);
-        match tokio::time::timeout(CHECK, answer).await {
-            Ok(answer) => answer,
-            Err(_) => Err(cluster::Error::Timeout {
-                verb: "create",
-                kind: "PodTemplate".to_owned(),
-                after: CHECK,
-            }),
-        }
+        bounded("create", "PodTemplate", Box::pin(answer)).await
     }
 
     /// Names newly in `podsToDelete` that no Pod of the CloneSet has, if that can be said in time.

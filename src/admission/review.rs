@@ -341,12 +341,7 @@ async fn admit(State(served): State<Served>, Path(step): Path<String>, body: Byt
     };
     let (review, asked) = match wire::admission(&body) {
         Ok(read) => read,
-        Err(Unreadable::Review(review, why)) => {
-            let why = Decision::Deny { code: 422, why };
-            note(kind, mutate, "", &why);
-            return Json(review.decided(&Value::Null, why)).into_response();
-        }
-        Err(Unreadable::Foreign(code, why)) => return foreign(code, why),
+        Err(why) => return unread(kind, mutate, why),
     };
     // The answer may wait for others; the text is not needed meanwhile.
     drop(body);
@@ -368,12 +363,7 @@ async fn admit(State(served): State<Served>, Path(step): Path<String>, body: Byt
 async fn judge_deletion(State(served): State<Served>, body: Bytes) -> Response {
     let (review, going) = match wire::deletion(&body) {
         Ok(read) => read,
-        Err(Unreadable::Review(review, why)) => {
-            let why = Decision::Deny { code: 422, why };
-            note(NAMESPACE, false, "", &why);
-            return Json(review.decided(&Value::Null, why)).into_response();
-        }
-        Err(Unreadable::Foreign(code, why)) => return foreign(code, why),
+        Err(why) => return unread(NAMESPACE, false, why),
     };
     drop(body);
     let Some(name) = going.as_ref().and_then(deletion::protected) else {
@@ -382,6 +372,18 @@ async fn judge_deletion(State(served): State<Served>, body: Bytes) -> Response {
     let decision = deletion::decide(name, served.look.kept(name).await);
     note(NAMESPACE, false, name, &decision);
     Json(review.decided(&Value::Null, decision)).into_response()
+}
+
+/// The answer to a review that cannot be read, or to what is none.
+fn unread(kind: &str, mutate: bool, why: Unreadable) -> Response {
+    match why {
+        Unreadable::Review(review, why) => {
+            let why = Decision::Deny { code: 422, why };
+            note(kind, mutate, "", &why);
+            Json(review.decided(&Value::Null, why)).into_response()
+        }
+        Unreadable::Foreign(code, why) => foreign(code, why),
+    }
 }
 
 /// Counts a decision, and logs a refusal.

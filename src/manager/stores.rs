@@ -14,7 +14,6 @@ use crate::api::container_recreate_request::ContainerRecreateRequest;
 use crate::api::image_pull_job::ImagePullJob;
 use crate::api::keys;
 use crate::api::node_image::NodeImage;
-use crate::cluster::write::Object;
 use crate::cluster::{Bounded, Cluster, Form, Mirror};
 use crate::ops::supervise::Supervisor;
 
@@ -52,15 +51,15 @@ impl Stores {
             node_images: start.watch("watch of nodeimages", None, |o: NodeImage| {
                 Some(NodeImageView::from(o))
             }),
-            jobs: start.watch("watch of imagepulljobs", None, whole::<ImagePullJob>),
+            jobs: start.watch("watch of imagepulljobs", None, Some::<ImagePullJob>),
             pods: start.watch("watch of pods", None, |o: RawPod| Some(PodView::from(&o))),
             requests: start.watch(
                 "watch of containerrecreaterequests",
                 None,
-                whole::<ContainerRecreateRequest>,
+                Some::<ContainerRecreateRequest>,
             ),
             clone_sets: start.watch("watch of clonesets", None, |Bounded(set): Bounded<CloneSet>| {
-                whole(set)
+                Some(set)
             }),
             revisions: start.watch(
                 "watch of controllerrevisions",
@@ -117,9 +116,4 @@ impl Start<'_> {
         self.supervisor.spawn_endless(name, task);
         mirror
     }
-}
-
-/// The whole object; a mirror has not read who manages which field.
-fn whole<K: Object>(object: K) -> Option<K> {
-    Some(object)
 }

@@ -98,7 +98,7 @@ async fn a_resize_beyond_the_quota_does_not_hold_back_the_image() {
 
 /// A policy that refuses resizes, in effect.
 async fn no_resize(field: &Field, pod: &Value) -> &'static str {
-    let refused = "nobody changes sizes here";
+    let refused = "sizes cannot be changed here";
     policy(field, "pods/resize", ("false", refused)).await;
     let probe = PatchParams::default().dry_run();
     let size = Patch::Strategic(json!({ "spec": template(OLD, "3")["template"]["spec"] }));
@@ -125,7 +125,7 @@ async fn a_refused_resize_does_not_hold_back_the_image_under_in_place_only() {
 
 #[tokio::test]
 async fn a_refused_resize_replaces_pods_under_in_place_if_possible() {
-    let (field, before) = started(world(), "size-anew").await;
+    let (field, before) = started(world(), "size-again").await;
     let refused = no_resize(&field, &before[0]).await;
     ask(&field, NEW, "9").await;
     field.event("FailedUpdatePodInPlace", "web").await;

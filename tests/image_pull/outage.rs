@@ -5,12 +5,23 @@ use std::time::Duration;
 use k8s_cri::v1::PullImageRequest;
 use kruise::api::node_image::ImagePullPhase;
 use serde_json::json;
+use xtask::cluster::ControlPlane;
 
 use crate::daemon::Daemon;
 use crate::faults::Bed;
 use crate::secrets::{IMAGE, NAMESPACE};
 use crate::support::fault_cri::FaultCri;
 use crate::world::{Node, install, tag};
+
+/// Starts the API server again.
+async fn with_api_server(mut plane: ControlPlane) -> ControlPlane {
+    tokio::task::spawn_blocking(move || {
+        plane.apiserver.start().unwrap();
+        plane
+    })
+    .await
+    .unwrap()
+}
 
 #[tokio::test]
 async fn what_ends_while_the_api_server_is_down_is_told_when_it_is_back() {
@@ -41,13 +52,7 @@ async fn what_ends_while_the_api_server_is_down_is_told_when_it_is_back() {
     };
     daemon.until("/metrics", |_, text| refused(text)).await;
 
-    let (plane, started) = tokio::task::spawn_blocking(move || {
-        let started = plane.apiserver.start();
-        (plane, started)
-    })
-    .await
-    .unwrap();
-    started.unwrap();
+    let plane = with_api_server(plane).await;
     let over = node.until_over("r.test/a", "1").await;
     assert_eq!(
         (over.phase, cri.calls("PullImage")),
@@ -90,13 +95,7 @@ async fn a_pull_secret_that_cannot_be_read_while_the_api_server_is_down_fails_no
         .until("it is pulled without credentials", |s| s.pulls.iter().any(tried))
         .await;
 
-    let (plane, started) = tokio::task::spawn_blocking(move || {
-        let started = plane.apiserver.start();
-        (plane, started)
-    })
-    .await
-    .unwrap();
-    started.unwrap();
+    let plane = with_api_server(plane).await;
     let over = bed.node.until_over(IMAGE, "1").await;
     assert_eq!(over.phase, ImagePullPhase::Succeeded, "{over:?}");
     drop(plane);

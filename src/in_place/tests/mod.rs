@@ -12,6 +12,22 @@ use serde_json::{Map, Value, json};
 
 use super::*;
 
+/// What leads from one revision to another, with everything on that is done in place.
+fn between(old: &Value, new: &Value) -> Result<Spec, MustRecreate> {
+    let revision = |name, data| Revision {
+        name,
+        data,
+        claims: None,
+    };
+    let options = Options {
+        env_from_metadata: true,
+        vertical: true,
+        recreate_for_claims: false,
+        grace_seconds: 0,
+    };
+    spec::spec(&revision("old", old), &revision("new", new), &options)
+}
+
 /// A Pod with our gate, ready, whose containers run `image:1`.
 pub(super) fn pod(containers: &[&str]) -> Value {
     let specs = containers

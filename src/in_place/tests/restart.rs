@@ -15,18 +15,7 @@ fn annotated(restart: Value, image: &str) -> Result<Spec, MustRecreate> {
             "metadata": { "annotations": { "level": value } }, "spec": { "containers": [app] } } } })
     };
     let (old, new) = (data("info", "app:1"), data("debug", image));
-    let revision = |name, data| Revision {
-        name,
-        data,
-        claims: None,
-    };
-    let options = Options {
-        env_from_metadata: true,
-        vertical: true,
-        recreate_for_claims: false,
-        grace_seconds: 0,
-    };
-    spec::spec(&revision("old", &old), &revision("new", &new), &options)
+    between(&old, &new)
 }
 
 #[test]

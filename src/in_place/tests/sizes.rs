@@ -9,18 +9,7 @@ fn resized(old: Value, new: Value) -> Result<Spec, MustRecreate> {
         json!({ "spec": { "template": { "spec": { "containers": containers } } } })
     };
     let (old, new) = (data(&old), data(&new));
-    let revision = |name, data| Revision {
-        name,
-        data,
-        claims: None,
-    };
-    let options = Options {
-        env_from_metadata: true,
-        vertical: true,
-        recreate_for_claims: false,
-        grace_seconds: 0,
-    };
-    spec::spec(&revision("old", &old), &revision("new", &new), &options)
+    between(&old, &new)
 }
 
 #[test]

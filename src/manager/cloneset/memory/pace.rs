@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(
             pace.another(soon, false),
             TOGETHER,
-            "another count is told at once"
+            "another count is written at once"
         );
         assert_eq!(pace.another(now + WORDS, true), Duration::ZERO);
     }
