@@ -5,6 +5,7 @@
 mod bed;
 mod charts;
 mod halves;
+mod kubelet;
 mod rollout;
 #[path = "../support/mod.rs"]
 mod support;

@@ -9,7 +9,7 @@ use super::readiness::ready;
 use super::waits::tails;
 
 /// What claims that name no class get: kube-controller-manager makes the volumes.
-const STORAGE: &str = r#"{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
+pub const STORAGE: &str = r#"{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
     "metadata": {"name": "folders", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
     "provisioner": "kubernetes.io/host-path"}"#;
 
