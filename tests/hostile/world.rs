@@ -87,7 +87,8 @@ impl World {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("containerd.sock");
         let cri = runtime(socket.clone());
-        targets(&plane, &cri);
+        let of_targets = async { targets(&connect(plane.kubeconfig()).await, &cri).await };
+        tokio::runtime::Handle::current().block_on(of_targets);
         let daemon_health = format!("127.0.0.1:{}", xtask::port::reserve().unwrap());
         let account = plane
             .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(NODE))
@@ -236,33 +237,24 @@ fn node(plane: &ControlPlane) {
 }
 
 /// Makes the Pods that requests may name, with a container each that runs.
-fn targets(plane: &ControlPlane, cri: &FaultCri) {
+async fn targets(admin: &Cluster, cri: &FaultCri) {
+    let pods = Objects::new(admin, "", "v1", "Pod", Some("default"));
     for number in 0..TARGETS {
         let name = target(number);
         let id = format!("{name}-0");
-        let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "default" },
-            "spec": { "nodeName": NODE, "containers": [{ "name": "main", "image": "i" }] } });
-        plane.apply(&pod.to_string()).unwrap();
+        pods.make(&json!({ "metadata": { "name": name },
+            "spec": { "nodeName": NODE, "containers": [{ "name": "main", "image": "i" }] } }))
+            .await
+            .unwrap();
         let status = json!({ "status": { "phase": "Running", "containerStatuses": [{ "name": "main", "image": "i",
             "imageID": "", "ready": true, "restartCount": 0, "containerID": format!("containerd://{id}"),
             "state": { "running": {} } }] } });
-        let status = status.to_string();
-        plane
-            .kubectl(&[
-                "patch",
-                "pod",
-                &name,
-                "--subresource=status",
-                "--type=merge",
-                "-p",
-                &status,
-            ])
-            .unwrap();
-        let uid = plane
-            .kubectl(&["get", "pod", &name, "-o", "jsonpath={.metadata.uid}"])
+        let pod = pods
+            .patch_status(&name, &PatchParams::default(), &Patch::Merge(&status))
+            .await
             .unwrap();
         let container = FakeContainer {
-            pod_uid: uid.trim().to_owned(),
+            pod_uid: pod.metadata.uid.unwrap(),
             name: "main".into(),
             running: true,
             created_at: 1,
