@@ -2,6 +2,7 @@
 //! those that it found.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ControllerRevision;
@@ -14,6 +15,7 @@ use crate::in_place::Template;
 use crate::in_place::complete::progress;
 use crate::in_place::pod::Pod;
 use crate::in_place::refresh::refresh;
+use crate::manager::cloneset::plan::{Observed, plan};
 use crate::manager::cloneset::revision::Revision;
 use crate::node::fuzzing::{hook_answer, node_image};
 use crate::node::image_pull::plan::keyring::{KEY_CFG, KEY_JSON, Keyring, TYPE_CFG, TYPE_JSON};
@@ -94,10 +96,65 @@ fn annotations(data: &[u8]) {
     }
 }
 
-/// A stored ControllerRevision.
+/// A stored ControllerRevision: as the one that Pods are made and updated to, and as the one that they have.
 fn revision(data: &[u8]) {
-    if let Ok(stored) = serde_json::from_slice::<ControllerRevision>(data) {
-        let _ = Revision::from(&stored).template();
+    let Ok(stored) = serde_json::from_slice::<ControllerRevision>(data) else {
+        return;
+    };
+    let hostile = Revision::from(&stored);
+    let _ = hostile.template();
+    if hostile.unfit.is_some() {
+        return;
+    }
+    let template =
+        json!({ "spec": { "template": { "spec": { "containers": [{ "name": "app", "image": "a:1" }] } } } });
+    let good = Revision {
+        name: "good".to_owned(),
+        data: template.to_string(),
+        ..Revision::default()
+    };
+    for (update, current) in [(&hostile, &good), (&good, &hostile)] {
+        let _ = plan(&observed(update, current), Timestamp::UNIX_EPOCH);
+    }
+}
+
+/// A CloneSet of two Pods with one Pod, which has the current revision.
+fn observed(update: &Revision, current: &Revision) -> Observed {
+    let set = json!({
+        "metadata": { "name": "s", "namespace": "n", "uid": "u", "generation": 1 },
+        "spec": {
+            "replicas": 2,
+            "selector": { "matchLabels": { "app": "s" } },
+            "updateStrategy": { "rollingUpdate": { "podUpdatePolicy": "InPlaceIfPossible", "maxUnavailable": "100%" } },
+            "volumeClaimTemplates": [{ "metadata": { "name": "data" } }],
+            "template": { "metadata": { "labels": { "app": "s" } }, "spec": { "containers": [{ "name": "app", "image": "a:2" }] } },
+        },
+    });
+    let pod = json!({
+        "metadata": { "name": "p", "namespace": "n", "uid": "p",
+            "labels": { "app": "s", "controller-revision-hash": current.name },
+            "ownerReferences": [{ "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet", "name": "s", "uid": "u", "controller": true }] },
+        "spec": { "nodeName": "node", "containers": [{ "name": "app", "image": "a:1" }], "readinessGates": [{ "conditionType": "InPlaceUpdateReady" }] },
+        "status": { "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }],
+            "containerStatuses": [{ "name": "app", "image": "a:1", "imageID": "a@sha256:1", "containerID": "c://1", "ready": true }] },
+    });
+    let set = serde_json::from_value(set);
+    Observed {
+        set: Arc::new(set.unwrap_or_else(|why| unreachable!("the CloneSet above is one: {why}"))),
+        pods: vec![Arc::new(Pod::of(&pod))],
+        claims: Vec::new(),
+        given: BTreeMap::new(),
+        revisions: [current, update].map(|one| Arc::new(one.into())).to_vec(),
+        current: current.name.clone(),
+        update: update.name.clone(),
+        template: Default::default(),
+        collisions: None,
+        jobs: Vec::new(),
+        nodes: BTreeMap::new(),
+        failures: BTreeMap::new(),
+        left: Default::default(),
+        switches: Default::default(),
+        seed: 0,
     }
 }
 

@@ -339,7 +339,7 @@ impl History {
             .iter()
             .filter(|one| used.iter().any(|label| revision::same(label, &one.name)));
         let fit = needed.filter(|one| one.unfit.is_none());
-        fit.map(|one| Arc::new(as_planned(one))).collect()
+        fit.map(|one| Arc::new(one.into())).collect()
     }
 
     /// Warnings of revisions that no Pods can be made of. They count as if they were not there.
@@ -377,13 +377,15 @@ fn no_template(revision: &str, why: &str) -> String {
     format!("ControllerRevision {revision} does not hold a Pod template, and is not used: {why}")
 }
 
-fn as_planned(one: &Revision) -> plan::Revision {
-    let marks = [keys::IMAGE_PRE_DOWNLOAD_CREATED, keys::IMAGE_PRE_DOWNLOAD_IGNORED];
-    plan::Revision {
-        name: one.name.clone(),
-        data: serde_json::from_str(&one.data).unwrap_or_default(),
-        claims: one.claim_hash.clone(),
-        downloaded: marks.iter().any(|mark| one.labels.contains_key(*mark)),
+impl From<&Revision> for plan::Revision {
+    fn from(one: &Revision) -> Self {
+        let marks = [keys::IMAGE_PRE_DOWNLOAD_CREATED, keys::IMAGE_PRE_DOWNLOAD_IGNORED];
+        Self {
+            name: one.name.clone(),
+            data: serde_json::from_str(&one.data).unwrap_or_default(),
+            claims: one.claim_hash.clone(),
+            downloaded: marks.iter().any(|mark| one.labels.contains_key(*mark)),
+        }
     }
 }
 
