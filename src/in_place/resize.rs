@@ -97,12 +97,16 @@ pub(super) fn postponed(pod: &Pod, spec: &Spec, revision: Option<&str>) -> (Spec
     (kept, announce(revision, owed, true))
 }
 
-/// What kubelet says of the last resize of the Pod that it cannot do, or not yet.
+/// Reason of a resize that kubelet began, and fails to do; it goes on trying.
+pub const FAILS: &str = "Error";
+
+/// What kubelet says of the last resize of the Pod that it cannot do, or not yet, or fails to do.
 #[must_use]
 pub fn pending(pod: &Pod) -> Option<&Condition> {
     // What it says may be about the one before.
     let seen = pod.observed.is_none_or(|observed| observed >= pod.generation);
-    pod.condition("PodResizePending").filter(|c| c.holds && seen)
+    let held = |kind: &str| pod.condition(kind).filter(|c| c.holds && seen);
+    held("PodResizePending").or_else(|| held("PodResizeInProgress").filter(|c| c.reason == FAILS))
 }
 
 /// The same where the sizes are those of `template`, in words.

@@ -98,7 +98,7 @@ fn cannot_resize(view: &View<'_>, pod: &Seen<'_>, waiting: &Waiting, draft: &mut
     }
     let until = match pending.reason.as_str() {
         "Infeasible" => Some(view.now),
-        "Deferred" => pending.since.and_then(|since| since.checked_add(DEFERRED).ok()),
+        "Deferred" | resize::FAILS => pending.since.and_then(|since| since.checked_add(DEFERRED).ok()),
         _ => None,
     }
     .filter(|_| update::may_replace(view))?;

@@ -331,13 +331,18 @@ fn refused_sizes_are_tried_one_at_a_time() {
     }
 }
 
-/// Kubelet says that it cannot give the Pod its size, or not yet.
+/// Kubelet says that it cannot give the Pod its size, or not yet, or that it fails to.
 fn no_room(world: &mut World, reason: &str) {
     let now = world.now.to_string();
     let old = json!({ "requests": { "cpu": "1" } });
     for pod in world.pods.values_mut() {
         pod["status"]["containerStatuses"][0]["resources"] = old.clone();
-        let pending = json!({ "type": "PodResizePending", "status": "True", "reason": reason,
+        let kind = if reason == "Error" {
+            "PodResizeInProgress"
+        } else {
+            "PodResizePending"
+        };
+        let pending = json!({ "type": kind, "status": "True", "reason": reason,
             "message": "Node didn't have enough resource: cpu", "lastTransitionTime": now });
         crate::in_place::tests::apply(pod, &json!({ "status": { "conditions": [pending] } }));
     }
@@ -345,7 +350,7 @@ fn no_room(world: &mut World, reason: &str) {
 
 #[test]
 fn a_resize_that_kubelet_cannot_do_replaces_the_pod_under_in_place_if_possible() {
-    for (reason, minutes) in [("Infeasible", 0), ("Deferred", 5)] {
+    for (reason, minutes) in [("Infeasible", 0), ("Deferred", 5), ("Error", 5)] {
         let mut world = World::new(spec(false, false));
         world.edit(&json!({ "replicas": 1 }));
         settle(&mut world);
@@ -365,7 +370,7 @@ fn a_resize_that_kubelet_cannot_do_replaces_the_pod_under_in_place_if_possible()
 
 #[test]
 fn a_resize_that_kubelet_cannot_do_holds_back_no_image_under_in_place_only() {
-    for reason in ["Infeasible", "Deferred"] {
+    for reason in ["Infeasible", "Deferred", "Error"] {
         let mut world = World::new(spec(false, false));
         rolling(&mut world, json!({ "podUpdatePolicy": "InPlaceOnly" }));
         settle(&mut world);
@@ -395,7 +400,7 @@ fn a_resize_that_kubelet_cannot_do_holds_back_no_image_under_in_place_only() {
         // In the end there is room.
         for pod in world.pods.values_mut() {
             let conditions = pod["status"]["conditions"].as_array_mut().unwrap();
-            conditions.retain(|c| c["type"] != "PodResizePending");
+            conditions.retain(|c| !c["type"].as_str().unwrap().starts_with("PodResize"));
         }
         settle(&mut world);
         assert_eq!(condition(&world, "Waiting"), None);
