@@ -284,6 +284,21 @@ fn size_is_no_depth() {
     }
 }
 
+#[test]
+fn a_large_conversion_keeps_no_other_request_waiting() {
+    let set = clone_set(r#"{"containers":[{"name":"app","image":"i"}]}"#, "{}");
+    let (path, large) = conversion(&vec![set.as_str(); 4000], "v1alpha1");
+    let (_, small) = conversion(&[&set], "v1alpha1");
+    assert!(large.len() > 1 << 20);
+    on_a_small_stack(async move |router| {
+        tokio::select! {
+            biased;
+            _ = answer_to(1, &router, &path, Body::from(large)) => panic!("the small one waited"),
+            (status, _) = answer_to(2, &router, &path, Body::from(small)) => assert_eq!(status, 200),
+        }
+    });
+}
+
 /// Where the API server cannot be asked for the stored template, unknown fields are compared as they are.
 #[test]
 fn a_key_as_long_as_an_object_is_not_repeated_for_each_field_below_it() {

@@ -21,6 +21,7 @@ mod node_image;
 mod review;
 mod room;
 mod selector;
+mod sending;
 mod server;
 mod storage;
 pub mod webhooks;

@@ -1,6 +1,7 @@
 //! Reviews: what the API server asks, and how our answers look. One route per kind and step.
 
 use std::borrow::Cow;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use axum::body::Bytes;
@@ -10,14 +11,14 @@ use axum::http::header::CONTENT_TYPE;
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use kube::core::Status;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio::sync::Semaphore;
 
 use super::look::Look;
-use super::room::{Room, held};
+use super::room::{Kept, Room, held};
 use super::wire::{self, Unreadable};
 use super::{Options, cloneset, container_recreate_request, deletion, image_pull_job, node_image};
 use crate::api::json::memory;
@@ -29,6 +30,8 @@ use crate::ops::panics;
 const LARGEST_ADMISSION: usize = 16 << 20;
 /// A list of thousands of objects may be converted in one request. Bytes.
 const LARGEST_CONVERSION: usize = 64 << 20;
+/// A larger list is converted beside the tasks of this process, since it takes up to seconds. Bytes.
+const AT_ONCE: usize = 256 << 10;
 /// Objects of a review are in memory so often at most while it is answered: as asked for, as a dry run is asked for and
 /// answers, and as they are to be.
 const COPIES: usize = 4;
@@ -266,8 +269,31 @@ async fn isolate(request: axum::extract::Request, next: Next) -> Response {
     }
 }
 
-async fn converted(State(turn): State<Arc<Semaphore>>, body: Bytes) -> Response {
-    let (review, objects, to) = match wire::conversion(&body) {
+async fn converted(
+    State(turn): State<Arc<Semaphore>>,
+    Extension(kept): Extension<Kept>,
+    body: Bytes,
+) -> Response {
+    if body.len() <= AT_ONCE {
+        return convert_text(&body);
+    }
+    // The memory of one object is bounded, and so is that of all when there is one at a time.
+    let turn = turn.acquire_owned().await;
+    // Who asked may have gone when it ends; until then it has its turn and its room.
+    let work = move || {
+        let answer = convert_text(&body);
+        drop((turn, kept));
+        answer
+    };
+    let work = tokio::task::spawn_blocking(work).await;
+    work.unwrap_or_else(|ended| match ended.try_into_panic() {
+        Ok(panic) => resume_unwind(panic),
+        Err(ended) => (StatusCode::SERVICE_UNAVAILABLE, ended.to_string()).into_response(),
+    })
+}
+
+fn convert_text(body: &[u8]) -> Response {
+    let (review, objects, to) = match wire::conversion(body) {
         Ok((review, (objects, to))) => (review, objects, to),
         Err(Unreadable::Review(review, why)) => {
             let why = Status::failure(&why, "unreadable").with_code(422);
@@ -275,13 +301,11 @@ async fn converted(State(turn): State<Arc<Semaphore>>, body: Bytes) -> Response 
         }
         Err(Unreadable::Foreign(code, why)) => return foreign(code, why),
     };
-    // The memory of one object is bounded, and so is that of all when there is one at a time.
-    let _turn = turn.acquire().await;
     let (head, foot) = match review.clone().converted() {
         Ok(parts) => parts,
         Err(why) => return foreign(StatusCode::BAD_REQUEST, why.to_string()),
     };
-    match convert_all(&objects, &to, head, most_of(&body)) {
+    match convert_all(&objects, &to, head, most_of(body)) {
         Ok(mut answer) => {
             answer.extend_from_slice(foot.as_bytes());
             ([(CONTENT_TYPE, "application/json")], answer).into_response()

@@ -1,21 +1,25 @@
 //! Room for the texts of reviews: all that are being read or answered at a time are bounded, and whoever sends slowly, or
-//! more than that, gets an answer that says so. No address gets all the room.
+//! more than that, gets an answer that says so. No address gets all the room, and none comes back before the answer is
+//! sent.
 //!
 //! In:  requests of anybody who reaches the port.
 //! Out: the same with their text complete, or a refusal.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::http::header::RETRY_AFTER;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
+use hyper::body::{Frame, SizeHint};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
@@ -81,6 +85,12 @@ impl Room {
             most,
             weigh,
         });
+    }
+
+    /// Bytes that are left.
+    #[cfg(test)]
+    pub fn left(&self) -> usize {
+        self.left.available_permits()
     }
 
     /// What is left to an address.
@@ -186,13 +196,13 @@ fn keep(held: &mut Vec<Held>, more: Held) {
 
 /// Reads the text of a request, and has it answered.
 pub(super) async fn held(State(room): State<Room>, request: Request, next: Next) -> Response {
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     let caller = parts.extensions.get::<Caller>().cloned();
     let address = caller
         .as_ref()
         .map_or(Ipv4Addr::UNSPECIFIED.into(), |caller| caller.address);
     let share = room.share(address);
-    let (text, _held) = match timeout(room.read, room.hold(&share, body)).await {
+    let (text, held) = match timeout(room.read, room.hold(&share, body)).await {
         Ok(Ok(read)) => read,
         Ok(Err((code, why))) => return refused(code, why),
         Err(_) => {
@@ -200,11 +210,62 @@ pub(super) async fn held(State(room): State<Room>, request: Request, next: Next)
             return refused(StatusCode::REQUEST_TIMEOUT, why);
         }
     };
+    let kept = Kept(Arc::new(held));
+    parts.extensions.insert(kept.clone());
     let response = next.run(Request::from_parts(parts, Body::from(text))).await;
     if let Some(caller) = caller.filter(|_| response.status().is_success()) {
         caller.note_review();
     }
-    response
+    response.map(|body| Body::new(Answer { body, kept }))
+}
+
+/// The room of one review, which comes back when the last clone is dropped. Requests carry one for work that may outlast
+/// them.
+#[derive(Clone)]
+pub(super) struct Kept(#[expect(dead_code, reason = "held until it is dropped")] Arc<Vec<Held>>);
+
+/// An answer, which keeps the room of its review until all its bytes have been sent or dropped.
+struct Answer {
+    body: Body,
+    kept: Kept,
+}
+
+/// Bytes of an answer. A connection drops the body when it has the last of them, and these when they are sent.
+struct Part {
+    bytes: Bytes,
+    _kept: Kept,
+}
+
+impl AsRef<[u8]> for Part {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let Self { body, kept } = self.get_mut();
+        let keeping = |bytes| {
+            let _kept = kept.clone();
+            Bytes::from_owner(Part { bytes, _kept })
+        };
+        let frame = Pin::new(body).poll_frame(cx);
+        frame.map_ok(|frame| frame.map_data(keeping))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 fn refused(code: StatusCode, why: String) -> Response {
@@ -223,10 +284,10 @@ fn refused(code: StatusCode, why: String) -> Response {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use axum::Router;
     use axum::body::to_bytes;
     use axum::middleware::from_fn_with_state;
     use axum::routing::post;
+    use axum::{Extension, Router};
     use futures::{StreamExt, stream};
     use tokio::sync::mpsc;
     use tower::ServiceExt;
@@ -336,6 +397,27 @@ mod tests {
             let (code, why) = answer(router.clone(), body).await;
             assert_eq!((code, why.contains(words)), (want, true), "{why}");
         }
-        assert_eq!(room.left.available_permits(), 100);
+        assert_eq!(room.left(), 100);
+    }
+
+    #[tokio::test]
+    async fn room_comes_back_when_the_answer_is_sent_and_the_work_has_ended() {
+        let room = Room::new(10, 8);
+        let (kept_tx, mut kept) = mpsc::unbounded_channel();
+        let keep = async move |Extension(kept): Extension<Kept>| {
+            kept_tx.send(kept).unwrap();
+            "answer"
+        };
+        let router = Router::new().route("/", post(keep));
+        let router = router.layer(from_fn_with_state(room.clone(), held));
+        let request = Request::post("/").body(Body::from("abcd")).unwrap();
+        let mut answer = router.oneshot(request).await.unwrap().into_body();
+        assert_eq!((room.left(), answer.size_hint().exact()), (6, Some(6)));
+        drop(kept.recv().await.unwrap());
+        let part = answer.frame().await.unwrap().unwrap().into_data().unwrap();
+        drop(answer);
+        assert_eq!(room.left(), 6, "it is not sent yet");
+        drop(part);
+        assert_eq!(room.left(), 10);
     }
 }

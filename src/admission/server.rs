@@ -14,6 +14,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert, ServerConfig};
 use rustls::sign::CertifiedKey;
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -24,6 +25,7 @@ use tower::Layer;
 use super::Error;
 use super::bundle::Bundle;
 use super::connections::{Caller, Connections};
+use super::sending::{Patience, Sending};
 use crate::ops::http;
 
 /// A client that has not shaken hands by then is let go.
@@ -36,6 +38,14 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// A client that has asked nothing for so long is let go, for it takes the place of others. API servers let go of an idle
 /// connection after 90 s themselves, so none is ended as they ask.
 const IDLE: Duration = Duration::from_secs(120);
+/// How long a client may take to read an answer. API servers wait for a review 10 s, for a conversion 30 s.
+const PATIENCE: Patience = Patience {
+    stalled: Duration::from_secs(5),
+    whole: Duration::from_secs(30),
+};
+/// Bytes of answers that the kernel holds for one connection; it doubles them. What it would choose itself grows to some
+/// 4 MiB, which nothing counts.
+const UNSENT: usize = 256 << 10;
 /// Connections at a time; an API server opens few and keeps them.
 const CONNECTIONS: usize = 512;
 /// Connections of one address at a time. An API server has one for each review that it waits for.
@@ -87,6 +97,9 @@ async fn converse(
     taken: &CancellationToken,
     shutdown: CancellationToken,
 ) {
+    if let Err(why) = SockRef::from(&stream).set_send_buffer_size(UNSENT) {
+        tracing::debug!(%why, "cannot bound what is unsent on a connection");
+    }
     let stream = match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(why)) => return tracing::debug!(%why, "a client did not speak TLS with us"),
@@ -94,7 +107,7 @@ async fn converse(
     };
     let idle = without_review(&caller, FIRST);
     let service = TowerToHyperService::new(Extension(caller.clone()).layer(router));
-    let connection = answers(stream, service, IDLE);
+    let connection = answers(stream, service, IDLE, PATIENCE);
     tokio::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
@@ -133,15 +146,18 @@ async fn farewell(taken: &CancellationToken) {
 /// What answers one client.
 type Answering = TowerToHyperService<AddExtension<axum::Router, Caller>>;
 
-/// Answers on one connection, until nothing is asked for so long.
+/// Answers on one connection, until nothing is asked for so long, or an answer is not read.
 fn answers<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     service: Answering,
     idle: Duration,
-) -> http1::Connection<TokioIo<S>, Answering> {
+    patience: Patience,
+) -> http1::Connection<TokioIo<Sending<S>>, Answering> {
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(idle);
-    builder.serve_connection(TokioIo::new(stream), service)
+    // Answers are sent from where they are: a copy would not keep the room of its review.
+    builder.writev(true);
+    builder.serve_connection(TokioIo::new(Sending::new(stream, patience)), service)
 }
 
 fn configuration(bundle: watch::Receiver<Bundle>) -> ServerConfig {
@@ -191,9 +207,15 @@ fn certified(bundle: &Bundle) -> Option<CertifiedKey> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use axum::routing::get;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use std::net::SocketAddr;
 
+    use axum::body::Bytes;
+    use axum::middleware::from_fn_with_state;
+    use axum::routing::{get, post};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::sync::mpsc;
+
+    use super::super::room::{Room, held};
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -215,6 +237,7 @@ mod tests {
                 theirs,
                 TowerToHyperService::new(Extension(Caller::new([127, 0, 0, 1].into())).layer(router)),
                 Duration::from_millis(200),
+                PATIENCE,
             );
             let ended = tokio::time::timeout(Duration::from_secs(60), answers).await;
             assert!(ended.is_ok(), "{said:?} holds the connection");
@@ -222,5 +245,53 @@ mod tests {
             ours.read_to_string(&mut text).await.unwrap();
             assert_eq!(text.ends_with("here"), said.ends_with("\r\n\r\n"), "{text:?}");
         }
+    }
+
+    /// Sends a review of four bytes.
+    async fn ask(at: SocketAddr, path: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(at).await.unwrap();
+        let request =
+            format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nConnection: close\r\n\r\ntext");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        stream
+    }
+
+    #[tokio::test]
+    async fn a_client_that_does_not_read_its_answer_is_ended_and_its_room_comes_back() {
+        // More than the kernel holds for both ends.
+        let large = Bytes::from(vec![b'x'; 64 << 20]);
+        let room = Room::new(8, 4);
+        let router = axum::Router::new()
+            .route("/large", post(async move || large.clone()))
+            .route("/small", post(async || "small"));
+        let router = router.layer(from_fn_with_state(room.clone(), held));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let (ended_tx, mut ended) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            let patience = Patience {
+                stalled: Duration::from_secs(2),
+                whole: Duration::from_secs(60),
+            };
+            for client in 1.. {
+                let (stream, _) = listener.accept().await.unwrap();
+                let caller = Extension(Caller::new([127, 0, 0, client].into()));
+                let service = TowerToHyperService::new(caller.layer(router.clone()));
+                let (answers, ended_tx) = (answers(stream, service, IDLE, patience), ended_tx.clone());
+                tokio::spawn(async move { ended_tx.send((client, answers.await.is_ok())) });
+            }
+        });
+        let silent = ask(at, "/large").await;
+        silent.readable().await.unwrap();
+        assert_eq!(room.left(), 4, "its answer is not sent");
+        let mut text = String::new();
+        ask(at, "/small").await.read_to_string(&mut text).await.unwrap();
+        assert!(text.ends_with("small"), "{text}");
+        assert_eq!(
+            [ended.recv().await.unwrap(), ended.recv().await.unwrap()],
+            [(2, true), (1, false)]
+        );
+        assert_eq!(room.left(), 8);
+        drop(silent);
     }
 }
