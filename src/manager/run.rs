@@ -18,7 +18,7 @@ use crate::ops::http::{self, Serve};
 use crate::ops::metrics::{self, Program, metrics};
 use crate::ops::supervise::{self, Supervisor};
 use crate::ops::values;
-use crate::ops::{COMMIT, Health, Progress, VERSION, logs};
+use crate::ops::{COMMIT, Health, Progress, VERSION, logs, raise_open_files};
 
 /// Name of the Lease unless asked otherwise; upstream's, so that of two managers of either make only one leads.
 pub const LEASE: &str = "kruise-manager";
@@ -52,6 +52,7 @@ pub enum Error {
 pub async fn run(options: Options) -> Result<(), Error> {
     metrics::start(Program::Manager);
     logs::init(options.log_format);
+    raise_open_files();
     tracing::info!(version = VERSION, commit = COMMIT, role = ?options.role, "kruise-manager starts");
     options.upstream.log();
     options.timing()?;

@@ -9,7 +9,7 @@ use crate::cri::{Options as Discovery, Runtimes, SocketHealth, why_none};
 use crate::ops::http::{self, Serve};
 use crate::ops::metrics::{self, Program};
 use crate::ops::supervise::{self, Supervisor};
-use crate::ops::{COMMIT, Gate, Health, VERSION, logs, values};
+use crate::ops::{COMMIT, Gate, Health, VERSION, logs, raise_open_files, values};
 
 /// Why the daemon did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +35,7 @@ pub enum Error {
 pub async fn run(options: Options) -> Result<(), Error> {
     metrics::start(Program::Daemon);
     logs::init(options.log_format);
+    raise_open_files();
     let node_name = options
         .node_name
         .clone()

@@ -26,6 +26,7 @@ pub const VERSION_AND_COMMIT: &str =
 
 pub use gates::{Gate, Gates};
 pub use health::Health;
+pub use process::raise_open_files;
 pub use progress::Progress;
 pub use supervise::Supervisor;
 pub use watches::Watches;

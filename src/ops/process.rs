@@ -1,8 +1,10 @@
-//! What the kernel knows of this process, under the names that every Prometheus client uses.
+//! What the kernel knows of this process, under the names that every Prometheus client uses; and how many files it may
+//! open.
 
 use std::fmt;
 use std::fs;
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -59,6 +61,19 @@ fn max_fds(limits: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
+/// Raises the soft limit of open files to the hard one, as Go's runtime does: services commonly start with 1024, for the
+/// sake of programs that call `select`.
+pub fn raise_open_files() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+        Ok((soft, hard))
+    });
+    match raised {
+        Ok((from, to)) => tracing::debug!(from, to, "raised the limit of open files"),
+        Err(why) => tracing::debug!(%why, "cannot raise the limit of open files"),
+    }
+}
+
 impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
@@ -107,6 +122,18 @@ impl Collector for Process {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn as_many_files_may_be_opened_as_the_hard_limit_allows() {
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, hard - 1, hard).unwrap();
+        raise_open_files();
+        assert_eq!(getrlimit(Resource::RLIMIT_NOFILE).unwrap(), (hard, hard));
+        assert_eq!(
+            max_fds(&fs::read_to_string("/proc/self/limits").unwrap()),
+            Some(hard)
+        );
+    }
 
     #[test]
     fn proc_is_read_whatever_the_process_is_called() {
