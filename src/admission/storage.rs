@@ -3,6 +3,10 @@
 //! While an object is stored as v1alpha1 each read of it needs our conversion webhook. So the leader
 //! writes each once more, which stores it as v1beta1, without the managed fields that were written in v1alpha1, and
 //! then strikes v1alpha1 from the CRD's list of stored versions.
+//!
+//! Who writes an object in v1alpha1 later leaves such managed fields in it, too, for which each write of it needs the
+//! webhook. So each leader looks for them once. It leaves those of server-side apply: without them, who applies in v1alpha1
+//! could not take a field away.
 
 use std::time::Duration;
 
@@ -23,6 +27,8 @@ const AT_A_TIME: usize = 8;
 const TRIES: u32 = 10;
 /// First pause after a failure; doubles with each further one.
 const FIRST_RETRY: Duration = Duration::from_secs(10);
+/// Pause between two pages: nothing waits for this, and there may be many.
+const BETWEEN_PAGES: Duration = Duration::from_millis(500);
 /// Longest pause: all objects are written again each time.
 const LAST_RETRY: Duration = Duration::from_secs(600);
 
@@ -34,11 +40,8 @@ pub(super) async fn renew(cluster: &Cluster) {
             match renew_kind(cluster, &crd).await {
                 Ok(0) => break,
                 Ok(count) => {
-                    tracing::info!(
-                        kind = crd.spec.names.kind,
-                        count,
-                        "objects are stored as v1beta1 now"
-                    );
+                    let kind = crd.spec.names.kind;
+                    tracing::info!(kind, count, "objects are stored as v1beta1 now");
                     break;
                 }
                 // The webhook may not be trusted yet; or the CRD is not installed.
@@ -52,23 +55,37 @@ pub(super) async fn renew(cluster: &Cluster) {
     }
 }
 
+/// What is written again.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Which {
+    /// Every object: some are stored in the older version.
+    All,
+    /// Those with managed fields in the older version, of others than server-side apply.
+    Marked,
+}
+
 /// How many objects were rewritten. One that cannot be leaves the older version among the stored ones, and keeps no
 /// other from being rewritten.
 async fn renew_kind(cluster: &Cluster, ours: &CustomResourceDefinition) -> Result<usize, Error> {
     let crds: Api<Crd> = Api::all(cluster.client.clone());
     let name = ours.metadata.name.as_deref().unwrap_or_default();
-    let there = write::get(&crds, name).await?;
-    let stored = there.as_ref().map(Crd::stored_versions).unwrap_or_default();
-    if stored.iter().all(|version| version == V1BETA1) {
+    let Some(there) = write::get(&crds, name).await? else {
         return Ok(0);
+    };
+    if there.stored_versions().iter().all(|version| version == V1BETA1) {
+        return rewrite_all(cluster, ours, Which::Marked).await;
     }
-    let count = rewrite_all(cluster, ours).await?;
+    let count = rewrite_all(cluster, ours, Which::All).await?;
     let trimmed = json!({ "status": { "storedVersions": [V1BETA1] } });
     write::patch_status_merge(&crds, name, &trimmed).await?;
     Ok(count)
 }
 
-async fn rewrite_all(cluster: &Cluster, ours: &CustomResourceDefinition) -> Result<usize, Error> {
+async fn rewrite_all(
+    cluster: &Cluster,
+    ours: &CustomResourceDefinition,
+    which: Which,
+) -> Result<usize, Error> {
     let names = &ours.spec.names;
     let resource = ApiResource {
         group: ours.spec.group.clone(),
@@ -82,9 +99,13 @@ async fn rewrite_all(cluster: &Cluster, ours: &CustomResourceDefinition) -> Resu
     let mut failed = None;
     loop {
         let page = write::list_metadata(&all, &resource, &params).await?;
-        count += page.items.len();
         let next = page.metadata.continue_.filter(|next| !next.is_empty());
-        let rewritten = stream::iter(page.items).map(|object| {
+        let items = page.items.into_iter();
+        let items: Vec<_> = items
+            .filter(|object| renewal(&object.metadata, which).is_some())
+            .collect();
+        count += items.len();
+        let rewritten = stream::iter(items).map(|object| {
             let api: Api<DynamicObject> = match &object.metadata.namespace {
                 Some(namespace) => Api::namespaced_with(cluster.client.clone(), namespace, &resource),
                 None => all.clone(),
@@ -92,7 +113,7 @@ async fn rewrite_all(cluster: &Cluster, ours: &CustomResourceDefinition) -> Resu
             let resource = &resource;
             async move {
                 let (name, namespace) = (object.metadata.name.clone(), object.metadata.namespace.clone());
-                let done = rewrite(&api, resource, object.metadata).await;
+                let done = rewrite(&api, resource, object.metadata, which).await;
                 if let Err(why) = &done {
                     let kind = &resource.kind;
                     tracing::warn!(kind, namespace, name, %why, "object cannot be stored as v1beta1 yet");
@@ -107,6 +128,7 @@ async fn rewrite_all(cluster: &Cluster, ours: &CustomResourceDefinition) -> Resu
         drop(rewritten);
         let Some(next) = next else { break };
         params = params.continue_token(&next);
+        tokio::time::sleep(BETWEEN_PAGES).await;
     }
     failed.map_or(Ok(count), Err)
 }
@@ -117,9 +139,13 @@ async fn rewrite(
     api: &Api<DynamicObject>,
     resource: &ApiResource,
     mut metadata: Metadata,
+    which: Which,
 ) -> Result<(), Error> {
     for _ in 0..TRIES {
-        let outcome = write::patch_metadata(api, resource, &metadata.name, &renewal(&metadata)).await;
+        let Some(patch) = renewal(&metadata, which) else {
+            return Ok(());
+        };
+        let outcome = write::patch_metadata(api, resource, &metadata.name, &patch).await;
         match outcome {
             Err(why) if why.conflict() => {}
             Err(why) if why.not_found() => return Ok(()),
@@ -138,19 +164,21 @@ async fn rewrite(
 
 /// A patch of nothing, but for managed fields in the older version: at each write the API server converts the object
 /// into each version that one of them speaks, and drops all of them where it cannot.
-fn renewal(metadata: &Metadata) -> Value {
+fn renewal(metadata: &Metadata, which: Which) -> Option<Value> {
     let old = format!("{GROUP}/{V1ALPHA1}");
     let all = &metadata.managed_fields;
-    let kept: Vec<_> = all
-        .iter()
-        .filter(|entry| entry.get("apiVersion").and_then(Value::as_str) != Some(&old))
-        .collect();
+    let says =
+        |entry: &Value, field: &str, what: &str| entry.get(field).and_then(Value::as_str) == Some(what);
+    let goes = |entry: &Value| {
+        says(entry, "apiVersion", &old) && (which == Which::All || !says(entry, "operation", "Apply"))
+    };
+    let kept: Vec<_> = all.iter().filter(|entry| !goes(entry)).collect();
     if kept.len() == all.len() {
-        return json!({});
+        return (which == Which::All).then(|| json!({}));
     }
     // An empty list would mean that nothing is said of them.
     let kept = if kept.is_empty() { json!([{}]) } else { json!(kept) };
-    json!({ "metadata": { "managedFields": kept, "resourceVersion": metadata.resource_version } })
+    Some(json!({ "metadata": { "managedFields": kept, "resourceVersion": metadata.resource_version } }))
 }
 
 #[cfg(test)]
@@ -158,11 +186,11 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    fn metadata(versions: &[&str]) -> Metadata {
-        let entries: Vec<_> = versions
+    fn metadata(entries: &[(&str, &str)]) -> Metadata {
+        let entries: Vec<_> = entries
             .iter()
-            .map(|version| {
-                json!({ "manager": "m", "time": "9999-12-31T23:59:59Z",
+            .map(|(version, operation)| {
+                json!({ "manager": "m", "time": "9999-12-31T23:59:59Z", "operation": operation,
                 "apiVersion": format!("{GROUP}/{version}"), "fieldsV1": { "f:spec": {} } })
             })
             .collect();
@@ -172,18 +200,27 @@ mod tests {
 
     #[test]
     fn managed_fields_in_the_older_version_are_dropped() {
-        assert_eq!(renewal(&metadata(&[])), json!({}));
-        assert_eq!(renewal(&metadata(&["v1beta1"])), json!({}));
-        let patch = renewal(&metadata(&["v1alpha1", "v1beta1"]));
-        assert_eq!(patch["metadata"]["resourceVersion"], "7");
-        let kept = patch["metadata"]["managedFields"].as_array().unwrap();
+        let (old, new) = (("v1alpha1", "Update"), ("v1beta1", "Update"));
+        let applied = ("v1alpha1", "Apply");
+        for current in [&[][..], &[new]] {
+            assert_eq!(renewal(&metadata(current), Which::All), Some(json!({})));
+            assert_eq!(renewal(&metadata(current), Which::Marked), None);
+        }
+        let kept = |entries: &[_], which| {
+            let patch = renewal(&metadata(entries), which).unwrap();
+            assert_eq!(patch["metadata"]["resourceVersion"], "7");
+            patch["metadata"]["managedFields"].clone()
+        };
+        let entries = |entries: &[_]| json!(metadata(entries).managed_fields);
+        for which in [Which::All, Which::Marked] {
+            assert_eq!(kept(&[old, new], which), entries(&[new]));
+            assert_eq!(kept(&[old], which), json!([{}]));
+        }
+        assert_eq!(kept(&[old, applied, new], Which::All), entries(&[new]));
         assert_eq!(
-            (kept.len(), &kept[0]["apiVersion"]),
-            (1, &json!("apps.kruise.io/v1beta1"))
+            kept(&[old, applied, new], Which::Marked),
+            entries(&[applied, new])
         );
-        assert_eq!(
-            renewal(&metadata(&["v1alpha1"]))["metadata"]["managedFields"],
-            json!([{}])
-        );
+        assert_eq!(renewal(&metadata(&[applied, new]), Which::Marked), None);
     }
 }
