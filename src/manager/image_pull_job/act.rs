@@ -88,7 +88,7 @@ impl From<Full> for Trouble {
 
 impl From<Panicked> for Trouble {
     fn from(panicked: Panicked) -> Self {
-        Self::Refused(panicked.to_string())
+        Self::Later(panicked.to_string(), None)
     }
 }
 
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_entry_that_is_refused_or_panics_fails_alone() {
+    async fn an_entry_that_is_refused_fails_alone_and_one_that_panics_is_tried_again() {
         let wishes = [("plain", 0), ("hostile", 0), ("other", 0)];
         let refused = Trouble::Refused("etcdserver: request is too large".to_owned());
         let (results, writes) = played(&wishes, Some(refused.clone())).await;
@@ -544,7 +544,7 @@ mod tests {
         let (results, _) = played(&wishes, None).await;
         assert_eq!(
             results["hostile"],
-            Some(Trouble::Refused("panic: index out of bounds".to_owned()))
+            Some(Trouble::Later("panic: index out of bounds".to_owned(), None))
         );
         assert_eq!((&results["plain"], &results["other"]), (&None, &None));
     }
