@@ -76,6 +76,15 @@ fn every_upstream_flag_of_the_daemon_is_accepted() {
     check::<Daemon>("kruise-daemon", DAEMON);
 }
 
+/// That each is a flag of OpenKruise's program.
+fn recorded(flags: &str, arguments: &[&str]) {
+    for argument in arguments.iter().skip(1) {
+        let flag = argument.trim_start_matches("--").split('=').next().unwrap();
+        let known = flags.lines().any(|line| line.split(' ').next() == Some(flag));
+        assert!(known, "{} has no --{flag}", arguments[0]);
+    }
+}
+
 /// As the Helm chart writes them where nothing is configured.
 #[test]
 fn arguments_of_the_helm_chart_start_both_programs() {
@@ -91,6 +100,7 @@ fn arguments_of_the_helm_chart_start_both_programs() {
         "--plugin-bin-dir=/kruise/plugins",
         "--enable-pprof=false",
     ];
+    recorded(DAEMON, &daemon);
     let options = Daemon::try_parse_from(daemon).unwrap().options;
     let ignored: Vec<_> = options.upstream.given().map(|(flag, _)| flag).collect();
     assert_eq!(
@@ -117,6 +127,7 @@ fn arguments_of_the_helm_chart_start_both_programs() {
         "--feature-gates=",
         "--sync-period=0",
     ];
+    recorded(MANAGER, &manager);
     let options = Manager::try_parse_from(manager).unwrap().options;
     assert_eq!(options.lease_namespace(), "kruise-system");
     let ignored: Vec<_> = options.upstream.given().map(|(flag, _)| flag).collect();

@@ -60,14 +60,7 @@ pub(super) async fn source(options: &Options, clock: Clock) -> Result<Source, Er
 /// waits some 40 ms for the acknowledgement of its own headers. A server that has vanished is noticed within half a
 /// minute: by keep-alive where the connection is idle, by the limit for what it has not acknowledged where it is not.
 fn stack(config: &Config, clock: Clock, fence: Option<Fence>) -> Result<kube::Client, kube::Error> {
-    let mut tcp = HttpConnector::new();
-    tcp.enforce_http(false);
-    tcp.set_nodelay(true);
-    tcp.set_connect_timeout(config.connect_timeout);
-    tcp.set_keepalive(Some(KEEPALIVE));
-    tcp.set_keepalive_interval(Some(KEEPALIVE / 3));
-    tcp.set_keepalive_retries(Some(3));
-    tcp.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
+    let tcp = connector(config);
     let tls = config.rustls_https_connector_with_connector(Connector { inner: tcp, fence })?;
     let connect = tls.map_future(|connecting| Box::pin(in_time(connecting)));
     let http = hyper_util::client::legacy::Builder::new(TokioExecutor::new()).build::<_, Body>(connect);
@@ -81,6 +74,18 @@ fn stack(config: &Config, clock: Clock, fence: Option<Fence>) -> Result<kube::Cl
         .map_err(BoxError::from)
         .service(http);
     Ok(kube::Client::new(service, config.default_namespace.clone()))
+}
+
+fn connector(config: &Config) -> HttpConnector {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(config.connect_timeout);
+    tcp.set_keepalive(Some(KEEPALIVE));
+    tcp.set_keepalive_interval(Some(KEEPALIVE / 3));
+    tcp.set_keepalive_retries(Some(3));
+    tcp.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
+    tcp
 }
 
 /// How long a connection may be silent before its other end is asked whether it is there.
@@ -181,5 +186,23 @@ mod tests {
         assert!(why.contains("TLS handshake"), "{why}");
         assert_eq!(start.elapsed(), CONNECT);
         in_time(async { Ok(()) }).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn connections_whose_other_end_has_vanished_are_found_by_the_kernel() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let uri: http::Uri = format!("http://{}", listener.local_addr().unwrap())
+            .parse()
+            .unwrap();
+        let mut connector = connector(&Config::new(uri.clone()));
+        let connection = tower::Service::call(&mut connector, uri)
+            .await
+            .unwrap()
+            .into_inner();
+        let socket = socket2::SockRef::from(&connection);
+        // Idle, and with something that is not acknowledged.
+        assert!(socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), KEEPALIVE);
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(UNACKNOWLEDGED));
     }
 }

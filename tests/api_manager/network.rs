@@ -4,12 +4,11 @@ use std::path::Path;
 
 use kruise::api::node_image::NodeImage;
 use kube::api::Api;
-use serde_json::json;
+use serde_json::{Value, json};
 use xtask::cluster::{Bound, Options, wait};
 
 use crate::manager::Manager;
 use crate::support::converted::{self, until_converted};
-use crate::support::readiness::readiness;
 use crate::waits::PATIENCE;
 use crate::world::{World, node, until};
 
@@ -38,32 +37,34 @@ async fn a_cluster_that_has_no_ipv4_is_served() {
     let images = Api::<NodeImage>::all(admin.client.clone());
     until(&images, "six", "there", |_| true).await;
 
+    // As it is deployed: of IPv4 it needs the loopback that every node has.
+    plane
+        .inside("ip", &["address", "add", "127.0.0.1/8", "dev", "lo"])
+        .unwrap();
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/daemon/daemonset.yaml");
+    let manifest: Value = serde_yaml::from_str(&std::fs::read_to_string(manifest).unwrap()).unwrap();
+    let container = &manifest["spec"]["template"]["spec"]["containers"][0];
+    let args: Vec<String> = serde_json::from_value(container["args"].clone()).unwrap();
+    let probe = &container["readinessProbe"]["httpGet"];
     let account = plane.kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node("six"));
     let mut daemon = plane
         .component("kruise-daemon", env!("CARGO_BIN_EXE_kruise-daemon"))
+        .args(args)
         .args([
-            "--addr=:10221".to_owned(),
             format!("--kubeconfig={}", account.unwrap().display()),
             format!("--control-socket={}", plane.dir().join("control.sock").display()),
         ])
         .env("NODE_NAME", "six");
     daemon.spawn().unwrap();
-    let (host, _) = plane
-        .server()
-        .trim_start_matches("https://")
-        .rsplit_once(':')
-        .unwrap();
-    let health = format!("{host}:10221");
-    let words = "ok watches: ContainerRecreateRequest, NodeImage, Pod";
-    let says = wait::until(words, PATIENCE, || {
-        Ok(readiness(&health).contains(words).then_some(()))
-    });
-    assert!(
-        says.is_ok(),
-        "it says {:?}\n{}",
-        readiness(&health),
-        daemon.tail()
+    let (host, port) = (probe["host"].as_str().unwrap(), &probe["port"]);
+    let ask = format!(
+        "exec 3<>/dev/tcp/{host}/{port}; printf 'GET {} HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3",
+        probe["path"].as_str().unwrap()
     );
+    let readiness = || plane.inside("bash", &["-c", &ask]).unwrap_or_default();
+    let words = "ok watches: ContainerRecreateRequest, NodeImage, Pod";
+    let says = wait::until(words, PATIENCE, || Ok(readiness().contains(words).then_some(())));
+    assert!(says.is_ok(), "it says {:?}\n{}", readiness(), daemon.tail());
 }
 
 /// Drops every packet between the programs of the bed and its API server; they get no error.

@@ -182,10 +182,10 @@ const WEBHOOK_MAY_NOT: &[Access] = &[
 fn may(account: &str, (verb, resource, namespace): &Access) -> bool {
     let who = format!("--as=system:serviceaccount:kruise-system:{account}");
     let mut args = vec!["auth", "can-i", *verb];
-    // kubectl means a name by what follows the slash, and has a flag for subresources.
+    // kubectl means a name by what follows the slash, and has a flag for subresources; the names here have several words.
     let subresource;
     match resource.rsplit_once('/') {
-        Some((resource, sub @ ("status" | "exec"))) => {
+        Some((resource, sub)) if !sub.contains(['-', '.']) => {
             subresource = format!("--subresource={sub}");
             args.extend([resource, subresource.as_str()]);
         }

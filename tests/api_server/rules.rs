@@ -6,7 +6,7 @@ use kube::Api;
 use serde_json::{Value, json};
 use xtask::cluster::ControlPlane;
 
-use crate::world::{connect, create, install, merge, refused, typed, world};
+use crate::world::{connect, create, install, merge, merge_status, refused, running, typed, world};
 
 fn job(spec: Value) -> Value {
     let mut job = json!({
@@ -258,16 +258,99 @@ async fn empty_objects_can_be_read() {
     assert_eq!(read.spec.image, "nginx");
 }
 
-#[test]
-fn columns_and_short_names_work() {
-    let plane = &world().plane;
-    let image = r#"{"apiVersion":"apps.kruise.io/v1beta1","kind":"NodeImage","metadata":{"name":"columns"}}"#;
-    plane.apply(image).unwrap();
-    let head = plane.kubectl(&["get", "nodeimages", "columns"]).unwrap();
-    for column in ["DESIRED", "PULLING", "SUCCEED", "FAILED", "AGE"] {
-        assert!(head.contains(column), "{column} is missing in {head}");
+#[tokio::test]
+async fn columns_and_short_names_work() {
+    let world = world();
+    world.pod("columns", Some("n1"), running()).await;
+    let at = "2026-01-01T00:00:00Z";
+    let condition = |type_: &str, reason: &str, message: &str| {
+        json!({ "conditions": [{ "type": type_, "status": "True", "lastTransitionTime": at, "reason": reason,
+            "message": message }] })
+    };
+    let tag = json!({ "tag": "1", "phase": "Failed", "progress": 0, "version": 1, "startTime": at, "completionTime": at,
+        "message": "no such tag" });
+    let images = json!({ "desired": 1, "pulling": 0, "succeeded": 0, "failed": 1,
+        "imageStatuses": { "nginx": { "tags": [tag] } } });
+    let counts = json!({ "replicas": 7, "readyReplicas": 0, "availableReplicas": 0, "updatedReplicas": 0,
+        "updatedReadyReplicas": 0 });
+    let set = json!({ "selector": { "matchLabels": { "a": "b" } }, "template": {
+        "metadata": { "labels": { "a": "b" } }, "spec": { "containers": [{ "name": "app", "image": "i" }] } } });
+    // Kind, short name, spec, status; columns and what is in the row; columns that are shown where asked for alone.
+    let cases = [
+        (
+            ("NodeImage", "nodeimages"),
+            json!({}),
+            images,
+            ["DESIRED", "PULLING", "SUCCEED", "FAILED", "AGE"].as_slice(),
+            [("MESSAGE", "no such tag")].as_slice(),
+        ),
+        (
+            ("ImagePullJob", "imagepulljobs"),
+            json!({ "image": "nginx:columns", "completionPolicy": {} }),
+            condition("Failed", "PullFailed", "failed on n1"),
+            &["TOTAL", "ACTIVE", "SUCCEED", "FAILED", "AGE"],
+            &[
+                ("IMAGE", "nginx:columns"),
+                ("REASON", "PullFailed"),
+                ("MESSAGE", "failed on n1"),
+            ],
+        ),
+        (
+            ("ContainerRecreateRequest", "crr"),
+            json!({ "podName": "columns", "containers": [{ "name": "app" }] }),
+            condition("Complete", "Recreated", "app: restarted"),
+            &["PHASE", "POD", "NODE", "AGE"],
+            &[("RESULT", "Complete"), ("MESSAGE", "app: restarted")],
+        ),
+        (
+            ("CloneSet", "clone"),
+            set,
+            condition("Waiting", "Partition", "held by the partition"),
+            &[
+                "DESIRED",
+                "UPDATED",
+                "UPDATED_READY",
+                "UPDATED_AVAILABLE",
+                "READY",
+                "TOTAL",
+                "AGE",
+            ],
+            &[("REASON", "Partition"), ("MESSAGE", "held by the partition")],
+        ),
+    ];
+    let admin = world.admin().await;
+    for ((kind, short), spec, mut status, columns, wide) in cases {
+        let namespace = (kind != "NodeImage").then_some("default");
+        let api = typed(&admin, "apps.kruise.io/v1beta1", kind, namespace);
+        let object = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": kind, "metadata": { "name": "columns" },
+            "spec": spec });
+        create(&api, object).await.unwrap();
+        let required = match kind {
+            "CloneSet" => &counts,
+            "ImagePullJob" => &json!({ "desired": 1 }),
+            "ContainerRecreateRequest" => &json!({ "phase": "Completed" }),
+            _ => &json!({}),
+        };
+        json_patch::merge(&mut status, required);
+        merge_status(&api, "columns", json!({ "status": status }))
+            .await
+            .unwrap();
+        let table = |more: &[&str]| {
+            let get = [&["get", short, "columns"], more].concat();
+            world.plane.kubectl(&get).unwrap()
+        };
+        let (plain, all) = (table(&[]), table(&["--output=wide"]));
+        for column in columns {
+            assert!(plain.contains(column), "{column} is missing in {plain}");
+        }
+        for (column, value) in wide {
+            assert!(!plain.contains(column), "{column} is in {plain}");
+            assert!(
+                all.contains(column) && all.contains(value),
+                "{column} {value} is missing in {all}"
+            );
+        }
     }
-    plane.kubectl(&["get", "crr", "--all-namespaces"]).unwrap();
 }
 
 #[test]

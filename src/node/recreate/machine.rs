@@ -508,3 +508,34 @@ fn look_limit(requests: &[Arc<Request>], now: Now) -> Duration {
         None => LOOK,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use jiff::{SignedDuration, Timestamp};
+
+    use super::*;
+
+    #[test]
+    fn a_look_ends_before_the_next_deadline_of_a_request() {
+        let request = |deadline_seconds| {
+            Arc::new(Request {
+                created: Timestamp::UNIX_EPOCH,
+                deadline_seconds,
+                ..Request::default()
+            })
+        };
+        let second = |seconds| {
+            let api = Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds);
+            Now {
+                api,
+                wall: api,
+                mono: Duration::from_secs(1000),
+            }
+        };
+        let requests = [request(None), request(Some(10)), request(Some(90))];
+        assert_eq!(look_limit(&requests, second(0)), LOOK);
+        assert_eq!(look_limit(&requests, second(8)), Duration::from_secs(2));
+        assert_eq!(look_limit(&requests, second(10)), LAST_LOOK);
+        assert_eq!(look_limit(&requests[..1], second(10)), LOOK);
+    }
+}
