@@ -1,6 +1,6 @@
 //! One attempt to get one image, and the Secrets for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ObjectReference, Secret};
@@ -17,10 +17,16 @@ use crate::cri::{Auth, Error, Image, PullCause, PullRequest, Reference, Runtime}
 const BYTES_WATCHED: Duration = Duration::from_secs(1);
 /// How often they are asked for otherwise, which is as often as the status is written for them.
 const BYTES_UNWATCHED: Duration = Duration::from_secs(10);
-/// What reading the pull secrets of one tag may take.
-pub(super) const SECRETS: Duration = Duration::from_secs(60);
-/// Bytes of Docker configuration that are read for one tag: what one Secret may hold. Their number is not bounded.
+/// What reading the pull secrets of one tag may take. It has its slot meanwhile.
+pub(super) const SECRETS: Duration = Duration::from_secs(30);
+/// What reading one of them may take, less than a connection may. An API server that does not answer for so long is not
+/// asked for the others.
+const ONE_SECRET: Duration = Duration::from_secs(4);
+/// Bytes of Docker configuration that are read for one tag: what one Secret may hold. Each namespace that asks for the tag
+/// has an equal share. Their number is not bounded.
 const MAX_SECRET_BYTES: usize = 1 << 20;
+/// Credentials that are tried for one image in one attempt, each with requests to the registry.
+const MAX_TRIES: usize = 100;
 /// Secrets that cannot be used and are named in a message.
 const MAX_PROBLEMS: usize = 5;
 
@@ -257,8 +263,8 @@ pub fn words(error: &Error) -> String {
 /// What the Secrets of a tag hold.
 #[derive(Debug, Clone, Default)]
 pub struct Secrets {
-    /// What can be used.
-    pub keyring: Keyring,
+    /// What can be used, by the namespace of the jobs that brought it.
+    keyrings: BTreeMap<String, Keyring>,
     /// What cannot, in words.
     pub problems: Vec<String>,
     /// How an attempt that the registry refuses is repeated where one of them could not be read, so that credentials may
@@ -266,16 +272,80 @@ pub struct Secrets {
     pub unread: Option<Again>,
 }
 
+impl Secrets {
+    /// What to try for `repository`, in order: one of each namespace in turn, so that none has to wait for all of
+    /// another's; `first` has the first turn. Nothing means anonymously.
+    pub fn credentials(&self, repository: &str, first: &str) -> Vec<Credentials> {
+        let (own, others): (Vec<_>, Vec<_>) = self
+            .keyrings
+            .iter()
+            .partition(|(namespace, _)| *namespace == first);
+        let all = own.into_iter().chain(others);
+        let mut lists: Vec<_> = all
+            .map(|(_, keyring)| keyring.lookup(repository).into_iter())
+            .collect();
+        let mut tries = Vec::new();
+        loop {
+            let turn: Vec<_> = lists.iter_mut().filter_map(Iterator::next).collect();
+            if turn.is_empty() || tries.len() >= MAX_TRIES {
+                tries.truncate(MAX_TRIES);
+                return tries;
+            }
+            for credentials in turn {
+                if !tries.contains(&credentials) {
+                    tries.push(credentials);
+                }
+            }
+        }
+    }
+
+    /// Adds what a Secret of that namespace's jobs holds, if that is not longer than what is `left` for them.
+    fn add(
+        &mut self,
+        namespace: &str,
+        secret: &Secret,
+        left: &mut usize,
+    ) -> Result<Option<HelpersUnused>, String> {
+        let value = |key: &str| secret.data.as_ref()?.get(key).map(|value| value.0.as_slice());
+        let type_ = secret.type_.as_deref().unwrap_or("Opaque");
+        let bytes: usize = [KEY_JSON, KEY_CFG]
+            .into_iter()
+            .filter_map(value)
+            .map(<[u8]>::len)
+            .sum();
+        *left = left.checked_sub(bytes).ok_or_else(|| {
+            format!(
+                "the pull secrets of this image are longer than {MAX_SECRET_BYTES} bytes, of which each \
+                 namespace that asks for it has an equal share"
+            )
+        })?;
+        let keyring = self.keyrings.entry(namespace.to_owned()).or_default();
+        keyring.add_secret(type_, value).map_err(|e| e.to_string())
+    }
+}
+
 /// Reads the Secrets of a tag.
 pub async fn secrets(client: &Client, names: &[(String, String)], owners: &[ObjectReference]) -> Secrets {
     let mut secrets = Secrets::default();
-    let mut left = MAX_SECRET_BYTES;
+    let namespaces: BTreeSet<_> = owners.iter().map(|owner| &owner.namespace).collect();
+    let share = MAX_SECRET_BYTES / namespaces.len().max(1);
+    let mut left: BTreeMap<String, usize> = BTreeMap::new();
     let deadline = Instant::now() + SECRETS;
+    let mut away = false;
     for (namespace, name) in names {
+        if away {
+            break;
+        }
         let api: Api<Secret> = Api::namespaced(client.clone(), namespace);
-        let added = match timeout_at(deadline, write::get(&api, name)).await {
-            Ok(Ok(Some(secret))) if !meant_for(&secret, owners) => Ok(None),
-            Ok(Ok(Some(secret))) => add(&mut secrets.keyring, &secret, &mut left),
+        let within = deadline.min(Instant::now() + ONE_SECRET);
+        let added = match timeout_at(within, write::get(&api, name)).await {
+            Ok(Ok(Some(secret))) => match meant_for(&secret, owners) {
+                Some(whose) => {
+                    let left = left.entry(whose.clone()).or_insert(share);
+                    secrets.add(&whose, &secret, left)
+                }
+                None => Ok(None),
+            },
             Ok(Ok(None)) => Err("it does not exist".to_owned()),
             Ok(Err(error)) => {
                 if error.retryable() {
@@ -286,11 +356,9 @@ pub async fn secrets(client: &Client, names: &[(String, String)], owners: &[Obje
                 Err(format!("it cannot be read: {error}"))
             }
             Err(_) => {
+                away = true;
                 secrets.unread = Some(Again::Prevented);
-                Err(format!(
-                    "the pull secrets were not read within {} s",
-                    SECRETS.as_secs()
-                ))
+                Err("the API server did not answer in time".to_owned())
             }
         };
         let problem = match added {
@@ -305,40 +373,29 @@ pub async fn secrets(client: &Client, names: &[(String, String)], owners: &[Obje
     secrets
 }
 
-/// Adds what a Secret holds, if that is not longer than what is `left` for the tag.
-fn add(keyring: &mut Keyring, secret: &Secret, left: &mut usize) -> Result<Option<HelpersUnused>, String> {
-    let value = |key: &str| secret.data.as_ref()?.get(key).map(|value| value.0.as_slice());
-    let type_ = secret.type_.as_deref().unwrap_or("Opaque");
-    let bytes: usize = [KEY_JSON, KEY_CFG]
-        .into_iter()
-        .filter_map(value)
-        .map(<[u8]>::len)
-        .sum();
-    *left = left
-        .checked_sub(bytes)
-        .ok_or_else(|| format!("the pull secrets of this image are longer than {MAX_SECRET_BYTES} bytes"))?;
-    keyring.add_secret(type_, value).map_err(|e| e.to_string())
-}
-
-/// Credentials belong to the jobs that brought them: a copy that names its jobs serves the tags of these only. A
-/// NodeImage lists the Secrets of all jobs that want the image.
-fn meant_for(secret: &Secret, owners: &[ObjectReference]) -> bool {
+/// The namespace of the jobs that a Secret serves; `None` where none of them is an owner of the tag. Credentials belong to
+/// the jobs that brought them: a copy that names its jobs serves the tags of these only, and one that names none serves
+/// all. A NodeImage lists the Secrets of all jobs that want the image.
+fn meant_for(secret: &Secret, owners: &[ObjectReference]) -> Option<String> {
     let Some(references) = secret.annotations().get(SECRET_REFERENCES) else {
-        return true;
+        return Some(String::new());
     };
-    owners.iter().any(|owner| {
+    let named = |owner: &&ObjectReference| {
         let job = format!(
             "{}/{}",
             owner.namespace.as_deref().unwrap_or(""),
             owner.name.as_deref().unwrap_or("")
         );
         references.split(',').any(|reference| reference.trim() == job)
-    })
+    };
+    let owner = owners.iter().find(named)?;
+    Some(owner.namespace.clone().unwrap_or_default())
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+    use k8s_openapi::ByteString;
 
     use super::*;
 
@@ -361,12 +418,116 @@ mod tests {
             ..ObjectReference::default()
         };
         let mut secret = Secret::default();
-        assert!(meant_for(&secret, &[]), "a secret that names no job serves all");
+        assert!(
+            meant_for(&secret, &[]).is_some(),
+            "a secret that names no job serves all"
+        );
         secret
             .annotations_mut()
             .insert(SECRET_REFERENCES.to_owned(), "ns/a,ns/b".to_owned());
-        assert!(meant_for(&secret, &[owner("x"), owner("b")]));
-        assert!(!meant_for(&secret, &[owner("x")]) && !meant_for(&secret, &[]));
+        assert_eq!(
+            meant_for(&secret, &[owner("x"), owner("b")]).as_deref(),
+            Some("ns")
+        );
+        assert_eq!(
+            (meant_for(&secret, &[owner("x")]), meant_for(&secret, &[])),
+            (None, None)
+        );
+    }
+
+    /// A Secret that a job of that namespace brought, with these users for `r`; its text has so many bytes at least.
+    fn brought_by(namespace: &str, users: &[String], bytes: usize) -> Secret {
+        let entries = users.iter().enumerate();
+        let entries: BTreeMap<_, _> = entries
+            .map(|(n, user)| {
+                let path = format!("r/{}", "a/".repeat(n));
+                (path, serde_json::json!({ "username": user, "password": "x" }))
+            })
+            .collect();
+        let config = serde_json::json!({ "auths": entries, "rest": "x".repeat(bytes) }).to_string();
+        let secret = serde_json::json!({
+            "metadata": { "annotations": { SECRET_REFERENCES: format!("{namespace}/job") } },
+            "type": "kubernetes.io/dockerconfigjson", "data": {},
+        });
+        let mut secret: Secret = serde_json::from_value(secret).unwrap();
+        let data = [(KEY_JSON.to_owned(), ByteString(config.into_bytes()))];
+        secret.data = Some(data.into());
+        secret
+    }
+
+    fn job(namespace: &str) -> ObjectReference {
+        ObjectReference {
+            namespace: Some(namespace.to_owned()),
+            name: Some("job".to_owned()),
+            ..ObjectReference::default()
+        }
+    }
+
+    /// What an API server that has these Secrets makes of all of them.
+    async fn read_all(all: Vec<Secret>, owners: &[ObjectReference]) -> Secrets {
+        let names: Vec<_> = (0..all.len()).map(|n| ("ns".to_owned(), n.to_string())).collect();
+        let all = std::sync::Arc::new(all);
+        let service = tower::service_fn(move |asked: http::Request<kube::client::Body>| {
+            let all = std::sync::Arc::clone(&all);
+            async move {
+                let name = asked.uri().path().rsplit('/').next().unwrap().to_owned();
+                let text = serde_json::to_vec(&all[name.parse::<usize>().unwrap()]).unwrap();
+                Ok::<_, std::io::Error>(http::Response::new(kube::client::Body::from(text)))
+            }
+        });
+        secrets(&Client::new(service, "default"), &names, owners).await
+    }
+
+    #[tokio::test]
+    async fn secrets_of_one_namespace_leave_room_for_those_of_another() {
+        let users = |name: &str| [name.to_owned()];
+        let mut all: Vec<_> = (0..64)
+            .map(|_| brought_by("large", &users("l"), 300 << 10))
+            .collect();
+        all.push(brought_by("small", &users("s"), 0));
+        let read = read_all(all.clone(), &[job("large"), job("small")]).await;
+        let names = |found: Vec<Credentials>| found.into_iter().map(|c| c.username).collect::<Vec<_>>();
+        assert_eq!(names(read.credentials("r/a", "small")), ["s", "l"]);
+        assert_eq!(names(read.credentials("r/a", "large")), ["l", "s"]);
+        assert_eq!(read.problems.len(), MAX_PROBLEMS, "{:?}", read.problems);
+        assert!(
+            read.problems[0].contains("longer than 1048576 bytes"),
+            "{:?}",
+            read.problems
+        );
+        // Alone it has all the room.
+        all.truncate(3);
+        let read = read_all(all, &[job("large")]).await;
+        assert!(read.problems.is_empty(), "{:?}", read.problems);
+    }
+
+    #[tokio::test]
+    async fn credentials_of_namespaces_are_tried_in_turn_and_not_without_end() {
+        let many: Vec<_> = (0..200).map(|n| format!("m{n}")).collect();
+        let few = ["f0".to_owned(), "f1".to_owned()];
+        let all = vec![brought_by("many", &many, 0), brought_by("few", &few, 0)];
+        let read = read_all(all, &[job("many"), job("few")]).await;
+        let repository = format!("r/{}", "a/".repeat(200));
+        let tries = read.credentials(&repository, "many");
+        let first: Vec<_> = tries.iter().take(5).map(|c| c.username.as_str()).collect();
+        // The most specific entry comes first.
+        assert_eq!(first, ["m199", "f1", "m198", "f0", "m197"]);
+        assert_eq!(tries.len(), MAX_TRIES);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_api_server_that_does_not_answer_is_asked_for_one_secret() {
+        let service = tower::service_fn(|_: http::Request<kube::client::Body>| {
+            std::future::pending::<Result<http::Response<kube::client::Body>, std::io::Error>>()
+        });
+        let names: Vec<_> = (0..64).map(|n| ("ns".to_owned(), n.to_string())).collect();
+        let began = Instant::now();
+        let read = secrets(&Client::new(service, "default"), &names, &[]).await;
+        assert_eq!(
+            (began.elapsed(), read.unread),
+            (ONE_SECRET, Some(Again::Prevented))
+        );
+        assert_eq!(read.problems.len(), 1);
     }
 
     fn unreachable() -> Error {

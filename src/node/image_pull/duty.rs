@@ -176,7 +176,7 @@ impl Duty {
                 .saturating_add(act::SECRETS)
                 .saturating_add(write::DEADLINE),
         );
-        let own = key.clone();
+        let (own, namespace) = (key.clone(), task.owner.namespace.clone());
         let handle = self.attempts.spawn(async move {
             let _step = step;
             let tell = |progress| drop(bytes.send((own.clone(), run, progress)));
@@ -184,7 +184,7 @@ impl Duty {
             let attempt = isolated(
                 NAME,
                 &name,
-                attempt(client, runtimes, ask, timeout, watched, tell),
+                attempt(client, runtimes, ask, namespace, timeout, watched, tell),
             );
             let ended = attempt.await.unwrap_or_else(|panicked| Ended::Failed {
                 words: panicked.to_string(),
@@ -341,11 +341,12 @@ impl Duty {
     }
 }
 
-/// One attempt: the credentials, and then the pull.
+/// One attempt on behalf of that namespace: the credentials, and then the pull.
 async fn attempt(
     client: kube::Client,
     runtimes: Runtimes,
     ask: Ask,
+    namespace: String,
     timeout: Duration,
     watched: impl Fn() -> bool + Send,
     tell: impl FnMut(Progress) + Send,
@@ -362,7 +363,7 @@ async fn attempt(
         .map(|r| r.repository())
         .unwrap_or_default();
     let attempt = act::Attempt {
-        credentials: secrets.keyring.lookup(&repository),
+        credentials: secrets.credentials(&repository, &namespace),
         image,
         always: ask.always,
         timeout,
