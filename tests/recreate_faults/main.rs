@@ -7,6 +7,8 @@ mod node;
 #[path = "../support/mod.rs"]
 mod support;
 
+use std::time::Duration;
+
 use kruise::api::container_recreate_request::{
     ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus,
 };
@@ -81,6 +83,32 @@ async fn a_runtime_that_hangs_does_not_delay_the_deadline() {
     assert_eq!(node.runtime.calls("StopContainer"), 0);
     node.runtime.heal("ListContainers");
     node.still_works().await;
+}
+
+/// However many Pods have requests, a slow runtime is asked for the containers of some at a time.
+#[tokio::test]
+async fn a_slow_runtime_is_not_asked_for_the_containers_of_all_pods_at_once() {
+    let node = Node::start("slow").await;
+    node.runtime
+        .fault("ListContainers", Fault::Slow(Duration::from_secs(2)));
+    let names: Vec<_> = (0..24).map(|n| format!("slow-{n}")).collect();
+    let mut pods = Vec::new();
+    for name in &names {
+        let pod = node.pod(name).await;
+        node.runs(&pod, name, 0).await;
+        pods.push((name, pod, format!("containerd://{name}")));
+    }
+    let requests = pods
+        .iter()
+        .map(|(name, pod, id)| node.request(name, pod, id, json!({})));
+    futures::future::join_all(requests).await;
+    node.runtime
+        .until("all are stopped", |state| {
+            names.iter().all(|name| !state.containers[name].running)
+        })
+        .await;
+    let (_, most) = node.runtime.state().under_way["ListContainers"];
+    assert!(most <= 16, "{most} at once");
 }
 
 #[tokio::test]

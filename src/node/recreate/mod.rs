@@ -3,7 +3,7 @@
 //! In:  the node's requests and Pods (watches), the container runtime.
 //! Out: hooks and stops, request status, events on the containers, metrics `recreate_*`, the control API's list.
 //! One task per Pod that has requests; it looks, plans, acts and reports whenever something happens. Stops take
-//! [slots](super::slots); nothing else is bounded. Every decision is in [`plan`].
+//! [slots](super::slots), and the runtime is asked for the containers of 16 Pods at a time. Every decision is in [`plan`].
 //!
 //! What a crash of the daemon can repeat: a preStop hook runs again where the container had not stopped yet,
 //! and TERM is sent to that same container once more. A container that was stopped is known by its ID and
@@ -23,7 +23,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::Api;
 use kube::api::ListParams;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::Instant;
 
@@ -39,6 +39,10 @@ use report::Board;
 /// The duty's name in `/healthz`.
 const NAME: &str = "recreate";
 
+/// Pods whose containers the runtime is asked for at a time, whatever their number: all are looked at when the runtime
+/// comes back.
+const LOOKS: usize = 16;
+
 /// What the Pods' tasks share.
 struct Shared {
     ctx: Context,
@@ -46,6 +50,7 @@ struct Shared {
     pods: Mirror<PodView>,
     start: Instant,
     board: Board,
+    looks: Semaphore,
 }
 
 impl Shared {
@@ -86,6 +91,7 @@ pub async fn run(ctx: Context, pods: Mirror<PodView>) -> Result<(), Error> {
         pods,
         start: Instant::now(),
         board: Board::default(),
+        looks: Semaphore::new(LOOKS),
     });
     let mut dispatcher = Dispatcher {
         shared,

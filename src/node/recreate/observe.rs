@@ -161,7 +161,11 @@ impl Eyes {
         };
         self.missing_since = None;
         self.runtime = Some(Arc::clone(&runtime));
-        match tokio::time::timeout(limit, self.list(runtime.as_ref(), pod, requests, now)).await {
+        let look = async {
+            let _turn = shared.looks.acquire().await;
+            self.list(runtime.as_ref(), pod, requests, now).await
+        };
+        match tokio::time::timeout(limit, look).await {
             Ok(Ok(mut containers)) => {
                 let restarts = shared.ctx.live.restarts.borrow();
                 for seen in &mut containers {

@@ -46,9 +46,13 @@ async fn call(request: Request<Incoming>, shared: Shared, end: CancellationToken
     let fault = {
         let mut state = shared.lock().unwrap();
         *state.calls.entry(method.clone()).or_default() += 1;
+        let (now, most) = state.under_way.entry(method.clone()).or_default();
+        *now += 1;
+        *most = (*most).max(*now);
         state.changed.notify_waiters();
         state.faults.get(&method).cloned()
     };
+    let _under_way = UnderWay(Arc::clone(&shared), method.clone());
     let message = body(request).await;
     let answer = match fault {
         Some(Fault::Hang) => pending().await,
@@ -68,6 +72,18 @@ async fn call(request: Request<Incoming>, shared: Shared, end: CancellationToken
     };
     shared.lock().unwrap().changed.notify_waiters();
     respond(answer)
+}
+
+/// A call until it ends, or is given up.
+struct UnderWay(Shared, String);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let mut state = self.0.lock().unwrap();
+        if let Some((now, _)) = state.under_way.get_mut(&self.1) {
+            *now -= 1;
+        }
+    }
 }
 
 /// The one message of a unary request.

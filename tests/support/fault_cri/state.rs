@@ -18,6 +18,8 @@ pub struct State {
     pub faults: HashMap<String, Fault>,
     /// Calls by method.
     pub calls: HashMap<String, usize>,
+    /// Calls that have not ended, and the most there ever were at once, by method.
+    pub under_way: HashMap<String, (usize, usize)>,
     /// What PullImage answers next for an image, before it works.
     pub pull_failures: HashMap<String, VecDeque<(tonic::Code, String)>>,
     /// How long a pull takes.
@@ -63,6 +65,7 @@ impl Default for State {
             runtime_name: "containerd".to_owned(),
             faults: HashMap::new(),
             calls: HashMap::new(),
+            under_way: HashMap::new(),
             pull_failures: HashMap::new(),
             pull_takes: Duration::ZERO,
             passwords: HashMap::new(),
