@@ -154,3 +154,25 @@ fn publish(bundle_tx: &watch::Sender<Bundle>, bundle: Bundle) {
         changed
     });
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn the_metric_is_when_the_serving_certificate_expires() {
+        let now = jiff::Timestamp::from_second(1_800_000_000).unwrap();
+        let bundle = Bundle::make(&BTreeSet::from(["name".to_owned()]), now).unwrap();
+        show_expiration(&bundle);
+        let shown = metrics().render();
+        let line = shown
+            .lines()
+            .find(|line| !line.starts_with('#') && line.contains("certificate_expiration_timestamp_seconds "))
+            .unwrap();
+        let value: i64 = line.rsplit(' ').next().unwrap().parse().unwrap();
+        assert_eq!((value - now.as_second()) / 86_400, 365);
+    }
+}

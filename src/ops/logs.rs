@@ -86,6 +86,17 @@ fn read(wanted: &str) -> Result<Targets, String> {
     Ok(targets)
 }
 
+/// The lines of level INFO and above that `work` logs in this thread.
+#[cfg(test)]
+pub(crate) fn lines_of(work: impl FnOnce()) -> Vec<String> {
+    let lines = tests::Lines::default();
+    let writer = lines.clone();
+    let layer = layer().with_ansi(false).with_writer(move || writer.clone());
+    let registry = tracing_subscriber::registry().with(layer.with_filter(filter(None).0));
+    tracing::subscriber::with_default(registry, work);
+    lines.text().lines().map(str::to_owned).collect()
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -95,7 +106,13 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
+    pub(super) struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Lines {
+        pub fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
 
     impl Write for Lines {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -125,7 +142,7 @@ mod tests {
                 tracing::error!(target: "kube_client::client::builder", "no connection");
                 tracing::warn!(target: "kruise::cluster", "slow");
             });
-            let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+            let text = lines.text();
             assert!(!text.contains("SecretList"), "{text}");
             assert!(text.contains("no connection") && text.contains("slow"), "{text}");
         }

@@ -15,7 +15,7 @@ use Takes::{Switch, Value};
 const LOGS: &str = "RUST_LOG and --log-format choose what is logged, to standard error";
 const PACE: &str =
     "requests are not limited by the client; the API server's priority and fairness limits them";
-const RETRIES: &str = "failed work is retried after 0.5 s, with back-off up to 30 s";
+const RETRIES: &str = "failed work is retried after some tenths of a second, with back-off";
 const PROFILER: &str = "there is no profiler";
 const KIND: &str = "kruise-rs has no controller for this kind";
 const PLUGINS: &str = "credential provider plugins are not supported; pull secrets are";
@@ -202,5 +202,15 @@ mod tests {
         ];
         assert_eq!(named, want);
         assert_eq!(cli.sync_period.as_deref(), Some("1s"), "the program's own flag");
+    }
+
+    #[test]
+    fn a_flag_without_effect_is_logged_with_the_reason() {
+        let cli = Cli::try_parse_from(["x", "--enable-pprof=true"]).unwrap();
+        let lines = crate::ops::logs::lines_of(|| cli.upstream.log());
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        for words in ["WARN", "--enable-pprof", PROFILER] {
+            assert!(lines[0].contains(words), "{lines:?}");
+        }
     }
 }

@@ -83,6 +83,18 @@ async fn daemon(plane: &ControlPlane) -> Cluster {
     .await
 }
 
+/// Waits until each of these words is the beginning of a line of level INFO.
+fn logged(manager: &Manager, all: &[&str]) {
+    for words in all {
+        let start = format!(": {words}");
+        let is_it = |line: &str| line.contains(" INFO ") && line.contains(&start);
+        let logged = xtask::cluster::wait::until(words, PATIENCE, || {
+            Ok(said(manager).lines().any(is_it).then_some(()))
+        });
+        assert!(logged.is_ok(), "{words}: {}", said(manager));
+    }
+}
+
 fn nothing_was_refused(manager: &Manager) {
     let said = said(manager);
     assert!(!said.contains("orbidden"), "something was refused: {said}");
@@ -141,6 +153,18 @@ async fn a_job_with_a_secret_runs_with_the_real_accounts() {
     gone(&jobs, "job").await;
     gone(&typed(&admin, "v1", "Secret", Some("kruise-daemon-config")), copy).await;
     nothing_was_refused(&manager);
+    logged(
+        &manager,
+        &[
+            "became leader",
+            "made certificates for webhooks",
+            "NodeImage created",
+            "pull secret copied",
+            "ImagePullJob started",
+            "ImagePullJob ended",
+            "copy of a pull secret deleted",
+        ],
+    );
 }
 
 /// The object once its condition has that status.
@@ -190,6 +214,14 @@ async fn a_request_is_looked_after_with_the_real_accounts() {
     condition(&pods, "p", "KruisePodReady", "True").await;
     gone(&requests, "r").await;
     nothing_was_refused(&manager);
+    logged(
+        &manager,
+        &[
+            "marked the Pod not ready for the request",
+            "marked the Pod ready again for the request",
+            "deleted the request: ttlSecondsAfterFinished is over",
+        ],
+    );
 }
 
 /// Label `Cascading` refuses the deletion of a Namespace while there are active Pods or bound claims in it.

@@ -192,6 +192,9 @@ async fn a_runtime_that_hangs_or_restarts_is_asked_again() {
     })
     .await;
     assert_eq!(env(&entries), env_hash([("V", "2")]));
+    node.logged("restarting container for its new environment", "h0")
+        .await;
+    assert_eq!(node.logged("stopped container", "h0").await, 1);
 }
 
 /// Others than kubelet may be allowed to write a Pod's status; no container of another Pod is stopped by that.

@@ -85,6 +85,34 @@ async fn a_runtime_that_hangs_does_not_delay_the_deadline() {
     node.still_works().await;
 }
 
+#[tokio::test]
+async fn each_act_is_one_line_of_the_log_and_the_request_has_its_events() {
+    let node = Node::start("log").await;
+    let hook = json!({"containers": [{"name": "main", "image": "i",
+        "lifecycle": {"preStop": {"exec": {"command": ["true"]}}}}]});
+    let pod = node.pod_with("log-pod", hook).await;
+    node.runs(&pod, "l0", 0).await;
+    node.request("log-request", &pod, "containerd://l0", json!({}))
+        .await;
+    node.runtime
+        .until("the stop", |state| !state.containers["l0"].running)
+        .await;
+    node.runs(&pod, "l1", 1).await;
+    node.succeeded("log-request").await;
+    for words in [
+        "recreating containers",
+        "stopping container",
+        "preStop hook succeeded",
+        "stopped container",
+        "request completed",
+    ] {
+        assert_eq!(node.logged(words, "log-pod").await, 1, "{words}: {}", node.tail());
+    }
+    let begun = node.event_on_request("log-request", "Recreating").await;
+    assert_eq!(begun, "Recreating containers main of Pod log-pod");
+    node.event_on_request("log-request", "Complete").await;
+}
+
 /// However many Pods have requests, a slow runtime is asked for the containers of some at a time.
 #[tokio::test]
 async fn a_slow_runtime_is_not_asked_for_the_containers_of_all_pods_at_once() {

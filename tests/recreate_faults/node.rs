@@ -82,6 +82,46 @@ impl Node {
         }
     }
 
+    /// Waits until these words are at the beginning of lines of level INFO that name the object; says how many.
+    pub async fn logged(&self, words: &str, object: &str) -> usize {
+        let count = || {
+            let log = std::fs::read_to_string(self.dir.path().join("log")).unwrap();
+            let lines = log.lines().filter(|line| line.contains(" INFO "));
+            let words = format!(": {words} ");
+            lines
+                .filter(|line| line.contains(&words) && line.contains(object))
+                .count()
+        };
+        let begun = std::time::Instant::now();
+        while count() == 0 {
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "no {words:?} of {object}\n{}",
+                self.tail()
+            );
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        count()
+    }
+
+    /// Waits until there is an event of that reason on a request; its message.
+    pub async fn event_on_request(&self, name: &str, reason: &str) -> String {
+        let events: Api<k8s_openapi::api::core::v1::Event> =
+            Api::namespaced(self.client.clone(), self.namespace);
+        let on_it = format!(
+            "involvedObject.kind=ContainerRecreateRequest,involvedObject.name={name},reason={reason}"
+        );
+        let params = kube::api::ListParams::default().fields(&on_it);
+        let begun = std::time::Instant::now();
+        loop {
+            if let Some(event) = events.list(&params).await.unwrap().items.pop() {
+                return event.message.unwrap_or_default();
+            }
+            assert!(begun.elapsed() < PATIENCE, "no event {reason}\n{}", self.tail());
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    }
+
     pub fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), self.namespace)
     }

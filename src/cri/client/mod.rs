@@ -191,10 +191,7 @@ impl Runtime for Client {
         let request = call.request(v1::ListContainersRequest { filter: Some(filter) });
         let answer = call.run(rpc.list_containers(request)).await?;
         let mut list: Vec<Container> = answer.containers.into_iter().map(convert::container).collect();
-        list.sort_by(|a, b| {
-            // The node's clock may have been set back in between.
-            (b.restart_count, b.created_at, &b.id).cmp(&(a.restart_count, a.created_at, &a.id))
-        });
+        newest_first(&mut list);
         Ok(list)
     }
 
@@ -283,6 +280,14 @@ impl Client {
     }
 }
 
+/// Sorts containers: the one that kubelet started last comes first of those of its name.
+fn newest_first(list: &mut [Container]) {
+    list.sort_by(|a, b| {
+        // The node's clock may have been set back in between.
+        (b.restart_count, b.created_at, &b.id).cmp(&(a.restart_count, a.created_at, &a.id))
+    });
+}
+
 /// Whether an answer was longer than what is read of it.
 fn too_long(error: &Error) -> bool {
     matches!(error, Error::BadAnswer { why, .. } if why == call::TOO_LONG)
@@ -318,4 +323,29 @@ fn channel(socket: &Path) -> Channel {
     });
     // The address is what goes into `:authority`; the connector above ignores it.
     Endpoint::from_static("http://localhost").connect_with_connector_lazy(connect)
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::{SignedDuration, Timestamp};
+
+    use super::*;
+
+    #[test]
+    fn the_container_with_the_most_restarts_is_the_newest_whatever_the_clock_said() {
+        let container = |id: &str, restart_count, second| Container {
+            id: id.to_owned(),
+            restart_count,
+            created_at: Some(Timestamp::UNIX_EPOCH + SignedDuration::from_secs(second)),
+            ..Container::default()
+        };
+        let mut list = vec![
+            container("first", 0, 900),
+            container("again", 1, 100),
+            container("last", 1, 200),
+        ];
+        newest_first(&mut list);
+        let order: Vec<_> = list.iter().map(|container| container.id.as_str()).collect();
+        assert_eq!(order, ["last", "again", "first"]);
+    }
 }

@@ -50,30 +50,60 @@ pub(super) fn cancelled(key: &TagKey) {
     tracing::info!(image, "cancelled the pull of the image");
 }
 
-/// Tells the end of a tag: one event on the NodeImage and one on each owner, and how long it took. The events that the
-/// Go implementation has are in its words.
+/// The events about the end of a tag.
+struct Said {
+    type_: EventType,
+    reason: &'static str,
+    on_node: String,
+    on_owners: String,
+}
+
+impl Said {
+    /// Events that the Go implementation has are in its words.
+    fn of(status: &ImageTagStatus, image: &str, node: &str, took: Duration) -> Self {
+        if status.phase == ImagePullPhase::Succeeded {
+            return Self {
+                type_: EventType::Normal,
+                reason: EVENT_PULL_SUCCEEDED,
+                on_node: format!("Image {image}, ecalpsedTime {}", go_duration(took)),
+                on_owners: format!("{node} pulled {image} in {:.1} s", took.as_secs_f64()),
+            };
+        }
+        let error = status.message.as_deref().unwrap_or("unknown error");
+        Self {
+            type_: EventType::Warning,
+            reason: EVENT_PULL_FAILED,
+            on_node: format!("Image {image} {error}"),
+            on_owners: format!("Image {image} on {node}: {error}"),
+        }
+    }
+}
+
+/// Tells the end of a tag: one event on the NodeImage and one on each owner, and how long it took.
 pub(super) fn ended(events: &Events, (node, uid): (&str, &str), key: &TagKey, task: &Task, took: Duration) {
     let Stage::Done(status) = &task.stage else { return };
     let image = crate::cri::reference::join(&key.name, &key.tag);
-    let (type_, reason, word, on_node, on_owners) = if status.phase == ImagePullPhase::Succeeded {
-        let seconds = took.as_secs_f64();
-        (
-            EventType::Normal,
-            EVENT_PULL_SUCCEEDED,
-            "succeeded",
-            format!("Image {image}, ecalpsedTime {}", go_duration(took)),
-            format!("{node} pulled {image} in {seconds:.1} s"),
-        )
-    } else {
-        let error = status.message.as_deref().unwrap_or("unknown error");
-        (
-            EventType::Warning,
-            EVENT_PULL_FAILED,
-            "failed",
-            format!("Image {image} {error}"),
-            format!("Image {image} on {node}: {error}"),
-        )
-    };
+    let Said {
+        type_,
+        reason,
+        on_node,
+        on_owners,
+    } = Said::of(status, &image, node, took);
+    let word = log_end(&image, task, status, took);
+    metrics()
+        .image_pulls
+        .get_or_create(&[("result", word.to_owned())])
+        .observe(took.as_secs_f64());
+    events.publish(reference(node, uid), type_, reason, "PullImage", on_node);
+    for object in &task.ask.owners {
+        events.publish(object.clone(), type_, reason, "PullImage", on_owners.clone());
+    }
+}
+
+/// Logs the end of a tag; the word for how it ended.
+fn log_end(image: &str, task: &Task, status: &ImageTagStatus, took: Duration) -> &'static str {
+    let succeeded = status.phase == ImagePullPhase::Succeeded;
+    let word = if succeeded { "succeeded" } else { "failed" };
     tracing::info!(
         image,
         jobs = owners(task),
@@ -83,14 +113,7 @@ pub(super) fn ended(events: &Events, (node, uid): (&str, &str), key: &TagKey, ta
         message = status.message,
         "pull of the image ended"
     );
-    metrics()
-        .image_pulls
-        .get_or_create(&[("result", word.to_owned())])
-        .observe(took.as_secs_f64());
-    events.publish(reference(node, uid), type_, reason, "PullImage", on_node);
-    for object in &task.ask.owners {
-        events.publish(object.clone(), type_, reason, "PullImage", on_owners.clone());
-    }
+    word
 }
 
 /// As Go prints a duration, to the millisecond: `4.13s`, `1m0.5s`.
@@ -243,7 +266,78 @@ fn owner(owner: &ObjectReference) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::collections::BTreeMap;
+
+    use jiff::Timestamp;
+
+    use super::super::plan::Again;
+    use super::super::plan::tests::{LIMITS, ask_in, failed, go, pulled};
     use super::*;
+    use crate::ops::logs::lines_of;
+
+    fn status(phase: &str, message: Option<&str>) -> ImageTagStatus {
+        let status = serde_json::json!({ "tag": "1", "phase": phase, "message": message });
+        serde_json::from_value(status).unwrap()
+    }
+
+    #[test]
+    fn events_about_the_end_of_a_pull_are_in_upstreams_words() {
+        let took = Duration::from_millis(64_500);
+        let good = Said::of(&status("Succeeded", None), "nginx:1", "n1", took);
+        assert_eq!(good.on_node, "Image nginx:1, ecalpsedTime 1m4.5s");
+        assert_eq!(good.on_owners, "n1 pulled nginx:1 in 64.5 s");
+        assert_eq!(good.reason, EVENT_PULL_SUCCEEDED);
+        let bad = Said::of(&status("Failed", Some("no such tag")), "nginx:1", "n1", took);
+        assert_eq!(bad.on_node, "Image nginx:1 no such tag");
+        assert_eq!(bad.on_owners, "Image nginx:1 on n1: no such tag");
+        assert_eq!(bad.reason, EVENT_PULL_FAILED);
+    }
+
+    #[test]
+    fn each_act_of_a_pull_is_one_line_of_the_log() {
+        let key = TagKey {
+            name: "nginx".to_owned(),
+            tag: "1".to_owned(),
+        };
+        let mut ask = ask_in("team", "job");
+        ask.owners[0].name = Some("job".to_owned());
+        let (mut board, now) = (Board::default(), Timestamp::UNIX_EPOCH);
+        board.desire(&[(key.clone(), ask)].into(), &BTreeMap::new());
+        let (_, run) = go(&mut board, &LIMITS, now).remove(0);
+        let one = |work: &dyn Fn(), words: &str, details: &[&str]| {
+            let lines = lines_of(work);
+            assert_eq!(lines.len(), 1, "{lines:?}");
+            for words in [words, "nginx:1"].iter().chain(details) {
+                assert!(lines[0].contains(words), "{words} is not in {lines:?}");
+            }
+        };
+        one(
+            &|| begun(&key, board.get(&key).unwrap()),
+            ": pulling image",
+            &["team/job", "attempt=1"],
+        );
+        one(&|| cancelled(&key), ": cancelled the pull of the image", &[]);
+        board.ended(&key, run, failed(Again::Counted), now);
+        let details = ["team/job", "no luck", "next="];
+        one(
+            &|| failed_attempt(&key, &board),
+            ": failed to pull image; will retry",
+            &details,
+        );
+        let later = Timestamp::from_second(60).unwrap();
+        let (_, run) = go(&mut board, &LIMITS, later).remove(0);
+        board.ended(&key, run, pulled(), later);
+        let task = board.get(&key).unwrap();
+        let Stage::Done(status) = &task.stage else {
+            unreachable!()
+        };
+        let log = || {
+            log_end("nginx:1", task, status, Duration::from_secs(60));
+        };
+        let details = ["team/job", "succeeded", "attempts=2", "took_seconds=60"];
+        one(&log, ": pull of the image ended", &details);
+    }
 
     #[test]
     fn durations_are_printed_as_go_prints_them() {

@@ -78,7 +78,7 @@ pub struct Secrets {
     into: Arc<str>,
     copies: Mirror<CopyView>,
     /// Copies that no job needs, by name: their version, and since when.
-    idle: Arc<Mutex<HashMap<String, (String, Instant)>>>,
+    idle: Arc<Mutex<Idle>>,
 }
 
 impl Secrets {
@@ -193,26 +193,16 @@ impl Secrets {
     pub async fn remove_idle(&self, name: &str) -> Result<Again, Error> {
         let copy = self.copies.get(&Key::namespaced(&*self.into, name));
         let Some(copy) = copy.filter(|copy| copy.references.is_empty()) else {
-            self.idle().remove(name);
+            self.idle().0.remove(name);
             return Ok(None);
         };
-        let now = Instant::now();
-        let seen = (copy.resource_version.clone(), now);
-        let since = match self.idle().entry(name.to_owned()).or_insert_with(|| seen.clone()) {
-            known if known.0 == seen.0 => known.1,
-            // It was needed in between.
-            known => {
-                *known = seen;
-                now
-            }
-        };
-        let left = LINGER.saturating_sub(now.duration_since(since));
+        let left = self.idle().left(name, &copy.resource_version, Instant::now());
         if !left.is_zero() {
             return Ok(Some(left));
         }
         let into = Api::<Secret>::namespaced(self.cluster.client.clone(), &self.into);
         write::delete_seen(&into, name, Some(&copy.uid), Some(&copy.resource_version)).await?;
-        self.idle().remove(name);
+        self.idle().0.remove(name);
         tracing::info!(
             copy = name,
             "copy of a pull secret deleted: no ImagePullJob needs it"
@@ -220,7 +210,7 @@ impl Secrets {
         Ok(None)
     }
 
-    fn idle(&self) -> MutexGuard<'_, HashMap<String, (String, Instant)>> {
+    fn idle(&self) -> MutexGuard<'_, Idle> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -236,10 +226,46 @@ impl Secrets {
     }
 }
 
+/// Copies that no job needs: the version in which each was seen so, and when first.
+#[derive(Debug, Default)]
+struct Idle(HashMap<String, (String, Instant)>);
+
+impl Idle {
+    /// How long a copy that no job needs stays.
+    fn left(&mut self, name: &str, version: &str, now: Instant) -> Duration {
+        let (seen, since) = self
+            .0
+            .entry(name.to_owned())
+            .or_insert_with(|| (version.to_owned(), now));
+        if seen != version {
+            // It was needed in between.
+            (*seen, *since) = (version.to_owned(), now);
+        }
+        LINGER.saturating_sub(now.duration_since(*since))
+    }
+}
+
 fn reference(namespace: &str, name: &str, mode: Option<&str>) -> ReferenceObject {
     ReferenceObject {
         namespace: namespace.to_owned(),
         name: name.to_owned(),
         mode: mode.map(str::to_owned),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_stays_a_while_after_the_last_job_that_needs_it() {
+        let (mut idle, start) = (Idle::default(), Instant::now());
+        let mut left =
+            |version: &str, after: u64| idle.left("copy", version, start + Duration::from_secs(after));
+        let seconds = Duration::from_secs;
+        assert_eq!([left("1", 0), left("1", 2)], [seconds(5), seconds(3)]);
+        // A job needed it in between.
+        assert_eq!([left("2", 4), left("2", 8)], [seconds(5), seconds(1)]);
+        assert_eq!(left("2", 9), Duration::ZERO);
     }
 }

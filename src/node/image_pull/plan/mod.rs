@@ -8,7 +8,7 @@ pub mod keyring;
 pub mod publish;
 pub mod status;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::collections::BTreeMap;
 

@@ -45,26 +45,26 @@ pub(super) fn ask(owner: &str) -> Ask {
 }
 
 /// What a job of that namespace asks.
-pub(super) fn ask_in(namespace: &str, owner: &str) -> Ask {
+pub(in crate::node::image_pull) fn ask_in(namespace: &str, owner: &str) -> Ask {
     let mut ask = ask(owner);
     ask.owners[0].namespace = Some(namespace.to_owned());
     ask
 }
 
-pub(super) const LIMITS: Limits = Limits {
+pub(in crate::node::image_pull) const LIMITS: Limits = Limits {
     max_parallel: 2,
     max_per_namespace: 2,
     runtime: true,
 };
 
-pub(super) fn failed(again: Again) -> Ended {
+pub(in crate::node::image_pull) fn failed(again: Again) -> Ended {
     Ended::Failed {
         words: "no luck".to_owned(),
         again,
     }
 }
 
-pub(super) fn pulled() -> Ended {
+pub(in crate::node::image_pull) fn pulled() -> Ended {
     Ended::Pulled {
         image_id: Some("nginx@sha256:0".to_owned()),
         note: None,
@@ -72,7 +72,11 @@ pub(super) fn pulled() -> Ended {
 }
 
 /// Applies the plan and returns the runs that began.
-pub(super) fn go(board: &mut Board, limits: &Limits, now: Timestamp) -> Vec<(TagKey, u64)> {
+pub(in crate::node::image_pull) fn go(
+    board: &mut Board,
+    limits: &Limits,
+    now: Timestamp,
+) -> Vec<(TagKey, u64)> {
     let steps = plan(board, limits, now).steps;
     let begun = steps.iter().filter_map(|step| {
         let run = board.apply(step, now)?;

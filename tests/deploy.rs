@@ -1,0 +1,118 @@
+//! The manifests in `deploy`, held against each other and against the programs that they start.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+fn documents(file: &str) -> Vec<Value> {
+    let path = format!("{}/deploy/{file}", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(path).unwrap();
+    let documents = serde_yaml::Deserializer::from_str(&text);
+    documents
+        .map(|document| Value::deserialize(document).unwrap())
+        .collect()
+}
+
+fn container(workload: &Value) -> &Value {
+    &workload["spec"]["template"]["spec"]["containers"][0]
+}
+
+/// The value of an argument of the container.
+fn argument(workload: &Value, flag: &str) -> String {
+    let args = container(workload)["args"].as_array().unwrap();
+    let start = format!("--{flag}=");
+    let value = args.iter().find_map(|arg| arg.as_str()?.strip_prefix(&start));
+    value
+        .unwrap_or_else(|| panic!("no {start} in {args:?}"))
+        .to_owned()
+}
+
+#[test]
+fn network_policies_select_the_pods_of_the_deployments_and_open_their_ports() {
+    let applied = &documents("manager/kustomization.yaml")[0]["resources"];
+    assert!(applied.as_array().unwrap().contains(&json!("networkpolicy.yaml")));
+    let policies = documents("manager/networkpolicy.yaml");
+    let deployments =
+        ["manager/deployment.yaml", "manager/webhook.yaml"].map(|file| documents(file).remove(0));
+    assert_eq!(policies.len(), deployments.len());
+    for (policy, deployment) in policies.iter().zip(&deployments) {
+        let name = &deployment["metadata"]["name"];
+        for field in ["name", "namespace"] {
+            assert_eq!(policy["metadata"][field], deployment["metadata"][field]);
+        }
+        let policy: NetworkPolicy = serde_json::from_value(policy.clone()).unwrap();
+        let spec = policy.spec.unwrap();
+        assert_eq!(spec.policy_types.unwrap(), ["Ingress"], "{name}");
+        let selected = spec.pod_selector.unwrap().match_labels.unwrap();
+        let selects = deployments.iter().filter(|deployment| {
+            let labels = deployment["spec"]["template"]["metadata"]["labels"].clone();
+            let labels: BTreeMap<String, String> = serde_json::from_value(labels).unwrap();
+            selected.iter().all(|(key, value)| labels.get(key) == Some(value))
+        });
+        let selects: Vec<_> = selects
+            .map(|deployment| &deployment["metadata"]["name"])
+            .collect();
+        assert_eq!(selects, [name]);
+        let rules = spec.ingress.unwrap();
+        let open: BTreeSet<String> = rules
+            .iter()
+            .flat_map(|rule| rule.ports.iter().flatten())
+            .map(|port| {
+                assert_eq!(port.protocol.as_deref(), Some("TCP"));
+                json!(port.port).as_str().unwrap().to_owned()
+            })
+            .collect();
+        let ports = container(deployment)["ports"].as_array().unwrap();
+        let ports: BTreeSet<String> = ports
+            .iter()
+            .map(|port| port["name"].as_str().unwrap().to_owned())
+            .collect();
+        assert_eq!(open, ports, "{name}");
+        assert!(rules.iter().all(|rule| rule.from.is_none()), "{name}");
+    }
+}
+
+#[test]
+fn probes_ask_where_the_programs_listen() {
+    for folder in ["manager/deployment.yaml", "manager/webhook.yaml"] {
+        let deployment = &documents(folder)[0];
+        let container = container(deployment);
+        let ports = container["ports"].as_array().unwrap();
+        for (name, flag) in [("health", "health-probe-addr"), ("metrics", "metrics-addr")] {
+            let port = ports.iter().find(|port| port["name"] == name).unwrap();
+            let address = argument(deployment, flag);
+            assert!(
+                address.ends_with(&format!(":{}", port["containerPort"])),
+                "{address}"
+            );
+        }
+        for probe in ["livenessProbe", "readinessProbe"] {
+            assert_eq!(container[probe]["httpGet"]["port"], "health");
+            assert!(argument(deployment, "health-probe-addr").starts_with(':'));
+        }
+    }
+    let daemons = &documents("daemon/daemonset.yaml")[0];
+    for probe in ["livenessProbe", "readinessProbe"] {
+        let get = &container(daemons)[probe]["httpGet"];
+        let asked = format!("{}:{}", get["host"].as_str().unwrap(), get["port"]);
+        assert_eq!(argument(daemons, "addr"), asked);
+    }
+}
+
+#[test]
+fn version_names_the_program_and_its_commit() {
+    for (name, path) in [
+        ("kruise-daemon", env!("CARGO_BIN_EXE_kruise-daemon")),
+        ("kruise-manager", env!("CARGO_BIN_EXE_kruise-manager")),
+    ] {
+        let output = Command::new(path).arg("--version").output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        let expected = format!("{name} {}\n", kruise::ops::VERSION_AND_COMMIT);
+        assert_eq!((said, output.status.success()), (expected, true));
+        assert!(kruise::ops::VERSION_AND_COMMIT.starts_with(concat!(env!("CARGO_PKG_VERSION"), " (commit ")));
+    }
+}
