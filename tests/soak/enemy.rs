@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use xtask::cluster::Component;
 
 use super::bed::{Bed, OURS, Ours};
+use super::growth::Growth;
 use super::network::{FAULTS, Mode};
 use super::support::chance::Chance;
 
@@ -38,10 +39,12 @@ enum Fault {
 const STEP: u64 = 2 * 3600;
 
 impl Fault {
-    fn any(chance: &mut Chance) -> Self {
+    /// Anything, but that `spared` is not killed.
+    fn any(chance: &mut Chance, spared: Ours) -> Self {
         let ours = chance.one_of(&OURS);
         match chance.below(10) {
-            0 | 1 => Self::Kill(ours),
+            0 | 1 if ours != spared => Self::Kill(ours),
+            0 | 1 => Self::Kill(OURS[(ours as usize + 1) % OURS.len()]),
             2 => Self::Freeze(ours),
             3 | 4 => Self::Network(ours, chance.one_of(&FAULTS)),
             5 => Self::NoNetwork(chance.one_of(&FAULTS)),
@@ -115,12 +118,72 @@ fn end(bed: &mut Bed, fault: Fault) {
     }
 }
 
-/// Makes faults until then; how many of each there were. All is mended when this returns, and every program runs.
-pub fn rage(bed: &mut Bed, mut chance: Chance, until: Instant) -> BTreeMap<String, u32> {
+/// Nothing is heard of the API server for longer than what was heard may be relied upon.
+const OUTAGE: Duration = Duration::from_secs(240);
+/// How long it takes at most to say so, or to be ready again.
+const NOTICED: Duration = Duration::from_secs(180);
+/// From one outage to the next.
+const BETWEEN_OUTAGES: Duration = Duration::from_secs(1200);
+
+/// Cuts all programs off until the daemon says that what it knows is stale; then all of them come back.
+fn outage(bed: &Bed, mode: Mode) {
+    let set = |mode| OURS.iter().for_each(|which| bed.network(*which).set(mode));
+    let until = |what: &str, limit: Duration, seen: &dyn Fn() -> bool| {
+        let start = Instant::now();
+        while !seen() {
+            let says = OURS.map(|which| bed.readiness(which));
+            assert!(start.elapsed() < limit, "not {what} after {limit:?}: {says:#?}");
+            sleep(Duration::from_secs(1));
+        }
+        println!("         {what} after {:.0} s", start.elapsed().as_secs_f64());
+    };
+    if mode == Mode::Broken {
+        // It leaves watches that run as they are.
+        set(Mode::Reset);
+        sleep(Duration::from_secs(1));
+    }
+    set(mode);
+    let stale = || {
+        let says = bed.readiness(Ours::Daemon);
+        !says.starts_with("HTTP/1.1 200") && says.contains("is stale")
+    };
+    until("stale", OUTAGE + NOTICED, &stale);
+    set(Mode::Open);
+    let says = |which| bed.readiness(which);
+    until("ready again, with a leader", NOTICED, &|| {
+        OURS.iter().all(|which| says(*which).starts_with("HTTP/1.1 200"))
+            && [Ours::FirstManager, Ours::SecondManager]
+                .iter()
+                .any(|which| says(*which).contains("leading"))
+    });
+}
+
+/// Each program lives through a third of the run, so that what grows slowly is seen.
+fn spared(elapsed: Duration, length: Duration) -> Ours {
+    let third = (elapsed.as_secs_f64() / length.as_secs_f64() * 3.0) as usize;
+    OURS[third.min(OURS.len() - 1)]
+}
+
+/// Makes faults until then; how many of each there were, and what our programs took meanwhile. All is mended when this returns, and every program runs.
+pub fn rage(bed: &mut Bed, mut chance: Chance, until: Instant) -> (BTreeMap<String, u32>, Growth) {
     let (start, mut made) = (Instant::now(), BTreeMap::new());
+    let mut growth = Growth::over(until - start, bed);
+    let mut next_outage = start + BETWEEN_OUTAGES.min((until - start) / 4);
     while Instant::now() < until {
         sleep(chance.seconds(1, 6));
-        let fault = Fault::any(&mut chance);
+        if (next_outage..until - OUTAGE.min(until - start)).contains(&Instant::now()) {
+            let mode = chance.one_of(&[Mode::Reset, Mode::Silent, Mode::Broken]);
+            println!("{:>6.1} s: an outage, {mode:?}", start.elapsed().as_secs_f64());
+            outage(bed, mode);
+            *made.entry(format!("outage {mode:?}")).or_default() += 1;
+            next_outage = Instant::now() + BETWEEN_OUTAGES;
+        }
+        let spared = spared(start.elapsed(), until - start);
+        let fault = Fault::any(&mut chance, spared);
+        growth.look(bed);
+        if let Fault::Kill(which) = fault {
+            growth.ends(bed, which);
+        }
         let lasts = chance.seconds(0, fault.longest());
         println!(
             "{:>6.1} s: {fault:?} for {:.1} s",
@@ -133,7 +196,7 @@ pub fn rage(bed: &mut Bed, mut chance: Chance, until: Instant) -> BTreeMap<Strin
         *made.entry(fault.name()).or_default() += 1;
         survivors(bed, fault);
     }
-    made
+    (made, growth)
 }
 
 /// A program of ours ends only where it was killed; what cannot reach the API server waits for it.

@@ -8,7 +8,9 @@
 
 mod bed;
 mod enemy;
+mod growth;
 mod network;
+mod runs;
 #[path = "../support/mod.rs"]
 mod support;
 mod work;
@@ -41,11 +43,12 @@ async fn all_work_ends_right_whatever_breaks_meanwhile() {
         (bed, made)
     });
     let (done, enemy) = tokio::join!(work.go_on(until), enemy);
-    let (bed, faults) = enemy.expect("the enemy mends all that it broke");
+    let (bed, (faults, growth)) = enemy.expect("the enemy mends all that it broke");
     println!("faults: {faults:?}");
     println!("work: {done:?}");
     work.check(&done).await;
-    bed.check().await;
+    bed.check();
+    growth.check(&bed).await;
     assert!(
         done.jobs > 0 && done.requests > 0 && done.rollouts > 0,
         "the bed did no work: {done:?}"

@@ -39,6 +39,8 @@ pub enum Mode {
     Silent,
     /// Requests arrive at the API server, and their answers are lost.
     Deaf,
+    /// Requests do not arrive, while what the API server sends on watches that run does.
+    Mute,
     /// Each request is answered with 429 and a Retry-After of one second.
     Busy,
     /// Each request is answered with 500.
@@ -48,10 +50,11 @@ pub enum Mode {
 }
 
 /// All but [`Mode::Open`].
-pub const FAULTS: [Mode; 6] = [
+pub const FAULTS: [Mode; 7] = [
     Mode::Reset,
     Mode::Silent,
     Mode::Deaf,
+    Mode::Mute,
     Mode::Busy,
     Mode::Broken,
     Mode::Slow,
@@ -154,6 +157,7 @@ async fn answer(
         Mode::Busy => return refused(StatusCode::TOO_MANY_REQUESTS),
         Mode::Broken => return refused(StatusCode::INTERNAL_SERVER_ERROR),
         Mode::Slow => tokio::time::sleep(Duration::from_secs(3)).await,
+        Mode::Mute => std::future::pending().await,
         _ => {}
     }
     let (mut parts, body) = request.into_parts();

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::future::Future;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use kruise::cluster::Cluster;
@@ -13,20 +12,26 @@ use xtask::cluster::{Image, Store};
 
 use super::bed::Bed;
 use super::enemy::RECOVERY;
-use super::pods::{container, identities, name, runs};
+use super::pods::{container, identities, name, runs, text};
+use super::runs::Runs;
 use super::support::connect::connect;
 use super::support::untyped::untyped;
 
 const NAMESPACE: &str = "soak";
 /// Pods of the CloneSet that is rolled out.
 const PODS: usize = 3;
+/// Jobs, and Pods with their requests, that stay.
+const KEPT: usize = 20;
+/// Events for a piece of work, on the average; programs that were killed write some once more.
+const EVENTS: usize = 3;
+/// Old revisions that a CloneSet keeps.
+const HISTORY: usize = 10;
 
 /// Where everything is made.
 pub struct Work {
     admin: Cluster,
     images: Store,
-    /// Pods append a line here whenever a container of theirs starts.
-    starts: PathBuf,
+    runs: Runs,
     /// Name and UID of the CloneSet's Pods.
     pods: BTreeMap<String, String>,
 }
@@ -39,27 +44,53 @@ pub struct Done {
     pub rollouts: usize,
 }
 
-/// An image that writes a line when it starts and ends at TERM, unlike any other by its name.
+/// An image that writes a line when it starts, and one when it ends at TERM; unlike any other by its name.
 fn image(name: &str) -> Image {
     Image::busybox().script(&format!(
-        "echo started >> /starts/$HOSTNAME-$NAME; trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done; : {name}"
+        "says() {{ echo $1 $(date -u +%T) >> /runs/$HOSTNAME.$NAME; }}; trap 'trap \"\" TERM; says stopped; exit 0' TERM; \
+         says started; while :; do sleep 3600 & wait $!; done; : {name}"
     ))
 }
 
-fn pod_spec(starts: &str, image: &str, containers: &[&str]) -> Value {
+/// A Pod that writes in this folder.
+fn pod_spec(runs: &Runs, image: &str, containers: &[&str]) -> Value {
     let containers: Vec<Value> = containers
         .iter()
         .map(|name| {
             json!({ "name": name, "image": image, "imagePullPolicy": "IfNotPresent",
                 "env": [{ "name": "NAME", "value": name }],
-                "volumeMounts": [{ "name": "starts", "mountPath": "/starts" }] })
+                "volumeMounts": [{ "name": "runs", "mountPath": "/runs" }] })
         })
         .collect();
     json!({
         "terminationGracePeriodSeconds": 10,
-        "volumes": [{ "name": "starts", "hostPath": { "path": starts, "type": "Directory" } }],
+        "volumes": [{ "name": "runs", "hostPath": { "path": runs.folder(), "type": "Directory" } }],
         "containers": containers,
     })
+}
+
+/// Gives the containers barriers that our manager lifts one after the other.
+fn hold_back(pod: &str, spec: &mut Value) {
+    let containers = spec["containers"].as_array_mut().into_iter().flatten();
+    for (place, container) in (1..).zip(containers) {
+        let key = json!({ "name": format!("{pod}-barrier"), "key": format!("p_{}", 10 - place) });
+        let barrier = json!({ "name": "KRUISE_CONTAINER_BARRIER", "valueFrom": { "configMapKeyRef": key } });
+        container["env"].as_array_mut().unwrap().push(barrier);
+    }
+}
+
+/// Names of all objects of an API.
+async fn names(api: &Api<DynamicObject>) -> Result<Vec<String>, String> {
+    let list = api.list(&ListParams::default()).await;
+    let objects = list.map_err(|why| why.to_string())?.items;
+    Ok(objects.iter().map(|object| name(&json!(object))).collect())
+}
+
+/// Why a request failed, if it did.
+fn reason(request: &Value) -> &str {
+    let conditions = request["status"]["conditions"].as_array();
+    let failed = conditions.into_iter().flatten().find(|c| c["type"] == "Failed");
+    failed.and_then(|c| c["reason"].as_str()).unwrap_or_default()
 }
 
 /// An object of a kind of ours.
@@ -86,12 +117,10 @@ impl Work {
     /// Makes what goes on all the time.
     pub async fn start(bed: &Bed) -> Self {
         let admin = connect(bed.node.plane.kubeconfig()).await;
-        let starts = bed.node.runtime.dir().join("starts");
-        std::fs::create_dir_all(&starts).unwrap();
         let work = Self {
             admin,
             images: bed.node.runtime.registry.store().clone(),
-            starts,
+            runs: Runs::of(bed),
             pods: BTreeMap::new(),
         };
         let namespaces = untyped(&work.admin, "", "v1", "Namespace", None);
@@ -105,14 +134,13 @@ impl Work {
         for name in ["soak/web:0", "soak/once:1"] {
             work.push(name).await;
         }
-        let folder = work.starts.display().to_string();
         let web = ours(
             "CloneSet",
             "web",
             json!({
             "replicas": PODS,
             "selector": { "matchLabels": { "app": "web" } },
-            "template": { "metadata": { "labels": { "app": "web" } }, "spec": pod_spec(&folder, "soak/web:0", &["app"]) },
+            "template": { "metadata": { "labels": { "app": "web" } }, "spec": pod_spec(&work.runs, "soak/web:0", &["app"]) },
             "updateStrategy": { "type": "RollingUpdate", "rollingUpdate": {
                 "podUpdatePolicy": "InPlaceOnly", "maxUnavailable": 1 } } }),
         );
@@ -200,52 +228,81 @@ impl Work {
                 &format!("job-{made}"),
                 json!({
                 "image": image, "pullSecrets": secrets,
-                "pullPolicy": { "backoffLimit": 50, "timeoutSeconds": 60 },
+                "pullPolicy": { "timeoutSeconds": 60 },
                 "completionPolicy": { "type": "Always" } }),
             );
             self.create(&self.jobs(), job).await;
+            if made > KEPT {
+                self.pulled(made - KEPT).await;
+            }
             tokio::time::sleep(Duration::from_secs(4)).await;
         }
-        for number in 1..=made {
-            let name = format!("job-{number}");
-            let ended = |job: &Value| job["status"]["completionTime"].is_string();
-            let job = self.until(&self.jobs(), &name, "to be complete", ended).await;
-            let status = &job["status"];
-            assert_eq!(
-                (&status["succeeded"], &status["desired"]),
-                (&json!(1), &json!(1)),
-                "{job}"
-            );
+        for number in (made + 1).saturating_sub(KEPT).max(1)..=made {
+            self.pulled(number).await;
         }
         made
     }
 
-    /// One Pod after the other, both containers of which are recreated once.
+    /// Waits for the end of a job, which is a good one, and deletes it.
+    async fn pulled(&self, number: usize) {
+        let name = format!("job-{number}");
+        let ended = |job: &Value| job["status"]["completionTime"].is_string();
+        let job = self.until(&self.jobs(), &name, "to be complete", ended).await;
+        let status = &job["status"];
+        assert_eq!(
+            (&status["succeeded"], &status["desired"]),
+            (&json!(1), &json!(1)),
+            "{job}"
+        );
+        self.delete(&self.jobs(), &name).await;
+    }
+
+    /// Deletes an object; one that is gone is that of an earlier try.
+    async fn delete(&self, api: &Api<DynamicObject>, name: &str) {
+        insist("an object to be deleted", || async {
+            match api.delete(name, &Default::default()).await {
+                Err(kube::Error::Api(why)) if why.code == 404 => Ok(()),
+                deleted => deleted.map(drop),
+            }
+        })
+        .await;
+    }
+
+    /// One Pod after the other, both containers of which are recreated once. Those of each third Pod start in order.
     async fn recreate(&self, until: Instant) -> usize {
         let (pods, mut made) = (self.api("", "v1", "Pod"), 0);
-        let folder = self.starts.display().to_string();
         while Instant::now() < until {
             made += 1;
             let pod = format!("pod-{made}");
-            let spec = pod_spec(&folder, "soak/once:1", &["a", "b"]);
+            let mut spec = pod_spec(&self.runs, "soak/once:1", &["a", "b"]);
+            if made % 3 == 0 {
+                hold_back(&pod, &mut spec);
+            }
             self.create(&pods, json!({ "metadata": { "name": pod }, "spec": spec }))
                 .await;
             let ready = |pod: &Value| container(pod, "a").ready && container(pod, "b").ready;
             let before = self.until(&pods, &pod, "to be ready", ready).await;
-            let name = format!("again-{made}");
-            let request = ours(
-                "ContainerRecreateRequest",
-                &name,
-                json!({ "podName": pod,
-                "containers": [{ "name": "a" }, { "name": "b" }],
-                "strategy": { "orderedRecreate": made % 2 == 0 } }),
-            );
-            self.create(&self.requests(), request).await;
-            let ended = |request: &Value| request["status"]["completionTime"].is_string();
-            let request = self.until(&self.requests(), &name, "to be complete", ended).await;
-            let states = request["status"]["containerRecreateStates"].as_array().unwrap();
+            let mut request = self.request(&pod, &format!("again-{made}"), made % 2 == 0).await;
+            // The manager ends a request that no daemon has taken up for a minute, as in an outage.
+            for more in 1.. {
+                if reason(&request) != "NoDaemon" {
+                    break;
+                }
+                let now = insist("a Pod", || pods.get(&pod)).await;
+                for name in ["a", "b"] {
+                    assert_eq!(
+                        container(&json!(now), name).id,
+                        container(&before, name).id,
+                        "{request}"
+                    );
+                }
+                request = self
+                    .request(&pod, &format!("again-{made}-{more}"), made % 2 == 0)
+                    .await;
+            }
+            let states = request["status"]["containerRecreateStates"].as_array();
             assert!(
-                states.len() == 2 && states.iter().all(|s| s["phase"] == "Succeeded"),
+                states.is_some_and(|all| all.len() == 2 && all.iter().all(|s| s["phase"] == "Succeeded")),
                 "{request}"
             );
             let again = |now: &Value| {
@@ -254,8 +311,47 @@ impl Work {
                     .all(|c| container(now, c).ready && container(now, c).id != container(&before, c).id)
             };
             self.until(&pods, &pod, "to be ready again", again).await;
+            // A node has room for so many only. What was done twice would have been done by now.
+            if made > KEPT {
+                self.recreated(made - KEPT).await;
+            }
+        }
+        for number in (made + 1).saturating_sub(KEPT).max(1)..=made {
+            self.recreated(number).await;
         }
         made
+    }
+
+    /// Checks that the containers of a Pod were stopped once each, and deletes it and its requests.
+    async fn recreated(&self, number: usize) {
+        let pod = format!("pod-{number}");
+        for container in ["a", "b"] {
+            self.runs.check(&pod, container, 1);
+        }
+        self.delete(&self.api("", "v1", "Pod"), &pod).await;
+        let requests = self.requests();
+        let all = insist("the requests", || names(&requests)).await;
+        let (first, more) = (format!("again-{number}"), format!("again-{number}-"));
+        for request in all
+            .iter()
+            .filter(|name| **name == first || name.starts_with(&more))
+        {
+            self.delete(&requests, request).await;
+        }
+    }
+
+    /// Requests that both containers of the Pod are recreated, and waits for the end of that.
+    async fn request(&self, pod: &str, name: &str, ordered: bool) -> Value {
+        let request = ours(
+            "ContainerRecreateRequest",
+            name,
+            json!({ "podName": pod,
+            "containers": [{ "name": "a" }, { "name": "b" }],
+            "strategy": { "orderedRecreate": ordered } }),
+        );
+        self.create(&self.requests(), request).await;
+        let ended = |request: &Value| request["status"]["completionTime"].is_string();
+        self.until(&self.requests(), name, "to be complete", ended).await
     }
 
     /// One rollout after the other, in place.
@@ -294,45 +390,51 @@ impl Work {
         pods
     }
 
-    /// How often a container has started.
-    fn starts(&self, pod: &str, container: &str) -> usize {
-        let file = self.starts.join(format!("{pod}-{container}"));
-        std::fs::read_to_string(file).unwrap_or_default().lines().count()
-    }
-
     /// Nothing was done twice, and nothing is left over.
     pub async fn check(&self, done: &Done) {
-        for number in 1..=done.requests {
-            for container in ["a", "b"] {
-                let starts = self.starts(&format!("pod-{number}"), container);
-                assert_eq!(
-                    starts, 2,
-                    "container {container} of pod-{number} was to start once and then once more"
+        for pod in self.pods.keys() {
+            self.runs.check(pod, "app", done.rollouts);
+        }
+        let revisions = self.api("apps", "v1", "ControllerRevision");
+        let all = insist("the revisions", || names(&revisions)).await;
+        assert!(
+            all.len() <= HISTORY + 2,
+            "{all:?} after {} rollouts",
+            done.rollouts
+        );
+        self.check_events(done).await;
+        self.delete(&self.sets(), "web").await;
+        let node_images = untyped(&self.admin, "apps.kruise.io", "v1beta1", "NodeImage", None);
+        let kinds = [
+            ("jobs", self.jobs()),
+            ("requests", self.requests()),
+            ("CloneSets", self.sets()),
+            ("Pods", self.api("", "v1", "Pod")),
+            ("revisions", revisions),
+            ("barriers", self.api("", "v1", "ConfigMap")),
+            (
+                "copies of secrets",
+                untyped(&self.admin, "", "v1", "Secret", Some("kruise-daemon-config")),
+            ),
+        ];
+        insist("all that was made to go", || async {
+            let mut left: Vec<String> = Vec::new();
+            for (kind, api) in &kinds {
+                let names = names(api).await?.into_iter();
+                // Kubernetes puts one into each namespace.
+                let made = names.filter(|name| name != "kube-root-ca.crt");
+                left.extend(made.map(|name| format!("{kind}: {name}")));
+            }
+            let all = node_images.list(&ListParams::default()).await;
+            for object in all.map_err(|why| why.to_string())?.items {
+                let asked = json!(object)["spec"]["images"].as_object().cloned();
+                left.extend(
+                    asked
+                        .into_iter()
+                        .flatten()
+                        .map(|(name, _)| format!("images: {name}")),
                 );
             }
-        }
-        for pod in self.pods.keys() {
-            assert_eq!(
-                self.starts(pod, "app"),
-                1 + done.rollouts,
-                "{pod}: one start for each rollout"
-            );
-        }
-        let all = ListParams::default();
-        let jobs = insist("the jobs", || async { self.jobs().list(&all).await }).await;
-        assert_eq!(jobs.items.len(), done.jobs);
-        for job in jobs.items {
-            let name = job.metadata.name.unwrap();
-            insist("a job to be deleted", || async {
-                self.jobs().delete(&name, &Default::default()).await
-            })
-            .await;
-        }
-        let secrets = untyped(&self.admin, "", "v1", "Secret", Some("kruise-daemon-config"));
-        insist("jobs and copies of secrets to go", || async {
-            let jobs = self.jobs().list(&all).await.map_err(|why| why.to_string())?.items;
-            let copies = secrets.list(&all).await.map_err(|why| why.to_string())?.items;
-            let left: Vec<String> = jobs.iter().chain(&copies).map(|o| name(&json!(o))).collect();
             if left.is_empty() {
                 Ok(())
             } else {
@@ -340,6 +442,30 @@ impl Work {
             }
         })
         .await;
+    }
+
+    /// Of what is done once there are few events, however often programs were killed.
+    async fn check_events(&self, done: &Done) {
+        let events = untyped(&self.admin, "", "v1", "Event", None);
+        let list = insist("the events", || async {
+            events.list(&ListParams::default()).await
+        })
+        .await;
+        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+        for event in list.items.iter().map(|event| json!(event)) {
+            let by = text(&event["reportingComponent"]);
+            if by.starts_with("kruise-") {
+                let what = format!("{by} {} {}", event["involvedObject"]["kind"], event["reason"]);
+                *counts.entry(what).or_default() += 1;
+            }
+        }
+        println!("events: {counts:#?}");
+        let all: usize = counts.values().sum();
+        let work = done.jobs + done.requests + done.rollouts * PODS;
+        assert!(
+            all <= EVENTS * work,
+            "{all} events for {work} pieces of work: {counts:#?}"
+        );
     }
 
     async fn push(&self, name: &str) {
