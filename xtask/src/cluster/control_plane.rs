@@ -261,7 +261,7 @@ impl ControlPlane {
         Ok(String::from_utf8_lossy(&out.stdout).into_owned())
     }
 
-    /// A token of a service account, which must exist, valid for an hour.
+    /// A token of a service account, which must exist, valid for a day: longer than any test runs.
     pub fn token(&self, namespace: &str, account: &str, bound: Bound<'_>) -> Result<String> {
         let mut args = vec![
             "create",
@@ -269,7 +269,7 @@ impl ControlPlane {
             account,
             "--namespace",
             namespace,
-            "--duration=1h",
+            "--duration=24h",
         ];
         match bound {
             Bound::Nothing => {}
