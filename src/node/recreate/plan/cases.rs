@@ -178,6 +178,27 @@ fn a_replaced_container_is_accepted_unless_forced() {
 }
 
 #[test]
+fn a_request_that_is_seen_late_is_taken_up_before_anything_is_stopped() {
+    for (seen_at, stopped_at) in [(20_000, 20_000), (45_000, 60_000)] {
+        let mut world = World::new(vec![sim("a", 100, 1_000, 0, None)], vec![]);
+        world.now = seen_at;
+        world.api_down = (0, 60_000);
+        let mut made = request("one", &["a"]);
+        made.created = super::world::start();
+        made.containers[0].recorded = Some("containerd://a-0".into());
+        world.requests.push(made);
+        run(&mut world);
+        let (at, ..) = stops(&world, "one").next().unwrap();
+        assert!(
+            (stopped_at..stopped_at + 1_000).contains(&at),
+            "{at}: {:#?}",
+            world.log
+        );
+        assert_eq!(stops(&world, "one").count(), 1);
+    }
+}
+
+#[test]
 fn min_started_seconds_end_at_the_right_moment() {
     let patient = Request {
         min_started_seconds: 7,

@@ -179,6 +179,13 @@ impl Case<'_> {
         if seen.restarting {
             return busy(Step::Restarting);
         }
+        // Kruise-manager may be ending the request because no daemon took it up: only one of the two is stored.
+        if let (None, true, Some(id)) = (self.attempt(), time::late(self.request, self.now), self.target()) {
+            return Verdict::Record {
+                id: id.to_owned(),
+                kill: true,
+            };
+        }
         let grace = time::seconds(self.request.grace_seconds.unwrap_or(self.pod.grace_seconds));
         let act = match self.attempt().filter(|attempt| attempt.begun.is_some()) {
             Some(attempt) => Act {

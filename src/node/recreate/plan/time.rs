@@ -4,13 +4,16 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp, Unit};
 
-use super::types::{Now, Request, Seen};
+use super::types::{Now, Phase, Request, Seen};
 use crate::node::pods::StatusView;
 
 pub use crate::node::pods::seconds;
 
 /// A point that never comes: half the range, so that sums do not overflow.
 const NEVER: Duration = Duration::from_secs(u64::MAX / 4);
+
+/// Half the time after which kruise-manager ends a request that no daemon has taken up.
+const LATE: Duration = Duration::from_secs(30);
 
 /// What lies between two stamps of one clock; nothing where they are in the wrong order.
 fn between(earlier: Timestamp, later: Timestamp) -> Duration {
@@ -21,6 +24,11 @@ fn between(earlier: Timestamp, later: Timestamp) -> Duration {
 pub fn deadline(request: &Request) -> Option<Timestamp> {
     let after = SignedDuration::from_secs(request.deadline_seconds?.max(0));
     request.created.checked_add(after).ok()
+}
+
+/// Whether nobody has taken the request up for so long that kruise-manager may be about to end it.
+pub fn late(request: &Request, now: Now) -> bool {
+    request.status.phase == Phase::Empty && between(request.created, now.api) >= LATE
 }
 
 /// A moment of the API server's clock, in the daemon's own count.
