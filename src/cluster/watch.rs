@@ -21,7 +21,7 @@ use self::follow::Follower;
 pub use self::readable::Form;
 pub(super) use self::readable::Readable;
 use super::Events;
-use crate::ops::panics::isolated_now;
+use crate::ops::panics::{Panicked, isolated_now};
 use crate::ops::watches::Watch;
 
 /// Names an object of one kind.
@@ -228,12 +228,12 @@ impl<T: PartialEq, F> Keeper<T, F> {
     }
 
     /// The list in progress has this object.
-    fn listed<K>(&mut self, key: Key, object: Option<K>)
+    fn listed<K>(&mut self, key: Key, object: Option<K>) -> Result<(), Panicked>
     where
         F: Fn(K) -> Option<T>,
     {
         self.seen.insert(key.clone());
-        self.put(key, object);
+        self.put(key, object)
     }
 
     /// The list is complete: what was not in it has gone.
@@ -253,15 +253,18 @@ impl<T: PartialEq, F> Keeper<T, F> {
         self.seen = HashSet::new();
     }
 
-    /// An object has come or changed; `None` where it cannot be read.
-    fn put<K>(&self, key: Key, object: Option<K>)
+    /// An object has come or changed; `None` where it cannot be read. After a panic what was known of it stays: it is
+    /// there, and nobody may hear that it has gone.
+    fn put<K>(&self, key: Key, object: Option<K>) -> Result<(), Panicked>
     where
         F: Fn(K) -> Option<T>,
     {
-        // An object that cannot be read without a panic is left out, as one that cannot be read at all.
-        let projected = object
-            .and_then(|object| isolated_now("watch", &key, || (self.project)(object)).unwrap_or_default());
+        let projected = match object {
+            Some(object) => isolated_now("watch", &key, || (self.project)(object))?,
+            None => None,
+        };
         self.set(key, projected);
+        Ok(())
     }
 
     /// Stores the object and tells the subscribers, unless nothing that we keep has changed.
@@ -294,22 +297,51 @@ mod tests {
         object
     }
 
+    /// What is known of the object stays, and nothing is told, in a list and in a watch.
     #[test]
-    fn an_object_that_makes_its_reader_panic_is_left_out_alone() {
+    fn an_object_whose_projection_panics_is_not_reported_gone() {
         let state = Arc::new(RwLock::new(State {
             objects: HashMap::new(),
             subscribers: Vec::new(),
         }));
-        let mut keeper = Keeper {
+        let (_tx, synced) = watch::channel(false);
+        let mirror = Mirror {
             state: Arc::clone(&state),
+            synced,
+        };
+        let mut keeper = Keeper {
+            state,
             seen: HashSet::new(),
             project: |o: ConfigMap| o.data.unwrap().remove("v"),
         };
-        for object in [config_map("a", "1"), ConfigMap::default(), config_map("b", "1")] {
-            keeper.listed(Key::of(&object), Some(object));
+        let bad = |name: &str| {
+            let mut object = config_map(name, "");
+            object.data = None;
+            object
+        };
+        let mut results = Vec::new();
+        let mut changes = mirror.subscribe();
+        for list in [
+            [config_map("a", "1"), bad("never"), config_map("b", "1")],
+            [bad("a"), bad("never"), config_map("b", "1")],
+        ] {
+            keeper.begin_list();
+            for object in list {
+                results.push(keeper.listed(Key::of(&object), Some(object)).is_ok());
+            }
+            keeper.end_list();
         }
-        keeper.end_list();
-        assert_eq!(state.read().unwrap().objects.len(), 2);
+        results.push(keeper.put(Key::cluster("a"), Some(bad("a"))).is_ok());
+        assert_eq!(results, [true, false, true, false, false, true, false]);
+        let known = |name: &str| mirror.get(&Key::cluster(name)).map(|known| (*known).clone());
+        assert_eq!(known("a").as_deref(), Some("1"));
+        assert_eq!((known("never"), mirror.len()), (None, 2));
+        let told = std::iter::from_fn(|| changes.try_recv().ok());
+        assert_eq!(told.filter(|change| change.new.is_none()).count(), 0);
+        assert!(keeper.put(Key::cluster("a"), Some(config_map("a", "2"))).is_ok());
+        assert_eq!(known("a").as_deref(), Some("2"), "once it can be read");
+        keeper.set(Key::cluster("a"), None);
+        assert_eq!(known("a"), None, "once it has gone");
     }
 
     #[test]
@@ -337,7 +369,9 @@ mod tests {
         for list in lists {
             keeper.begin_list();
             for (name, value) in list {
-                keeper.listed(Key::cluster(name), Some(config_map(name, value)));
+                keeper
+                    .listed(Key::cluster(name), Some(config_map(name, value)))
+                    .unwrap();
             }
             keeper.end_list();
         }

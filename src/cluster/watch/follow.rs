@@ -19,10 +19,11 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::readable::{Form, Readable};
+use super::readable::{Form, Named, Readable};
 use super::{Keeper, page};
 use crate::cluster::{Error, Events};
 use crate::ops::metrics::metrics;
+use crate::ops::panics::Panicked;
 use crate::ops::watches::Watch;
 
 /// Objects per page of a list, where the caller says nothing else; as client-go.
@@ -115,8 +116,10 @@ where
             };
             self.report.failures = before;
             for object in list.items {
-                self.keeper
-                    .listed(object.key(), object.read(self.events.as_ref()));
+                let (key, named) = (object.key(), object.named());
+                let object = object.read(self.events.as_ref());
+                let taken = self.keeper.listed(key, object);
+                self.check(&named, taken);
             }
             let more = list.metadata.continue_.filter(|token| !token.is_empty());
             if more.is_none() {
@@ -182,11 +185,22 @@ where
         ))
     }
 
+    /// Says that an object could not be taken in.
+    fn check(&self, named: &Named, taken: Result<(), Panicked>) {
+        if let Err(panic) = taken {
+            named.unreadable::<R>(
+                self.events.as_ref(),
+                &format!("cannot process this object, so it counts as it was until it is changed: {panic}"),
+            );
+        }
+    }
+
     fn apply(&mut self, event: WatchEvent<Readable<R>>) -> Result<(), Error> {
         let version = match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                let version = object.version();
-                self.keeper.put(object.key(), object.read(self.events.as_ref()));
+                let (key, named, version) = (object.key(), object.named(), object.version());
+                let taken = self.keeper.put(key, object.read(self.events.as_ref()));
+                self.check(&named, taken);
                 version
             }
             WatchEvent::Deleted(object) => {

@@ -26,7 +26,7 @@ impl<K: Resource<DynamicType = ()>> Form for K {
 /// An object, if it can be read as an `R`, and what names it in any case.
 #[derive(Clone, Debug)]
 pub(in crate::cluster) struct Readable<R> {
-    name: Name,
+    name: Named,
     object: Result<R, String>,
 }
 
@@ -56,43 +56,57 @@ impl<R: Form> Readable<R> {
             Ok(object) => return Some(object),
             Err(why) => why,
         };
-        let kind = R::Kind::kind(&());
-        let Name {
-            name,
-            namespace,
-            uid,
-            resource_version: _,
-        } = self.name;
-        tracing::warn!(%kind, name, namespace, why, "cannot parse object; ignoring it");
-        let reference = ObjectReference {
-            api_version: Some(R::Kind::api_version(&()).into_owned()),
-            kind: Some(kind.into_owned()),
-            name: Some(name),
-            namespace,
-            uid,
-            ..ObjectReference::default()
-        };
-        let note = format!("cannot parse this object, so it is ignored until it is changed: {why}");
-        if let Some(events) = events {
-            events.publish(reference, EventType::Warning, "Unreadable", "Reading", note);
-        }
+        self.name.unreadable::<R>(
+            events,
+            &format!("cannot parse this object, so it is ignored until it is changed: {why}"),
+        );
         None
+    }
+
+    /// What names it.
+    pub fn named(&self) -> Named {
+        self.name.clone()
     }
 }
 
 /// What names an object.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Name {
+pub(in crate::cluster) struct Named {
     name: String,
     namespace: Option<String>,
     uid: Option<String>,
     resource_version: Option<String>,
 }
 
+impl Named {
+    /// Says why the object cannot be used, in the log and in a warning on it.
+    pub fn unreadable<R: Form>(&self, events: Option<&Events>, why: &str) {
+        let kind = R::Kind::kind(&());
+        tracing::warn!(%kind, name = self.name, namespace = self.namespace, why, "object is unreadable");
+        let reference = ObjectReference {
+            api_version: Some(R::Kind::api_version(&()).into_owned()),
+            kind: Some(kind.into_owned()),
+            name: Some(self.name.clone()),
+            namespace: self.namespace.clone(),
+            uid: self.uid.clone(),
+            ..ObjectReference::default()
+        };
+        if let Some(events) = events {
+            events.publish(
+                reference,
+                EventType::Warning,
+                "Unreadable",
+                "Reading",
+                why.to_owned(),
+            );
+        }
+    }
+}
+
 #[derive(Deserialize)]
-struct Named {
-    metadata: Name,
+struct Whole {
+    metadata: Named,
 }
 
 #[derive(Deserialize)]
@@ -112,7 +126,7 @@ impl<'de, R: DeserializeOwned> Deserialize<'de> for Readable<R> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // To find the end of a value, and to pass one over, takes no stack, however deep it is.
         let text = <&RawValue>::deserialize(deserializer)?.get();
-        let Named { metadata: name } = serde_json::from_str(text).map_err(D::Error::custom)?;
+        let Whole { metadata: name } = serde_json::from_str(text).map_err(D::Error::custom)?;
         let object = match without_managed_fields(text) {
             Some(text) => serde_json::from_str(&text),
             None => serde_json::from_str(text),
