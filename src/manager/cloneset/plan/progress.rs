@@ -16,8 +16,8 @@ const UPDATED: &str = "CloneSetUpdated";
 
 /// Sets the condition, where the spec has a deadline.
 ///
-/// The deadline counts from the beginning of a rollout, of its going on after a pause or a partition, and not from what
-/// was before; another revision begins another rollout.
+/// As in OpenKruise the deadline counts from the condition's last update, whatever that said: a rollout that begins, or
+/// goes on, later than that is too late from its first moment on.
 pub(super) fn set_condition(view: &View<'_>, status: &mut CloneSetStatus, draft: &mut Draft) {
     let deadline = view.spec.progress_deadline_seconds;
     let Some(deadline) = deadline.filter(|seconds| *seconds != i32::MAX) else {
@@ -28,15 +28,6 @@ pub(super) fn set_condition(view: &View<'_>, status: &mut CloneSetStatus, draft:
         Some((reason, message)) => (true, reason, message.to_owned()),
         None => moving(view, status, deadline, draft),
     };
-    let another = view
-        .observed
-        .set
-        .status
-        .as_ref()
-        .is_some_and(|s| s.update_revision != status.update_revision);
-    if another && reason == UPDATED {
-        status.conditions.retain(|c| c.type_ != PROGRESSING);
-    }
     let holds = if holds { "True" } else { "False" };
     let same = |c: &CloneSetCondition| c.status == holds && c.reason == reason;
     if !progressing(status).is_some_and(same) {
@@ -70,25 +61,17 @@ pub(super) fn resting(view: &View<'_>, status: &CloneSetStatus) -> Option<(&'sta
     partitioned.then_some((PARTITION, "CloneSet has been paused due to partition ready"))
 }
 
-/// What is told of a rollout that goes on, and whether it has been at it for too long.
+/// What is told of a rollout that goes on, and whether it is in time.
 fn moving(
     view: &View<'_>,
     status: &CloneSetStatus,
     deadline: i32,
     draft: &mut Draft,
 ) -> (bool, &'static str, String) {
-    let before = progressing(status).filter(|c| [UPDATED, EXCEEDED].contains(&c.reason.as_str()));
-    let same = view
-        .observed
-        .set
-        .status
-        .as_ref()
-        .is_none_or(|s| s.update_revision == status.update_revision);
-    let before = before.filter(|_| same);
-    let began = before
-        .and_then(|c| c.last_update_time.as_ref())
-        .map_or(view.now, |t| t.0);
-    let end = began
+    let before = progressing(status);
+    let updated = |c: &CloneSetCondition| c.last_update_time.as_ref().map_or(Timestamp::MIN, |t| t.0);
+    let end = before
+        .map_or(view.now, updated)
         .checked_add(i64::from(deadline).seconds())
         .unwrap_or(Timestamp::MAX);
     if before.is_some_and(|c| c.reason == EXCEEDED) || end < view.now {

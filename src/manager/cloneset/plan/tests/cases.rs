@@ -242,18 +242,13 @@ fn orphans_are_adopted_and_replaced_within_the_limit() {
 }
 
 #[test]
-fn a_deadline_counts_from_the_rollouts_beginning() {
+fn what_is_late_says_what_it_waits_for() {
     let mut world = one(spec(false, false));
-    world.edit(&json!({ "progressDeadlineSeconds": 60 }));
     settle(&mut world);
-    world.now = world.now.checked_add(1.hour()).unwrap();
     container(&mut world, "image", json!("app:bad"));
+    world.edit(&json!({ "progressDeadlineSeconds": 60 }));
     let (_, plan) = world.reconcile();
-    assert_eq!(
-        reason(&world),
-        "CloneSetUpdated",
-        "the hour before does not count"
-    );
+    assert_eq!(reason(&world), "CloneSetUpdated");
     assert!(plan.wake.is_some_and(|wake| wake > world.now));
     world.now = plan.wake.unwrap();
     kubelets(&mut world);
@@ -261,16 +256,6 @@ fn a_deadline_counts_from_the_rollouts_beginning() {
     assert_eq!(reason(&world), "ProgressDeadlineExceeded");
     let why = waits(&world);
     assert!(why.contains("ImagePullBackOff of image app:bad"), "{why}");
-    world.now = world.now.checked_add(1.hour()).unwrap();
-    container(&mut world, "image", json!("app:3"));
-    world.reconcile();
-    assert_eq!(
-        reason(&world),
-        "CloneSetUpdated",
-        "another revision is another rollout"
-    );
-    settle(&mut world);
-    assert_eq!(reason(&world), "CloneSetAvailable");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The progress deadline: it counts from the beginning of a rollout, and anew where a rollout goes on.
+//! The progress deadline: to the letter OpenKruise's, which counts from the condition's last update, whatever that said.
 
 use jiff::{SignedDuration, Timestamp, ToSpan};
 use serde_json::json;
@@ -6,51 +6,59 @@ use serde_json::json;
 use super::cases::{condition, kubelets, reason, settle};
 use super::histories::{container, rolling, spec};
 use super::world::World;
+use crate::api::cloneset::CloneSetStatus;
 use crate::manager::cloneset::plan::{Observed, Plan, Template};
 
-/// What every pass says of the deadline, held against what the world was like since the rollout began or went on.
-pub(super) fn kept(world: &mut World, observed: &Observed, planned: &Plan) {
-    let status = planned.status.as_ref().or(observed.set.status.as_ref()).unwrap();
+/// What every pass says of the rollout: the first that holds of OpenKruise's five.
+pub(super) fn kept(now: Timestamp, observed: &Observed, planned: &Plan) {
     let spec = &observed.set.spec;
-    let (wanted, revision) = (spec.wanted(), &status.update_revision);
+    let deadline = spec.progress_deadline_seconds.filter(|d| *d != i32::MAX);
+    let Some(deadline) = deadline.filter(|_| observed.template == Template::Taken) else {
+        return;
+    };
+    let find = |status: &CloneSetStatus| {
+        let mut conditions = status.conditions.iter();
+        conditions.find(|c| c.type_ == "Progressing").cloned()
+    };
+    let before = observed.set.status.as_ref().and_then(find);
+    let status = planned.status.as_ref().or(observed.set.status.as_ref()).unwrap();
+    let told = find(status).unwrap();
+    let wanted = spec.wanted();
     let available = status.updated_available_replicas.unwrap_or_default();
     let expected = status.expected_updated_replicas.unwrap_or_default();
-    let done = status.current_revision == *revision
+    let done = status.current_revision == status.update_revision
         && [status.replicas, status.updated_replicas, available] == [wanted; 3];
-    let rests = done
-        || spec.rolling_update().is_some_and(|r| r.paused)
-        || (expected < wanted && expected <= available)
-        || observed.template != Template::Taken;
-    if rests {
-        world.under_way = None;
-        return;
-    }
-    let before = world.under_way.take().filter(|(of, _)| of == revision);
-    let (_, began) = world
-        .under_way
-        .insert(before.unwrap_or((revision.clone(), world.now)));
-    let Some(deadline) = spec.progress_deadline_seconds.filter(|d| *d != i32::MAX) else {
-        return;
+    let since = before
+        .as_ref()
+        .map_or(now, |c| c.last_update_time.as_ref().unwrap().0);
+    let end = since.checked_add(i64::from(deadline).seconds()).unwrap();
+    let late = before
+        .as_ref()
+        .is_some_and(|c| c.reason == "ProgressDeadlineExceeded" || end < now);
+    let reason = match () {
+        () if done => "CloneSetAvailable",
+        () if spec.rolling_update().is_some_and(|r| r.paused) => "CloneSetPaused",
+        () if expected < wanted && expected <= available => "ProgressPartitionAvailable",
+        () if late => "ProgressDeadlineExceeded",
+        () => "CloneSetUpdated",
     };
-    let end = began.checked_add(i64::from(deadline).seconds()).unwrap();
-    let told = status
-        .conditions
-        .iter()
-        .find(|c| c.type_ == "Progressing")
-        .unwrap();
-    let (now, after) = (world.now, began.duration_until(world.now));
-    let passed = if now > end {
-        "ProgressDeadlineExceeded"
-    } else {
-        "CloneSetUpdated"
-    };
+    assert_eq!(told.reason, reason, "after {before:?} at {now}: {status:?}");
     assert_eq!(
-        told.reason, passed,
-        "{after} after it began or went on, of {deadline} s"
+        told.status,
+        if reason.ends_with("Exceeded") {
+            "False"
+        } else {
+            "True"
+        }
+    );
+    let same = before.filter(|before| before.reason == reason);
+    assert!(
+        same.is_none_or(|before| before == told),
+        "what is said again is not written again"
     );
     let due = end.checked_add(1.second()).unwrap();
     assert!(
-        now > end || planned.wake.is_some_and(|wake| wake <= due),
+        reason != "CloneSetUpdated" || planned.wake.is_some_and(|wake| wake <= due),
         "nobody looks when the deadline passes: {:?}",
         planned.wake
     );
@@ -63,53 +71,80 @@ fn pass_after(world: &mut World, time: SignedDuration) -> Option<Timestamp> {
     world.reconcile().1.wake
 }
 
-/// From now on it is under way: for a minute it is not too late, and then it is.
-fn a_minute_is_left(world: &mut World, since: &str) {
-    let wake = pass_after(world, SignedDuration::ZERO);
-    assert_eq!(reason(world), "CloneSetUpdated", "{since}");
-    assert!(wake.is_some_and(|wake| wake > world.now), "{since}: {wake:?}");
-    kubelets(world);
-    pass_after(world, SignedDuration::from_secs(60));
-    assert_eq!(reason(world), "CloneSetUpdated", "{since}, and 60 s");
-    pass_after(world, SignedDuration::from_secs(1));
-    assert_eq!(reason(world), "ProgressDeadlineExceeded", "{since}, and 61 s");
-    assert_eq!(condition(world, "Progressing").unwrap().status, "False");
-}
-
 fn with_a_minute() -> World {
     let mut world = World::new(spec(false, false));
     world.edit(&json!({ "progressDeadlineSeconds": 60 }));
     settle(&mut world);
+    assert_eq!(reason(&world), "CloneSetAvailable");
     world
 }
 
+/// It is under way for the first time in less than a minute: for a minute it is not too late, and then it is.
+fn a_minute_is_left(world: &mut World) {
+    let wake = pass_after(world, SignedDuration::ZERO);
+    assert_eq!(reason(world), "CloneSetUpdated");
+    assert!(wake.is_some_and(|wake| wake > world.now), "{wake:?}");
+    kubelets(world);
+    pass_after(world, SignedDuration::from_secs(60));
+    assert_eq!(reason(world), "CloneSetUpdated", "60 s");
+    pass_after(world, SignedDuration::from_secs(1));
+    too_late(world, "61 s");
+}
+
+fn too_late(world: &World, why: &str) {
+    assert_eq!(reason(world), "ProgressDeadlineExceeded", "{why}");
+    assert_eq!(condition(world, "Progressing").unwrap().status, "False", "{why}");
+}
+
 #[test]
-fn it_counts_anew_after_a_pause() {
+fn a_rollout_that_begins_at_once_has_its_time() {
     let mut world = with_a_minute();
     container(&mut world, "image", json!("app:bad"));
-    a_minute_is_left(&mut world, "the rollout began");
-    rolling(&mut world, json!({ "paused": true }));
+    a_minute_is_left(&mut world);
+    let before = condition(&world, "Progressing");
     pass_after(&mut world, HOUR);
+    container(&mut world, "image", json!("app:3"));
+    pass_after(&mut world, SignedDuration::ZERO);
+    assert_eq!(
+        condition(&world, "Progressing"),
+        before,
+        "another revision is too late as well, and its name is not said"
+    );
+    settle(&mut world);
+    assert_eq!(reason(&world), "CloneSetAvailable");
+}
+
+#[test]
+fn a_rollout_that_begins_an_hour_after_the_last_is_too_late() {
+    let mut world = with_a_minute();
+    pass_after(&mut world, HOUR);
+    container(&mut world, "image", json!("app:2"));
+    pass_after(&mut world, SignedDuration::ZERO);
+    too_late(&world, "an hour after it was available");
+    settle(&mut world);
+    assert_eq!(reason(&world), "CloneSetAvailable");
+}
+
+#[test]
+fn the_time_of_a_pause_counts() {
+    let mut world = with_a_minute();
+    container(&mut world, "image", json!("app:bad"));
+    a_minute_is_left(&mut world);
+    rolling(&mut world, json!({ "paused": true }));
+    pass_after(&mut world, SignedDuration::ZERO);
     assert_eq!(reason(&world), "CloneSetPaused", "too late or not");
-    pass_after(&mut world, HOUR);
     rolling(&mut world, json!({ "paused": false }));
-    a_minute_is_left(&mut world, "it went on after an hour's pause");
-}
-
-#[test]
-fn a_rollout_that_begins_paused_has_not_begun() {
-    let mut world = with_a_minute();
+    a_minute_is_left(&mut world);
     rolling(&mut world, json!({ "paused": true }));
-    container(&mut world, "image", json!("app:bad"));
-    pass_after(&mut world, HOUR);
-    assert_eq!(reason(&world), "CloneSetPaused");
+    pass_after(&mut world, SignedDuration::ZERO);
     pass_after(&mut world, HOUR);
     rolling(&mut world, json!({ "paused": false }));
-    a_minute_is_left(&mut world, "nobody paused it any more");
+    pass_after(&mut world, SignedDuration::ZERO);
+    too_late(&world, "it was paused for an hour");
 }
 
 #[test]
-fn it_counts_anew_when_a_partition_lets_more_pods_go() {
+fn the_time_at_a_partition_counts() {
     let mut world = with_a_minute();
     rolling(&mut world, json!({ "partition": 3 }));
     container(&mut world, "image", json!("app:2"));
@@ -117,23 +152,8 @@ fn it_counts_anew_when_a_partition_lets_more_pods_go() {
     assert_eq!(reason(&world), "ProgressPartitionAvailable");
     pass_after(&mut world, HOUR);
     rolling(&mut world, json!({ "partition": 0 }));
-    a_minute_is_left(&mut world, "an hour after the partition was reached");
-}
-
-/// What is late stays so for as long as it is under way, and not beyond that.
-#[test]
-fn what_was_too_late_and_came_to_its_end_has_its_time_anew() {
-    let mut world = with_a_minute();
-    rolling(&mut world, json!({ "partition": 3 }));
-    container(&mut world, "image", json!("app:2"));
-    a_minute_is_left(&mut world, "the rollout began");
-    pass_after(&mut world, HOUR);
-    assert_eq!(reason(&world), "ProgressDeadlineExceeded", "nothing has changed");
-    settle(&mut world);
-    assert_eq!(reason(&world), "ProgressPartitionAvailable");
-    pass_after(&mut world, HOUR);
-    rolling(&mut world, json!({ "partition": 0 }));
-    a_minute_is_left(&mut world, "the rest");
+    pass_after(&mut world, SignedDuration::ZERO);
+    too_late(&world, "an hour after the partition was reached");
 }
 
 #[test]

@@ -61,7 +61,7 @@ pub(super) fn pass(world: &mut World) -> Plan {
         "the same observation gives another plan"
     );
     limits::check(world, &observed, &planned, &unseen);
-    deadline::kept(world, &observed, &planned);
+    deadline::kept(world.now, &observed, &planned);
     what_rests_needs_nothing(&observed, world.now);
     planned
 }

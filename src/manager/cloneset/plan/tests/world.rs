@@ -62,8 +62,6 @@ pub struct World {
     pub abroad: Vec<Value>,
     /// Names that a Pod of somebody else was found to have when one of ours was to be made.
     pub met: BTreeSet<String>,
-    /// The revision whose rollout is under way, and since which pass.
-    pub under_way: Option<(String, Timestamp)>,
     made: u64,
 }
 
@@ -96,7 +94,6 @@ impl World {
             spent: BTreeSet::new(),
             abroad: Vec::new(),
             met: BTreeSet::new(),
-            under_way: None,
             made: 0,
         };
         world.settle_revision();
@@ -326,7 +323,6 @@ impl World {
                 .for_each(|owners| owners.retain(|owner| owner["uid"] != "set"));
         }
         self.set["status"] = Value::Null;
-        self.under_way = None;
         self.restart();
     }
 
