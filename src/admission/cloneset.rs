@@ -20,7 +20,7 @@ use crate::api::schemas::LONGEST_INT_OR_STRING;
 use crate::api::selector::matches;
 use crate::cluster;
 use crate::cluster::pod_template::{Answer, Templates};
-use crate::in_place::normal::normal;
+use crate::in_place::normal::{Stored, normal};
 
 /// The templates of a CloneSet.
 pub fn templates(spec: &Value) -> Templates {
@@ -174,9 +174,19 @@ pub(super) fn fill_in(asked: &Request, answer: Option<Result<Answer, cluster::Er
     Decision::Allow { object, warnings }
 }
 
-/// Checks the object; `no_pods` are names newly in `podsToDelete` that no Pod of the CloneSet has, and
-/// `stored` is the template that is replaced, where Pods must stay.
-pub(super) fn check(asked: &Request, no_pods: &[String], stored: Option<&Value>) -> Decision {
+/// What an update replaces where Pods must stay, and which changes they can take.
+#[derive(Debug)]
+pub(super) struct Before {
+    /// The template.
+    pub template: Value,
+    /// How templates are stored (gate `TemplateNoDefaults`).
+    pub stored: Stored,
+    /// Whether CPU and memory are resized in place (gate `InPlaceWorkloadVerticalScaling`).
+    pub vertical: bool,
+}
+
+/// Checks the object; `no_pods` are names newly in `podsToDelete` that no Pod of the CloneSet has.
+pub(super) fn check(asked: &Request, no_pods: &[String], before: Option<&Before>) -> Decision {
     let spec = &asked.object["spec"];
     let mut problems = Problems::default();
     let all = |spec: &Value| {
@@ -195,12 +205,13 @@ pub(super) fn check(asked: &Request, no_pods: &[String], stored: Option<&Value>)
             problems.tell(mistake);
         }
     }
-    if let Some(stored) = stored {
-        for field in needs_new_pod(&normal(stored)["spec"], &normal(&spec["template"])["spec"]) {
+    if let Some(before) = before {
+        let sizes = if before.vertical { " cpu and memory," } else { "" };
+        for field in needs_new_pod(before, &spec["template"]) {
             let field = cut(&field, LONGEST_FIELD);
             problems.tell(format!(
                 "spec.template.spec{field}: Forbidden: a Pod cannot be changed in this, and InPlaceOnly makes no \
-                 new ones; change images, cpu and memory, labels and annotations only, or set \
+                 new ones; change images,{sizes} labels and annotations only, or set \
                  podUpdatePolicy to InPlaceIfPossible"
             ));
         }
@@ -314,22 +325,25 @@ pub(super) fn too_long(object: &Value) -> Option<Decision> {
 /// How many changes are told: each repeats all the keys around it, and these may be as long as an object.
 const TOLD: usize = 8;
 
-/// Changes between two Pod specs in normal form that cannot be made in a Pod, the first few, as JSON pointers.
-fn needs_new_pod(before: &Value, after: &Value) -> Vec<String> {
+/// Changes of a Pod's spec that cannot be made in a Pod, the first few, as JSON pointers.
+fn needs_new_pod(before: &Before, after: &Value) -> Vec<String> {
+    let [old, new] = [&before.template, after].map(|template| normal(template, before.stored));
     let mut found = Vec::new();
-    compare(Some(before), Some(after), &mut Vec::new(), &mut found);
+    let (old, new) = (Some(&old["spec"]), Some(&new["spec"]));
+    compare(old, new, before.vertical, &mut Vec::new(), &mut found);
     found
 }
 
 fn compare<'a>(
     before: Option<&'a Value>,
     after: Option<&'a Value>,
+    vertical: bool,
     path: &mut Vec<Cow<'a, str>>,
     found: &mut Vec<String>,
 ) {
     let mut below = |key: Cow<'a, str>, before, after| {
         path.push(key);
-        compare(before, after, path, found);
+        compare(before, after, vertical, path, found);
         path.pop();
     };
     match (before, after) {
@@ -345,17 +359,17 @@ fn compare<'a>(
             }
         }
         (before, after) if before == after || found.len() == TOLD => {}
-        (Some(_), Some(_)) if changes_in_place(path) => {}
+        (Some(_), Some(_)) if changes_in_place(path, vertical) => {}
         _ => found.push(PointerBuf::from_tokens(path.iter().map(AsRef::<str>::as_ref)).to_string()),
     }
 }
 
 /// Whether a field of a running Pod can be given another value.
-fn changes_in_place(path: &[Cow<str>]) -> bool {
+fn changes_in_place(path: &[Cow<str>], vertical: bool) -> bool {
     let steps: Vec<&str> = path.iter().map(AsRef::as_ref).collect();
     match steps[..] {
         ["containers", _, "image"] => true,
-        ["containers", _, "resources", of, what] => {
+        ["containers", _, "resources", of, what] if vertical => {
             ["limits", "requests"].contains(&of) && ["cpu", "memory"].contains(&what)
         }
         _ => false,

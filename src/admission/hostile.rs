@@ -101,9 +101,10 @@ async fn router_to(server: SocketAddr) -> (Router, impl Future<Output = ()>) {
         host: None,
         port: 0,
         defaults: Defaults::default(),
+        vertical: false,
         off: Vec::new(),
     };
-    let (look, looking) = Look::new(&cluster, options.defaults);
+    let (look, looking) = Look::new(&cluster, &options);
     (review::router(look, &options), looking)
 }
 

@@ -9,13 +9,14 @@ use kube::Api;
 use kube::api::ListParams;
 use serde_json::Value;
 
-use super::cloneset;
 use super::container_recreate_request::Seen;
 use super::deletion::{Kept, is_active, is_bound};
 use super::review::{LONGEST_VALUE, Request, cut};
+use super::{Options, cloneset};
 use crate::api::{keys, names};
 use crate::cluster::pod_template::{self, Answer, Defaults, Templates};
 use crate::cluster::{self, Cluster, Key, Mirror, write};
+use crate::in_place::normal::Stored;
 
 /// What we read for an answer must be there by then; the API server waits 10 s for us.
 const READ: Duration = Duration::from_secs(5);
@@ -80,20 +81,22 @@ pub(super) struct Look {
     /// The connection.
     pub cluster: Cluster,
     defaults: Defaults,
+    vertical: bool,
     virtual_nodes: Mirror<()>,
 }
 
 impl Look {
     /// Also gives the task that keeps it up to date. Only virtual nodes are watched, of which there are
     /// few or none, so that an answer need not ask for the Pod's node.
-    pub fn new(cluster: &Cluster, defaults: Defaults) -> (Self, impl Future<Output = ()> + use<>) {
+    pub fn new(cluster: &Cluster, options: &Options) -> (Self, impl Future<Output = ()> + use<>) {
         let nodes: Api<Node> = Api::all(cluster.client.clone());
         let only = ListParams::default().labels(&format!("{}={}", keys::TYPE, keys::TYPE_VIRTUAL_KUBELET));
         let (virtual_nodes, watching) = cluster.mirror(nodes, only, |_: Node| Some(()));
         (
             Self {
                 cluster: cluster.clone(),
-                defaults,
+                defaults: options.defaults,
+                vertical: options.vertical,
                 virtual_nodes,
             },
             watching,
@@ -153,15 +156,20 @@ impl Look {
 
     /// The Pod template that an update replaces, as it would be stored now, where only what a Pod can change may
     /// change.
-    pub async fn stored_template(&self, asked: &Request) -> Option<Value> {
+    pub async fn before(&self, asked: &Request) -> Option<cloneset::Before> {
         let old = &asked.old.as_ref()?["spec"];
         if !cloneset::keeps_pods(&asked.object) || old["template"] == asked.object["spec"]["template"] {
             return None;
         }
-        match self.ask(asked, cloneset::templates(old)).await {
-            Ok(Answer::Good { templates, .. }) => Some(templates.template),
-            _ => Some(old["template"].clone()),
-        }
+        let template = match self.ask(asked, cloneset::templates(old)).await {
+            Ok(Answer::Good { templates, .. }) => templates.template,
+            _ => old["template"].clone(),
+        };
+        Some(cloneset::Before {
+            template,
+            stored: Stored::of(self.defaults.none),
+            vertical: self.vertical,
+        })
     }
 
     /// What keeps a protected Namespace from being deleted.

@@ -57,6 +57,8 @@ pub struct Options {
     pub port: u16,
     /// Which defaults CloneSets' templates are stored with.
     pub defaults: Defaults,
+    /// Whether CloneSets resize CPU and memory of their Pods in place (gate `InPlaceWorkloadVerticalScaling`).
+    pub vertical: bool,
     /// Kinds that are switched off, in lower case, and the feature gate that does it.
     pub off: Vec<(&'static str, &'static str)>,
 }
@@ -137,7 +139,7 @@ pub async fn run(
         },
     );
     let serving = listener.map(|listener| {
-        let (look, looking) = look::Look::new(&cluster, options.defaults);
+        let (look, looking) = look::Look::new(&cluster, &options);
         let router = review::router(look, &options);
         let served = server::serve(listener, router, bundle_rx.clone(), &shutdown);
         Box::pin(async { tokio::join!(served, looking) })

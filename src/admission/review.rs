@@ -459,8 +459,8 @@ async fn decide(look: &Look, kind: &str, mutate: bool, asked: &Request) -> Decis
     match (kind, mutate) {
         ("cloneset", true) => cloneset::fill_in(asked, look.templates(asked).await),
         ("cloneset", false) => {
-            let (strangers, stored) = tokio::join!(look.no_pods(asked), look.stored_template(asked));
-            cloneset::check(asked, &strangers, stored.as_ref())
+            let (strangers, before) = tokio::join!(look.no_pods(asked), look.before(asked));
+            cloneset::check(asked, &strangers, before.as_ref())
         }
         ("nodeimage", true) => node_image::fill_in(asked, look.cluster.clock.now()),
         ("nodeimage", false) => node_image::check(asked),

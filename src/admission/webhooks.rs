@@ -357,6 +357,7 @@ mod tests {
             host: host.map(str::to_owned),
             port: 9443,
             defaults: crate::cluster::pod_template::Defaults::default(),
+            vertical: false,
             off: Vec::new(),
         }
     }

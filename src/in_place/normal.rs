@@ -2,7 +2,8 @@
 //!
 //! OpenKruise stores a template with the defaults of `v1.SetDefaults_PodSpec` and `imagePullPolicy: Always`. The API
 //! server's round trip adds more: the alias `serviceAccount`, defaults of volumes, `service: ""` of gRPC probes. With
-//! gate `TemplateNoDefaults` there are none. All of these are the same template, and the same Pods.
+//! gate `TemplateNoDefaults` there are none. All of these are the same template, and the same Pods; but with that gate a
+//! template without `imagePullPolicy` makes other Pods than one that says `Always`.
 
 use serde_json::{Map, Value, json};
 
@@ -52,12 +53,35 @@ const TEXT: [&str; 3] = [
 
 const MILLI: i128 = 1_000_000;
 
+/// How templates are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stored {
+    /// With defaults, of which `imagePullPolicy: Always` is one.
+    #[default]
+    WithDefaults,
+    /// As they were asked for (gate `TemplateNoDefaults`). Without `imagePullPolicy` Pods get the API server's default
+    /// then, by the image's tag.
+    AsAsked,
+}
+
+impl Stored {
+    /// As the gate says.
+    #[must_use]
+    pub fn of(template_no_defaults: bool) -> Self {
+        if template_no_defaults {
+            Self::AsAsked
+        } else {
+            Self::WithDefaults
+        }
+    }
+}
+
 /// The template in the form in which it is compared; not for storing. Containers and volumes keep their places.
 #[must_use]
-pub fn normal(template: &Value) -> Value {
+pub fn normal(template: &Value, stored: Stored) -> Value {
     let mut normal = template.clone();
     if let Some(spec) = normal.get_mut("spec").and_then(Value::as_object_mut) {
-        pod(spec);
+        pod(spec, stored);
     }
     clear(&mut normal);
     normal
@@ -65,11 +89,11 @@ pub fn normal(template: &Value) -> Value {
 
 /// Whether two templates make the same Pods.
 #[must_use]
-pub fn same(one: &Value, other: &Value) -> bool {
-    one == other || normal(one) == normal(other)
+pub fn same(one: &Value, other: &Value, stored: Stored) -> bool {
+    one == other || normal(one, stored) == normal(other, stored)
 }
 
-fn pod(spec: &mut Map<String, Value>) {
+fn pod(spec: &mut Map<String, Value>, stored: Stored) {
     drop_defaults(
         spec,
         &[
@@ -86,26 +110,30 @@ fn pod(spec: &mut Map<String, Value>) {
             *name = alias;
         }
     }
+    let filled = stored == Stored::WithDefaults;
     for each in items(spec, "containers") {
-        container(each, "Always");
+        container(each, filled.then_some("Always"));
     }
     for each in items(spec, "initContainers") {
         let policy = pull_policy(&each["image"]);
-        container(each, policy);
+        container(each, filled.then_some(policy));
     }
     items(spec, "volumes").for_each(volume);
     quantities(spec, "overhead", MILLI);
     resources(spec);
 }
 
-fn container(container: &mut Value, pull_policy: &str) {
+/// `pull_policy` is what a container is stored with that says none.
+fn container(container: &mut Value, pull_policy: Option<&str>) {
     let Some(container) = container.as_object_mut() else {
         return;
     };
+    if let Some(policy) = pull_policy {
+        drop_defaults(container, &[("imagePullPolicy", json!(policy))]);
+    }
     drop_defaults(
         container,
         &[
-            ("imagePullPolicy", json!(pull_policy)),
             ("terminationMessagePath", json!("/dev/termination-log")),
             ("terminationMessagePolicy", json!("File")),
         ],

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Map, Value, json};
 
 use super::diff::{Change, changes};
-use super::normal::normal;
+use super::normal::{Stored, normal};
 use super::pod::{Container, Resources};
 use super::quantity;
 use crate::api::cloneset::texts;
@@ -38,6 +38,8 @@ pub struct Options {
     pub recreate_for_claims: bool,
     /// Seconds between a Pod's being marked not ready and its change.
     pub grace_seconds: i32,
+    /// How templates are stored (gate TemplateNoDefaults).
+    pub stored: Stored,
 }
 
 /// Why a Pod cannot be updated in place.
@@ -109,7 +111,7 @@ pub fn spec(old: &Revision<'_>, new: &Revision<'_>, options: &Options) -> Result
     };
     let (before, after) = (&old.data["spec"]["template"], &new.data["spec"]["template"]);
     let mut metadata = false;
-    for change in changes(&normal(before), &normal(after)) {
+    for change in changes(&normal(before, options.stored), &normal(after, options.stored)) {
         match change.path.first().map(String::as_str) {
             Some("metadata") => metadata = true,
             _ => take(&change, before, after, options, &mut spec)?,

@@ -90,6 +90,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
         host: options.webhook_host.clone().filter(|host| !host.is_empty()),
         port: options.webhook_port,
         defaults: Defaults::of(&options.feature_gates),
+        vertical: options.feature_gates.on(Gate::InPlaceWorkloadVerticalScaling),
         off: options.feature_gates.off(),
     };
     supervisor.spawn(

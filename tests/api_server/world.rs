@@ -63,6 +63,7 @@ impl Replica {
             host: Some("127.0.0.1".into()),
             port,
             defaults: Defaults::default(),
+            vertical: false,
             off,
         };
         let (leading, leading_rx) = watch::channel(false);

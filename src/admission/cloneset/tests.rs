@@ -186,11 +186,16 @@ fn pre_downloads_that_cannot_be_are_warned_of() {
 
 #[test]
 fn pods_that_must_stay_cannot_change_in_everything() {
-    let before = json!({ "spec": { "containers": [
+    let old = json!({ "spec": { "containers": [
         { "name": "c", "image": "i:1", "resources": { "limits": { "cpu": "1", "gpu": "1" } } },
     ] } });
+    let before = |vertical: bool| Before {
+        template: old.clone(),
+        stored: Stored::WithDefaults,
+        vertical,
+    };
     let template = |change: Value| {
-        let mut container = before["spec"]["containers"][0].clone();
+        let mut container = old["spec"]["containers"][0].clone();
         json_patch::merge(&mut container, &change);
         json!({ "template": { "spec": { "containers": [container] } } })
     };
@@ -202,7 +207,7 @@ fn pods_that_must_stay_cannot_change_in_everything() {
         allowed(check(
             &request(changed(template(good)), Some(spec())),
             &[],
-            Some(&before),
+            Some(&before(true)),
         ));
     }
     for (bad, field) in [
@@ -218,12 +223,55 @@ fn pods_that_must_stay_cannot_change_in_everything() {
         ),
     ] {
         let asked = request(changed(template(bad)), Some(spec()));
-        let why = denied(check(&asked, &[], Some(&before)));
+        let why = denied(check(&asked, &[], Some(&before(true))));
+        assert!(why.contains("change images, cpu and memory, labels"), "{why}");
         assert!(
             why.contains(&format!("spec.template.spec{field}: Forbidden")),
             "{why}"
         );
         allowed(check(&asked, &[], None));
+    }
+}
+
+/// Without its gate a resize is never made, so that Pods would wait for it for ever, and with it for their image.
+#[test]
+fn sizes_change_in_pods_that_must_stay_with_their_gate_only() {
+    let template = |cpu: &str, image: &str| {
+        json!({ "spec": { "containers": [
+            { "name": "c", "image": image, "resources": { "limits": { "cpu": cpu } } },
+        ] } })
+    };
+    let asked = request(changed(json!({ "template": template("2", "i:2") })), Some(spec()));
+    let before = |vertical: bool| Before {
+        template: template("1", "i:1"),
+        stored: Stored::WithDefaults,
+        vertical,
+    };
+    allowed(check(&asked, &[], Some(&before(true))));
+    let why = denied(check(&asked, &[], Some(&before(false))));
+    let field = "spec.template.spec/containers/0/resources/limits/cpu: Forbidden";
+    assert!(
+        why.contains(field) && why.contains("change images, labels and annotations only"),
+        "{why}"
+    );
+}
+
+#[test]
+fn a_pull_policy_changes_pods_that_must_stay_where_none_is_filled_in() {
+    let container = json!({ "name": "c", "image": "i:1" });
+    let mut said = container.clone();
+    said["imagePullPolicy"] = json!("Always");
+    let template = |container: &Value| json!({ "spec": { "containers": [container] } });
+    for (old, new) in [(&container, &said), (&said, &container)] {
+        let asked = request(changed(json!({ "template": template(new) })), Some(spec()));
+        let before = |stored: Stored| Before {
+            template: template(old),
+            stored,
+            vertical: false,
+        };
+        allowed(check(&asked, &[], Some(&before(Stored::WithDefaults))));
+        let why = denied(check(&asked, &[], Some(&before(Stored::AsAsked))));
+        assert!(why.contains("/containers/0/imagePullPolicy"), "{why}");
     }
 }
 

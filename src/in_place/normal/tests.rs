@@ -6,6 +6,10 @@ use proptest::sample::Index;
 
 use super::*;
 
+fn normal(template: &Value) -> Value {
+    super::normal(template, Stored::WithDefaults)
+}
+
 /// The forms of a template: as asked for, as the API server answers, as OpenKruise stores it, with defaults and without.
 fn forms() -> Vec<[Value; 4]> {
     let recorded = include_str!("../../../tests/data/takeover/templates.jsonl");
@@ -78,8 +82,27 @@ fn all_forms_of_a_template_have_one_normal_form() {
     for [asked, answer, stored, bare] in forms {
         for form in [answer, stored, bare] {
             assert_eq!(normal(&asked), normal(&form));
-            assert!(same(&asked, &form));
+            assert!(same(&asked, &form, Stored::WithDefaults));
         }
+    }
+}
+
+/// Where nothing fills `Always` in, Pods of a template without a policy have the API server's.
+#[test]
+fn without_defaults_a_pull_policy_says_something() {
+    let of = |list: &str, container: Value| json!({ "spec": { (list): [container] } });
+    for (list, default) in [("containers", "Always"), ("initContainers", "IfNotPresent")] {
+        let bare = of(list, json!({ "image": "i:1" }));
+        let said = of(list, json!({ "image": "i:1", "imagePullPolicy": default }));
+        assert!(same(&bare, &said, Stored::WithDefaults), "{list}");
+        assert!(!same(&bare, &said, Stored::AsAsked), "{list}");
+        assert!(!same(&said, &bare, Stored::AsAsked), "{list}");
+        assert!(same(&said, &said, Stored::AsAsked), "{list}");
+        let other = of(
+            list,
+            json!({ "image": "i:1", "terminationMessagePolicy": "File" }),
+        );
+        assert!(same(&bare, &other, Stored::AsAsked), "other defaults say nothing");
     }
 }
 

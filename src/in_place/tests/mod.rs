@@ -24,6 +24,7 @@ fn between(old: &Value, new: &Value) -> Result<Spec, MustRecreate> {
         vertical: true,
         recreate_for_claims: false,
         grace_seconds: 0,
+        stored: normal::Stored::WithDefaults,
     };
     spec::spec(&revision("old", old), &revision("new", new), &options)
 }

@@ -25,6 +25,7 @@ fn ours(vector: &Value) -> Value {
         vertical: on("gateVerticalScaling"),
         recreate_for_claims: false,
         grace_seconds: i32::try_from(vector["graceSeconds"].as_i64().unwrap()).unwrap(),
+        stored: crate::in_place::normal::Stored::WithDefaults,
     };
     let revision = |name, field: &str| Revision {
         name,

@@ -219,13 +219,14 @@ async fn find_out(work: &Work<'_>, all: &[Revision], collisions: Option<i32>) ->
     let of = |template: &Value, claims: &[Value]| revision::wanted(&owner, template, claims, collisions);
     // A template that a revision holds was checked when that was made; others may have been stored while the webhook
     // was away.
-    if let Some(template) = revision::stands_for(&asked.template, all) {
+    let stored = work.shared.switches.stored;
+    if let Some(template) = revision::stands_for(&asked.template, all, stored) {
         return Ok(of(&template, &asked.claims));
     }
     let defaults = Defaults::of(&work.ctx.options.feature_gates);
     match pod_template::ask(&work.ctx.cluster, owner.namespace, asked, defaults).await? {
         Answer::Good { templates, .. } => {
-            let known = revision::stands_for(&templates.template, all);
+            let known = revision::stands_for(&templates.template, all, stored);
             Ok(of(
                 known.as_ref().unwrap_or(&templates.template),
                 &templates.claims,

@@ -30,6 +30,7 @@ use crate::api::cloneset::CloneSet;
 use crate::api::owner::Owner;
 use crate::cluster::queue::Again;
 use crate::cluster::{Error, Key, write};
+use crate::in_place::normal::Stored;
 use crate::ops::metrics::metrics;
 use history::History;
 use memory::{Memory, slice};
@@ -94,6 +95,7 @@ fn switches(gates: &Gates) -> Switches {
         env_from_metadata: gates.on(Gate::InPlaceUpdateEnvFromMetadata),
         vertical: gates.on(Gate::InPlaceWorkloadVerticalScaling),
         pre_download: gates.on(Gate::PreDownloadImageForInPlaceUpdate),
+        stored: Stored::of(gates.on(Gate::TemplateNoDefaults)),
         exclude_preparing_delete: false,
     }
 }

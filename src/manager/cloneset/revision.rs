@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::api::{GROUP, V1BETA1, go_json, keys};
-use crate::in_place::normal::same as same_template;
+use crate::in_place::normal::{Stored, same as same_template};
 
 mod hashes;
 
@@ -239,11 +239,11 @@ pub fn sort(revisions: &mut [Revision]) {
 }
 
 /// The template of the newest of those revisions that hold the same as `template`, whatever defaults either has.
-pub fn stands_for(template: &Value, known: &[Revision]) -> Option<Value> {
+pub fn stands_for(template: &Value, known: &[Revision], stored: Stored) -> Option<Value> {
     let bytes = data(template);
     known.iter().rev().find_map(|revision| {
         let known = revision.template()?;
-        (revision.data == bytes || same_template(template, &known)).then_some(known)
+        (revision.data == bytes || same_template(template, &known, stored)).then_some(known)
     })
 }
 

@@ -113,6 +113,7 @@ fn worth_it(
         vertical: switches.vertical,
         recreate_for_claims: switches.recreate_for_claims,
         grace_seconds: 0,
+        stored: switches.stored,
     };
     strategy
         .pod_update_policy

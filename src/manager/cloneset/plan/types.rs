@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::api::cloneset::{CloneSet, CloneSetStatus};
 use crate::api::image_pull_job::ImagePullJob;
+use crate::in_place::normal::Stored;
 use crate::in_place::{Pod, Write};
 
 /// All that is known about one CloneSet.
@@ -227,6 +228,8 @@ pub struct Switches {
     pub vertical: bool,
     /// PreDownloadImageForInPlaceUpdate: new images are pulled ahead.
     pub pre_download: bool,
+    /// TemplateNoDefaults: templates are stored as they were asked for. Off.
+    pub stored: Stored,
     /// Flag `--cloneset-scaling-exclude-preparing-delete`. Off.
     pub exclude_preparing_delete: bool,
 }
@@ -241,6 +244,7 @@ impl Default for Switches {
             env_from_metadata: true,
             vertical: true,
             pre_download: true,
+            stored: Stored::WithDefaults,
             exclude_preparing_delete: false,
         }
     }

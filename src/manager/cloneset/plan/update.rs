@@ -316,6 +316,7 @@ fn in_place(view: &View<'_>, pod: &Pod, target: &str, specs: &mut Specs) -> Resu
         vertical: switches.vertical,
         recreate_for_claims: switches.recreate_for_claims && !only,
         grace_seconds: grace.and_then(|g| g.grace_period_seconds).unwrap_or_default(),
+        stored: switches.stored,
     };
     let known = specs.entry(old.name.clone());
     let spec = known

@@ -231,14 +231,31 @@ fn a_stored_template_with_defaults_is_found_again() {
         stored(&wanted(&owner("n"), &template("i:1"), &[], None), 1),
         stored(&wanted(&owner("n"), &template("i:2"), &[], None), 2),
     ];
-    assert_eq!(stands_for(&template("i:1"), &known), known[0].template());
-    assert_eq!(stands_for(&template("i:3"), &known), None);
+    let stands_for = |template: &Value| stands_for(template, &known, Stored::WithDefaults);
+    assert_eq!(stands_for(&template("i:1")), known[0].template());
+    assert_eq!(stands_for(&template("i:3")), None);
     let mut filled = template("i:1");
     filled["spec"]["dnsPolicy"] = json!("ClusterFirst");
     filled["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
-    assert_eq!(stands_for(&filled, &known), known[0].template());
+    assert_eq!(stands_for(&filled), known[0].template());
     filled["spec"]["containers"][0]["imagePullPolicy"] = json!("IfNotPresent");
-    assert_eq!(stands_for(&filled, &known), None);
+    assert_eq!(stands_for(&filled), None);
+}
+
+/// With gate `TemplateNoDefaults` a pull policy is a change, as it is to OpenKruise; the switch of the gate alone is none.
+#[test]
+fn a_pull_policy_makes_another_revision_where_none_is_filled_in() {
+    let bare = template("i:1");
+    let mut said = bare.clone();
+    said["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
+    for (one, other) in [(&bare, &said), (&said, &bare)] {
+        let known = [stored(&wanted(&owner("n"), one, &[], None), 1)];
+        for gate in [Stored::WithDefaults, Stored::AsAsked] {
+            assert!(stands_for(one, &known, gate).is_some(), "{gate:?}");
+        }
+        assert!(stands_for(other, &known, Stored::WithDefaults).is_some());
+        assert_eq!(stands_for(other, &known, Stored::AsAsked), None);
+    }
 }
 
 fn history() -> impl Strategy<Value = Vec<Revision>> {

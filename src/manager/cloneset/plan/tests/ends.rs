@@ -240,6 +240,7 @@ fn in_place(observed: &Observed, pod: &Pod, to: &str) -> bool {
         vertical: observed.switches.vertical,
         recreate_for_claims: false,
         grace_seconds: 0,
+        stored: observed.switches.stored,
     };
     let find = |which: &dyn Fn(&str) -> bool| {
         let found = observed.revisions.iter().find(|r| which(&r.name));

@@ -9,6 +9,7 @@ use super::rest::what_rests_needs_nothing;
 use super::world::{HOOK, World};
 use super::{deadline, limits};
 use crate::api::keys;
+use crate::in_place::normal::Stored;
 use crate::manager::cloneset::plan::{Plan, Switches, plan};
 
 pub(super) fn spec(hooks: bool, claims: bool) -> Value {
@@ -79,7 +80,7 @@ fn config() -> ProptestConfig {
 /// Features as they are when nobody says anything, or in any other way.
 fn switches() -> impl Strategy<Value = Switches> {
     let usual = Switches::default();
-    let any = any::<[bool; 8]>().prop_map(|on| Switches {
+    let any = any::<[bool; 9]>().prop_map(|on| Switches {
         short_hash: on[0],
         partition_rollback: on[1],
         preparing_update_as_update: on[2],
@@ -88,6 +89,7 @@ fn switches() -> impl Strategy<Value = Switches> {
         vertical: on[5],
         pre_download: on[6],
         exclude_preparing_delete: on[7],
+        stored: Stored::of(on[8]),
     });
     prop_oneof![1 => Just(usual), 2 => any]
 }
