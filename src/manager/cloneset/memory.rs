@@ -2,7 +2,9 @@
 
 mod pace;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
@@ -11,7 +13,7 @@ use serde_json::Value;
 use super::history::Unfit;
 use super::plan::{Concern, Failure, LeftOver, Subject, Template};
 use super::revision::Wanted;
-use crate::cluster::Error;
+use crate::cluster::{Error, Key};
 use pace::Pace;
 
 /// First pause after a failure; doubles with each further one.
@@ -94,6 +96,62 @@ pub struct Memory {
     pub told: Pace,
     /// When old revisions that could not be deleted may be tried again.
     trim_again: Option<Instant>,
+}
+
+/// What is remembered of all CloneSets.
+#[derive(Default)]
+pub struct Memories(Mutex<HashMap<Key, Memory>>);
+
+impl Memories {
+    fn all(&self) -> MutexGuard<'_, HashMap<Key, Memory>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is remembered of a CloneSet, and not any more.
+    pub fn take(&self, name: &Key) -> Option<Memory> {
+        self.all().remove(name)
+    }
+
+    /// What is remembered of the CloneSet with this UID, for a pass.
+    pub fn lend<'a>(&'a self, name: &'a Key, uid: &str) -> Lent<'a> {
+        let known = self.take(name).filter(|memory| memory.uid == uid);
+        let memory = known.unwrap_or_else(|| Memory {
+            uid: uid.to_owned(),
+            ..Memory::default()
+        });
+        Lent {
+            to: self,
+            name,
+            memory,
+        }
+    }
+}
+
+/// The memory of a CloneSet in the hands of a pass. It is kept however the pass ends: after a panic or at its deadline, too.
+pub struct Lent<'a> {
+    to: &'a Memories,
+    name: &'a Key,
+    memory: Memory,
+}
+
+impl Deref for Lent<'_> {
+    type Target = Memory;
+    fn deref(&self) -> &Memory {
+        &self.memory
+    }
+}
+
+impl DerefMut for Lent<'_> {
+    fn deref_mut(&mut self) -> &mut Memory {
+        &mut self.memory
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let memory = std::mem::take(&mut self.memory);
+        self.to.all().insert(self.name.clone(), memory);
+    }
 }
 
 /// How long a plan that took `cost` may be acted by.
@@ -444,6 +502,33 @@ mod tests {
         assert!(memory.failures.is_empty());
         memory.update_refused(&refused(403, "Forbidden"), now);
         assert!(memory.failures.is_empty(), "it counts anew");
+    }
+
+    /// A pass that panics, or is broken off at its deadline, has learnt what it has learnt.
+    #[tokio::test]
+    async fn what_is_remembered_outlives_a_pass_that_does_not_end_well() {
+        let (memories, name) = (Memories::default(), Key::namespaced("ns", "web"));
+        let learn = |at: i32| {
+            let mut memory = memories.lend(&name, "u");
+            assert_eq!(memory.collisions.unwrap_or_default(), at);
+            memory.collisions = Some(at + 1);
+            memory
+        };
+        let panics = crate::ops::panics::isolated("test", &name, async {
+            let _memory = learn(0);
+            assert!(memories.all().contains_key(&name), "it panics");
+        });
+        assert!(panics.await.is_err());
+        let endless = async {
+            let _memory = learn(1);
+            std::future::pending::<()>().await;
+        };
+        assert!(tokio::time::timeout(Duration::ZERO, endless).await.is_err());
+        drop(learn(2));
+        let other = memories.lend(&name, "another");
+        assert_eq!(other.collisions, None, "another CloneSet of that name");
+        drop(other);
+        assert_eq!(memories.take(&name).unwrap().uid, "another");
     }
 
     #[test]

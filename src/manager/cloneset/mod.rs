@@ -15,7 +15,7 @@ pub mod plan;
 mod report;
 pub mod revision;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ use crate::cluster::{Error, Key, write};
 use crate::in_place::normal::Stored;
 use crate::ops::metrics::metrics;
 use history::History;
-use memory::{Memory, slice};
+use memory::{Memories, Memory, slice};
 use observe::{Belongings, Changes, Index};
 use plan::{Observed, Switches, plan};
 
@@ -44,7 +44,7 @@ const NAME: &str = "cloneset";
 struct Shared {
     ctx: Context,
     index: Mutex<Index>,
-    memories: Mutex<HashMap<Key, Memory>>,
+    memories: Memories,
     writes: Semaphore,
     switches: Switches,
     chance: RandomState,
@@ -69,7 +69,7 @@ pub async fn run(ctx: Context) {
     let switches = switches(&ctx.options.feature_gates);
     let shared = Arc::new(Shared {
         index: Mutex::default(),
-        memories: Mutex::default(),
+        memories: Memories::default(),
         writes: Semaphore::new(act::AT_ONCE),
         switches: Switches {
             exclude_preparing_delete: ctx.options.cloneset_scaling_exclude_preparing_delete,
@@ -120,10 +120,6 @@ impl Shared {
     fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn memories(&self) -> MutexGuard<'_, HashMap<Key, Memory>> {
-        self.memories.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Work<'_> {
@@ -159,13 +155,12 @@ impl Work<'_> {
 /// Works on one CloneSet; what is remembered of it is in nobody else's hands meanwhile.
 async fn look_after(shared: Arc<Shared>, key: Key) -> Result<Again, Error> {
     let set = shared.index().sets.get(&key).cloned();
-    let memory = shared.memories().remove(&key);
     let Some(set) = set.filter(|set| set.metadata.deletion_timestamp.is_none()) else {
+        shared.memories.take(&key);
         return Ok(None);
     };
-    let uid = set.metadata.uid.clone().unwrap_or_default();
-    let mut memory = memory.filter(|m| m.uid == uid).unwrap_or_default();
-    memory.uid.clone_from(&uid);
+    let uid = set.metadata.uid.as_deref().unwrap_or_default();
+    let mut memory = shared.memories.lend(&key, uid);
     let work = Work {
         shared: &shared,
         ctx: &shared.ctx,
@@ -175,12 +170,10 @@ async fn look_after(shared: Arc<Shared>, key: Key) -> Result<Again, Error> {
         owner: Owner::clone_set(&set.metadata),
         group: observe::group_of(&set),
     };
-    let again = match memory.too_early(Instant::now()) {
+    match memory.too_early(Instant::now()) {
         Some(pause) => Ok(Some(pause)),
         None => measured(&work, &mut memory).await,
-    };
-    shared.memories().insert(key.clone(), memory);
-    again
+    }
 }
 
 /// A pass, and how long it took.
