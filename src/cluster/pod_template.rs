@@ -184,8 +184,7 @@ fn read_back(asked: &Templates, kept: &[usize], mut answer: Value, defaults: Def
         set(claim, &["spec"], spec);
     }
     stored::template(&asked.template, &mut template, defaults);
-    let mut unknown = Vec::new();
-    gone(&asked.template, &template, "spec.template", &mut unknown);
+    let mut unknown = lost(&asked.template, &template);
     for (at, (before, after)) in asked.claims.iter().zip(&claims).enumerate() {
         gone(
             before,
@@ -202,6 +201,14 @@ fn read_back(asked: &Templates, kept: &[usize], mut answer: Value, defaults: Def
         },
         unknown,
     }
+}
+
+/// Fields that say something in `before` and are not in `after`.
+#[must_use]
+pub fn lost(before: &Value, after: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    gone(before, after, "spec.template", &mut found);
+    found
 }
 
 /// Fields that were said and are not there any more.

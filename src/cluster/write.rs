@@ -287,6 +287,8 @@ pub struct Metadata {
     pub namespace: Option<String>,
     /// The version.
     pub resource_version: Option<String>,
+    /// The generation, of kinds that have one.
+    pub generation: Option<i64>,
     /// When it was asked to go.
     pub deletion_timestamp: Option<String>,
     /// Who manages which field, as it comes: whoever writes the object writes this, too.

@@ -93,6 +93,33 @@ pub fn same(one: &Value, other: &Value, stored: Stored) -> bool {
     one == other || normal(one, stored) == normal(other, stored)
 }
 
+/// The template with the fields that it does not say and `filled` has, where these spell out defaults and nothing else.
+/// `None` where there are no such fields. What is zero or empty is not said where Go has no pointer.
+#[must_use]
+pub fn with_defaults(template: &Value, filled: &Value) -> Option<Value> {
+    let mut all = template.clone();
+    add(&mut all, filled);
+    (all != *template && same(&all, template, Stored::WithDefaults)).then_some(all)
+}
+
+/// Adds what `from` says and `to` does not.
+fn add(to: &mut Value, from: &Value) {
+    match (to, from) {
+        (Value::Object(to), Value::Object(from)) => {
+            for (name, value) in from.iter().filter(|(_, value)| !value.is_null()) {
+                match to.get_mut(name).filter(|known| !says_nothing(name, known)) {
+                    Some(known) => add(known, value),
+                    None => drop(to.insert(name.clone(), value.clone())),
+                }
+            }
+        }
+        (Value::Array(to), Value::Array(from)) if to.len() == from.len() => {
+            to.iter_mut().zip(from).for_each(|(to, from)| add(to, from));
+        }
+        _ => {}
+    }
+}
+
 fn pod(spec: &mut Map<String, Value>, stored: Stored) {
     drop_defaults(
         spec,

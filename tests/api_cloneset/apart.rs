@@ -68,7 +68,10 @@ async fn state(field: &Field, set: &str) -> State {
         .into_iter();
     State {
         pods: identities(&field.pods_of(set).await),
-        revisions: revisions.filter_map(|r| r.metadata.name).collect(),
+        revisions: revisions
+            .filter_map(|r| r.metadata.name)
+            .filter(|name| name.starts_with(&format!("{set}-")))
+            .collect(),
         update,
     }
 }
@@ -150,23 +153,88 @@ fn with_webhooks_again(field: &Field) {
     until_filled_in(field.world, &field.namespace, true);
 }
 
+fn with_defaults(set: &CloneSet) -> bool {
+    let spec = &set.spec.template["spec"];
+    spec["dnsPolicy"] == "ClusterFirst" && spec["containers"][0]["imagePullPolicy"] == "Always"
+}
+
+/// What was stored without defaults gets them from the manager, and loses nothing.
+async fn defaults_are_stored(field: &Field, before: &State) {
+    let set = field
+        .status("web", "its defaults are stored", with_defaults)
+        .await;
+    assert_eq!(state(field, "web").await, *before, "defaults are no change");
+    let mut said = template();
+    json_patch::merge(&mut said, &set.spec.template);
+    assert_eq!(said, set.spec.template, "what was said stays");
+    assert_eq!(unknown(&said), unknown(&template()));
+}
+
+/// What the API server does not know is not dropped, so that such a template stays as it is.
+async fn unknown_fields_are_kept(field: &Field) {
+    let odd = field
+        .set(
+            "odd",
+            json!({ "template": { "spec": { "unknown": { "a": 1 } } } }),
+        )
+        .await;
+    field.settled("odd").await;
+    let log = field.world.plane.dir().join("kruise-manager.log");
+    let words = "template and revision differ in defaults";
+    let said = || {
+        Ok(std::fs::read_to_string(&log)
+            .unwrap()
+            .contains(words)
+            .then_some(()))
+    };
+    wait::until(words, PATIENCE, said).unwrap();
+    let now = field.sets().get("odd").await.unwrap();
+    assert_eq!(now.metadata.generation, odd.metadata.generation);
+    assert_eq!(now.spec.template["spec"]["unknown"], json!({ "a": 1 }));
+}
+
+/// A manifest that is applied by server-side apply, and again.
+struct Applied<'a> {
+    field: &'a Field,
+    file: tempfile::NamedTempFile,
+}
+
+impl<'a> Applied<'a> {
+    fn new(field: &'a Field) -> Self {
+        let labels = json!({ "app": "applied" });
+        let manifest = json!({
+            "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet",
+            "metadata": { "name": "applied", "namespace": field.namespace },
+            "spec": { "replicas": 1, "selector": { "matchLabels": labels }, "template": {
+                "metadata": { "labels": labels },
+                "spec": { "containers": [{ "name": "app", "image": "example.com/app:1" }] },
+            } },
+        });
+        let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
+        std::fs::write(file.path(), manifest.to_string()).unwrap();
+        Self { field, file }
+    }
+
+    fn apply(&self) {
+        let apply = ["apply", "--server-side", "-f", self.file.path().to_str().unwrap()];
+        self.field.world.plane.kubectl(&apply).unwrap();
+    }
+}
+
 /// Touches that change nothing of what Pods are made of.
 async fn nothing_comes_of_touches(field: &Field, before: &State) {
-    let mut same = field.sets().get("web").await.unwrap().spec.template;
+    let same = field.sets().get("web").await.unwrap().spec.template;
     let labels = json!({ "touched": "1" });
-    let unchanged = json!({ "metadata": { "labels": labels }, "spec": { "template": same.clone() } });
-    same["spec"]["restartPolicy"] = json!("Always");
     for touch in [
-        unchanged,
+        json!({ "metadata": { "labels": labels }, "spec": { "template": same } }),
         json!({ "spec": { "revisionHistoryLimit": 7 } }),
-        // Now the webhook fills in what was not said before.
-        json!({ "spec": { "template": same } }),
+        // The webhook fills in what the manifest does not say.
+        json!({ "spec": { "template": template() } }),
     ] {
         field.edit("web", touch.clone()).await;
         assert_eq!(state(field, "web").await, *before, "{touch}");
     }
-    let set = field.sets().get("web").await.unwrap();
-    assert_eq!(set.spec.template["spec"]["dnsPolicy"], "ClusterFirst");
+    assert!(with_defaults(&field.sets().get("web").await.unwrap()));
 }
 
 /// An update in place changes the image, and leaves what nobody here knows.
@@ -213,7 +281,19 @@ async fn what_was_stored_without_a_webhook_keeps_its_pods_and_fields_that_nobody
     let said = unknown(&field.pods_of("web").await[0]);
     assert!(said[0] == "of-a-later-release" && said[2].is_array(), "{said}");
 
+    defaults_are_stored(&field, &before).await;
+    unknown_fields_are_kept(&field).await;
+    let applied = Applied::new(&field);
+    applied.apply();
+    field
+        .status("applied", "its defaults are stored", with_defaults)
+        .await;
+    let left = state(&field, "applied").await;
+
     with_webhooks_again(&field);
+    // No conflict with the manager.
+    applied.apply();
+    assert_eq!(state(&field, "applied").await, left);
     nothing_comes_of_touches(&field, &before).await;
     manager.kill().unwrap();
     manager.start().unwrap();

@@ -101,6 +101,21 @@ async fn templates_of_charts_go_over_and_back_without_a_change() {
         charts.nothing_changes(plane, None, "ours").await;
         charts.image_changes_in_place(plane, second, "ours").await;
     }
+    // While the webhook is away, what the manifests leave out is stored by the manager.
+    deploy(plane, "delete", "webhooks");
+    for charts in &all {
+        let before = charts.kept().await;
+        charts.write(plane, How::ClientSide, Some(second)).await;
+        charts.filled_in().await;
+        charts.settled("without a webhook").await;
+        assert_eq!(
+            charts.kept().await,
+            before,
+            "{}: without a webhook",
+            charts.namespace
+        );
+    }
+    deploy(plane, "apply", "webhooks");
     ours.stop().unwrap();
 
     let _theirs = back(plane);

@@ -281,6 +281,22 @@ impl Charts {
         waits::until(&what, &String::new, ask).await;
     }
 
+    /// Waits until each template is stored with defaults.
+    pub async fn filled_in(&self) {
+        let sets: Api<CloneSet> = Api::namespaced(self.admin.client.clone(), self.namespace);
+        let what = format!("{}: all templates have defaults", self.namespace);
+        let filled = |set: &CloneSet| {
+            let spec = &set.spec.template["spec"];
+            let mut containers = spec["containers"].as_array().into_iter().flatten();
+            spec["dnsPolicy"].is_string() && containers.all(|one| one["imagePullPolicy"].is_string())
+        };
+        let ask = || async {
+            let all = sets.list(&ListParams::default()).await.unwrap().items;
+            all.iter().all(filled).then_some(())
+        };
+        waits::until(&what, &String::new, ask).await;
+    }
+
     pub async fn kept(&self) -> Kept {
         let uids = |objects: Vec<DynamicObject>| -> BTreeMap<String, String> {
             let both = objects

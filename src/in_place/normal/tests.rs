@@ -87,6 +87,49 @@ fn all_forms_of_a_template_have_one_normal_form() {
     }
 }
 
+/// What a template was stored without is added to it, and nothing else becomes other.
+#[test]
+fn defaults_are_added_and_nothing_else() {
+    for [asked, _, stored, bare] in forms() {
+        for before in [&asked, &bare] {
+            let filled = with_defaults(before, &stored).unwrap_or_else(|| before.clone());
+            let mut lost = Vec::new();
+            leaves(&stored, "", &mut lost);
+            lost.retain(|path| filled.pointer(path).is_none());
+            assert_eq!(lost, [""; 0]);
+            lost.clear();
+            leaves(before, "", &mut lost);
+            lost.retain(|path| {
+                let (field, value) = (path.rsplit('/').next().unwrap(), before.pointer(path));
+                filled.pointer(path) != value && !says_nothing(field, value.unwrap())
+            });
+            assert_eq!(lost, [""; 0], "what was said stays");
+            assert_eq!(with_defaults(&filled, &stored), None, "nothing is left to add");
+        }
+    }
+    let of = |container: Value| json!({ "spec": { "containers": [container] } });
+    let plain = of(json!({ "name": "c", "unknown": { "a": 1 } }));
+    let filled = of(json!({ "name": "c", "imagePullPolicy": "Always", "tty": null }));
+    let both = of(json!({ "name": "c", "unknown": { "a": 1 }, "imagePullPolicy": "Always" }));
+    assert_eq!(with_defaults(&plain, &filled), Some(both));
+    let probe = |failures: u8| of(json!({ "readinessProbe": { "failureThreshold": failures } }));
+    assert_eq!(
+        with_defaults(&probe(0), &probe(3)),
+        Some(probe(3)),
+        "0 is none to Go"
+    );
+    assert_eq!(with_defaults(&probe(4), &probe(3)), None);
+    for other in [
+        of(json!({ "name": "c", "imagePullPolicy": "Never" })),
+        of(json!({ "name": "c", "restartPolicy": "Never" })),
+        json!({ "spec": { "containers": [{ "name": "c" }, { "name": "injected" }] } }),
+        json!({ "metadata": { "labels": { "injected": "" } } }),
+        json!([]),
+    ] {
+        assert_eq!(with_defaults(&plain, &other), None, "{other} is no default");
+    }
+}
+
 /// Where nothing fills `Always` in, Pods of a template without a policy have the API server's.
 #[test]
 fn without_defaults_a_pull_policy_says_something() {

@@ -96,6 +96,19 @@ pub struct Memory {
     pub told: Pace,
     /// When old revisions that could not be deleted may be tried again.
     trim_again: Option<Instant>,
+    /// The storing of defaults that the template lacks.
+    defaults: Defaults,
+}
+
+/// What is remembered of the storing of defaults.
+#[derive(Default)]
+struct Defaults {
+    /// The generation that lacks none, or none that can be stored.
+    done: Option<i64>,
+    /// Failures in a row.
+    tries: u32,
+    /// When they may be stored next.
+    not_before: Option<Instant>,
 }
 
 /// What is remembered of all CloneSets.
@@ -303,6 +316,34 @@ impl Memory {
         self.trim_again = Some(now + LONGEST_PAUSE);
     }
 
+    /// How long it is until defaults that the template of this generation lacks may be stored; `None` when nothing is left
+    /// to do about it.
+    pub fn defaults_due(&self, generation: i64, now: Instant) -> Option<Duration> {
+        let open = self.defaults.done != Some(generation);
+        let pause = |then: Instant| then.saturating_duration_since(now);
+        open.then(|| self.defaults.not_before.map_or(Duration::ZERO, pause))
+    }
+
+    /// The template of this generation lacks no defaults, or none that can be stored.
+    pub fn defaults_done(&mut self, generation: i64) {
+        self.defaults.done = Some(generation);
+        self.defaults.tries = 0;
+    }
+
+    /// Defaults were stored, which led to this generation. Who takes them off again does not make us write without end.
+    pub fn defaults_stored(&mut self, generation: i64, now: Instant) {
+        self.defaults_done(generation);
+        self.defaults.not_before = Some(now + ASK_AGAIN);
+    }
+
+    /// Defaults could not be stored; how long it is until the next try.
+    pub fn defaults_failed(&mut self, error: &Error, now: Instant) -> Duration {
+        self.defaults.tries = self.defaults.tries.saturating_add(1);
+        let pause = pause(self.defaults.tries, error);
+        self.defaults.not_before = Some(now + pause);
+        pause
+    }
+
     /// Forgets failures whose time has long passed: what they were about is done, or not wanted any more. Another
     /// generation is tried at once: it may be what mends them. Claims made of other templates are not to be used.
     pub fn forget(&mut self, generation: i64, templates: &[Value], now: Timestamp) {
@@ -502,6 +543,22 @@ mod tests {
         assert!(memory.failures.is_empty());
         memory.update_refused(&refused(403, "Forbidden"), now);
         assert!(memory.failures.is_empty(), "it counts anew");
+    }
+
+    #[test]
+    fn defaults_are_stored_once_for_each_generation_and_once_a_minute() {
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        assert_eq!(memory.defaults_due(1, now), Some(Duration::ZERO));
+        let pauses = [(); 3].map(|()| memory.defaults_failed(&refused(503, "ServiceUnavailable"), now));
+        assert_eq!(pauses.map(|pause| pause.as_millis()), [500, 1000, 2000]);
+        assert_eq!(memory.defaults_due(1, now), Some(pauses[2]));
+        memory.defaults_stored(2, now + pauses[2]);
+        assert_eq!(memory.defaults_due(2, now), None, "whatever it lacks now");
+        let due = memory.defaults_due(3, now + pauses[2]);
+        assert_eq!(due, Some(ASK_AGAIN), "somebody takes them off each time");
+        assert_eq!(memory.defaults_due(3, now + ASK_AGAIN * 2), Some(Duration::ZERO));
+        memory.defaults_done(3);
+        assert_eq!(memory.defaults_due(3, now + ASK_AGAIN * 2), None);
     }
 
     /// A pass that panics, or is broken off at its deadline, has learnt what it has learnt.

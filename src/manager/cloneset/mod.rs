@@ -7,6 +7,7 @@
 //! known at once (`known`), so no pass waits for a watch.
 
 mod act;
+mod defaults;
 mod history;
 mod known;
 mod memory;
@@ -226,9 +227,13 @@ async fn pass(work: &Work<'_>, memory: &mut Memory, word: &mut &'static str) -> 
         tracing::warn!(set = %work.name, %error, "cannot delete old revisions; will retry");
         memory.not_trimmed(Instant::now());
     }
+    let defaults = match done.acted {
+        true => None,
+        false => defaults::store(work, memory).await,
+    };
     let at_once = done.acted.then_some(Duration::ZERO);
     let unseen = work.index().next_look_up(work.name, &work.group, Instant::now());
-    let all = [wake, status, at_once, unseen, history.again];
+    let all = [wake, status, defaults, at_once, unseen, history.again];
     Ok(all.into_iter().flatten().min())
 }
 

@@ -134,11 +134,16 @@ fn unfit(data: Option<&Value>) -> Option<String> {
 impl Revision {
     /// The Pod template that the revision holds.
     pub fn template(&self) -> Option<Value> {
-        let mut data: Value = serde_json::from_str(&self.data).ok()?;
-        let mut template = data.pointer_mut("/spec/template")?.take();
-        template.as_object_mut()?.remove("$patch");
-        Some(template)
+        template(&self.data)
     }
+}
+
+/// The Pod template that a revision's data holds.
+pub fn template(data: &str) -> Option<Value> {
+    let mut data: Value = serde_json::from_str(data).ok()?;
+    let mut template = data.pointer_mut("/spec/template")?.take();
+    template.as_object_mut()?.remove("$patch");
+    Some(template)
 }
 
 /// The revision that a Pod template and claim templates, both with defaults, stand for.

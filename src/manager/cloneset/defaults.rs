@@ -1,0 +1,185 @@
+//! Stores the defaults of a template that was stored while no webhook filled them in.
+//!
+//! OpenKruise's manager makes a revision of the template as it is stored, and compares bytes: where the stored template
+//! lacks defaults that its revision has, that manager would replace all Pods as soon as it starts. Only defaults are
+//! added. What the API server does not know stays, and keeps the template as it is.
+
+use std::time::{Duration, Instant};
+
+use kube::Api;
+use kube::api::{ApiResource, DynamicObject};
+use serde_json::{Value, json};
+
+use super::memory::Memory;
+use super::{Work, act, revision};
+use crate::api::cloneset::CloneSet;
+use crate::cluster::pod_template::lost;
+use crate::cluster::{Error, write};
+use crate::in_place::normal::{Stored, with_defaults};
+
+/// Fields that the log names.
+const MOST_NAMED: usize = 5;
+
+/// What a stored template lacks.
+#[derive(Debug, PartialEq)]
+enum Lacks {
+    Nothing,
+    /// Defaults alone; this is the template with them.
+    Defaults(Value),
+    /// The revision differs in these fields: OpenKruise would make another.
+    Others(Vec<String>),
+}
+
+/// What the template lacks of its revision, whose data is `data`.
+fn lacks(template: &Value, data: &str) -> Lacks {
+    if revision::data(template) == data {
+        return Lacks::Nothing;
+    }
+    let Some(held) = revision::template(data) else {
+        return Lacks::Nothing;
+    };
+    let filled = with_defaults(template, &held);
+    let others = lost(filled.as_ref().unwrap_or(template), &held);
+    match filled {
+        _ if !others.is_empty() => Lacks::Others(others),
+        Some(filled) => Lacks::Defaults(filled),
+        None => Lacks::Nothing,
+    }
+}
+
+/// Stores the defaults that the template lacks, once its revision is known. When to look again, if at a certain time.
+pub async fn store(work: &Work<'_>, memory: &mut Memory) -> Option<Duration> {
+    let generation = work.set.metadata.generation.unwrap_or_default();
+    let stored = work.shared.switches.stored;
+    let wait = memory
+        .defaults_due(generation, Instant::now())
+        .filter(|_| stored == Stored::WithDefaults)?;
+    let (of, wanted) = memory.wanted.as_ref()?;
+    if *of != generation || !wait.is_zero() {
+        return (*of == generation).then_some(wait);
+    }
+    let filled = match lacks(&work.set.spec.template, &wanted.data) {
+        Lacks::Defaults(filled) => filled,
+        Lacks::Others(mut fields) => {
+            let revision = &wanted.name;
+            fields.truncate(MOST_NAMED);
+            tracing::info!(set = %work.name, revision, ?fields,
+                "template and revision differ in defaults; OpenKruise's manager would replace the Pods");
+            memory.defaults_done(generation);
+            return None;
+        }
+        Lacks::Nothing => {
+            memory.defaults_done(generation);
+            return None;
+        }
+    };
+    match put(work, generation, &filled).await {
+        Ok(Some(stored)) => {
+            tracing::info!(set = %work.name, "stored the defaults that the template was stored without");
+            memory.defaults_stored(stored.metadata.generation.unwrap_or_default(), Instant::now());
+            act::keep_set(work, stored);
+            Some(Duration::ZERO)
+        }
+        // It has changed or gone, which is another pass.
+        Ok(None) => None,
+        Err(error) if error.retryable() || error.conflict() => {
+            Some(memory.defaults_failed(&error, Instant::now()))
+        }
+        Err(error) => {
+            tracing::warn!(set = %work.name, %error, "cannot store the defaults that the template lacks");
+            memory.defaults_done(generation);
+            None
+        }
+    }
+}
+
+/// Writes the template, if the CloneSet is of that generation. Who manages which field stays as it was, as it does where a
+/// webhook fills them in: else the next server-side apply of the same manifest would meet a conflict.
+async fn put(work: &Work<'_>, generation: i64, template: &Value) -> Result<Option<CloneSet>, Error> {
+    let resource = ApiResource::erase::<CloneSet>(&());
+    let client = work.ctx.cluster.client.clone();
+    let untyped: Api<DynamicObject> = Api::namespaced_with(client, work.namespace(), &resource);
+    let before = write::get_metadata(&untyped, &resource, &work.name.name).await?;
+    let Some(before) = before.filter(|now| now.generation == Some(generation)) else {
+        return Ok(None);
+    };
+    let patch = json!({
+        "metadata": { "uid": work.owner.uid, "resourceVersion": before.resource_version },
+        "spec": { "template": template },
+    });
+    let api = work.api::<CloneSet>();
+    let stored = write::patch_merge(&api, &work.name.name, &patch).await?;
+    let applied = |entry: &Value| {
+        entry
+            .get("operation")
+            .is_some_and(|operation| operation == "Apply")
+    };
+    if !before.managed_fields.iter().any(applied) {
+        return Ok(Some(stored));
+    }
+    let patch = json!({ "metadata": {
+        "resourceVersion": stored.metadata.resource_version,
+        "managedFields": before.managed_fields,
+    } });
+    match write::patch_merge(&api, &work.name.name, &patch).await {
+        Ok(stored) => Ok(Some(stored)),
+        Err(error) => {
+            tracing::debug!(set = %work.name, %error, "cannot restore who manages the template's fields");
+            Ok(Some(stored))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn template(container: Value) -> Value {
+        json!({ "metadata": { "labels": { "app": "a" } }, "spec": { "containers": [container] } })
+    }
+
+    #[test]
+    fn defaults_alone_are_stored() {
+        let held =
+            template(json!({ "name": "c", "image": "i:1", "imagePullPolicy": "Always", "resources": {} }));
+        let data = revision::data(&held);
+        let of = |container: Value| lacks(&template(container), &data);
+        assert_eq!(lacks(&held, &data), Lacks::Nothing);
+        let mut filled = held.clone();
+        assert_eq!(
+            of(json!({ "name": "c", "image": "i:1" })),
+            Lacks::Defaults(filled.clone())
+        );
+        let container = json!({ "name": "c", "image": "i:1", "imagePullPolicy": "Always", "resources": {},
+            "args": [], "env": null });
+        assert_eq!(
+            of(container),
+            Lacks::Nothing,
+            "Go's types leave out what says nothing"
+        );
+        let container = json!({ "name": "c", "image": "i:1", "args": [] });
+        if let Some(container) = filled
+            .pointer_mut("/spec/containers/0")
+            .and_then(Value::as_object_mut)
+        {
+            container.insert("args".to_owned(), json!([]));
+        }
+        assert_eq!(of(container), Lacks::Defaults(filled));
+        for (more, field) in [
+            (json!({ "unknown": 1 }), "unknown"),
+            (
+                json!({ "terminationMessagePolicy": "File" }),
+                "terminationMessagePolicy",
+            ),
+        ] {
+            let mut container = json!({ "name": "c", "image": "i:1" });
+            json_patch::merge(&mut container, &more);
+            let fields = vec![format!("spec.template.spec.containers[0].{field}")];
+            assert_eq!(
+                of(container),
+                Lacks::Others(fields),
+                "the revision does not have it"
+            );
+        }
+    }
+}
