@@ -76,16 +76,16 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_is_an_error_of_that_work_alone() {
-        let bad = isolated("test", "ns/bad", async { panic!("index {}", 7) });
-        let good = isolated("test", "ns/good", async { 1 });
+        let bad = isolated("a panic test", "ns/bad", async { panic!("index {}", 7) });
+        let good = isolated("a panic test", "ns/good", async { 1 });
         let (bad, good): (Result<(), _>, _) = (bad.await, good.await);
         assert_eq!(bad, Err(Panicked("index 7".to_owned())));
         assert_eq!(good, Ok(1));
-        let long: Result<(), _> = isolated_now("test", "x", || panic!("{}", "é".repeat(1000)));
+        let long: Result<(), _> = isolated_now("a panic test", "x", || panic!("{}", "é".repeat(1000)));
         assert_eq!(long.unwrap_err().0.chars().count(), LONGEST);
         let counted = metrics()
             .panics
-            .get_or_create(&[("task", "test".to_owned())])
+            .get_or_create(&[("task", "a panic test".to_owned())])
             .get();
         assert_eq!(counted, 2);
     }
