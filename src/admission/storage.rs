@@ -14,11 +14,12 @@ use futures::{StreamExt, stream};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, ListParams};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::json;
 
 use super::crd::Crd;
 use crate::api::{self, GROUP, V1ALPHA1, V1BETA1};
-use crate::cluster::write::Metadata;
+use crate::cluster::write::{ManagedFields, Metadata};
 use crate::cluster::{Cluster, Error, write};
 
 const PAGE: u32 = 500;
@@ -162,23 +163,50 @@ async fn rewrite(
     )))
 }
 
+/// A patch that writes the object again.
+#[derive(Debug, Default, Serialize)]
+struct Renewal<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metadata: Option<Kept<'a>>,
+}
+
+/// Who manages which field from now on.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Kept<'a> {
+    resource_version: Option<&'a str>,
+    managed_fields: Vec<Entry<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Entry<'a> {
+    Is(&'a ManagedFields),
+    /// No list at all would mean that nothing is said of them.
+    Empty {},
+}
+
 /// A patch of nothing, but for managed fields in the older version: at each write the API server converts the object
 /// into each version that one of them speaks, and drops all of them where it cannot.
-fn renewal(metadata: &Metadata, which: Which) -> Option<Value> {
+fn renewal(metadata: &Metadata, which: Which) -> Option<Renewal<'_>> {
     let old = format!("{GROUP}/{V1ALPHA1}");
     let all = &metadata.managed_fields;
-    let says =
-        |entry: &Value, field: &str, what: &str| entry.get(field).and_then(Value::as_str) == Some(what);
-    let goes = |entry: &Value| {
-        says(entry, "apiVersion", &old) && (which == Which::All || !says(entry, "operation", "Apply"))
+    let goes = |entry: &ManagedFields| {
+        let (version, operation) = entry.origin();
+        version == old && (which == Which::All || operation != "Apply")
     };
-    let kept: Vec<_> = all.iter().filter(|entry| !goes(entry)).collect();
+    let mut kept: Vec<_> = all.iter().filter(|entry| !goes(entry)).map(Entry::Is).collect();
     if kept.len() == all.len() {
-        return (which == Which::All).then(|| json!({}));
+        return (which == Which::All).then(Renewal::default);
     }
-    // An empty list would mean that nothing is said of them.
-    let kept = if kept.is_empty() { json!([{}]) } else { json!(kept) };
-    Some(json!({ "metadata": { "managedFields": kept, "resourceVersion": metadata.resource_version } }))
+    if kept.is_empty() {
+        kept.push(Entry::Empty {});
+    }
+    let kept = Kept {
+        resource_version: metadata.resource_version.as_deref(),
+        managed_fields: kept,
+    };
+    Some(Renewal { metadata: Some(kept) })
 }
 
 #[cfg(test)]
@@ -203,11 +231,12 @@ mod tests {
         let (old, new) = (("v1alpha1", "Update"), ("v1beta1", "Update"));
         let applied = ("v1alpha1", "Apply");
         for current in [&[][..], &[new]] {
-            assert_eq!(renewal(&metadata(current), Which::All), Some(json!({})));
-            assert_eq!(renewal(&metadata(current), Which::Marked), None);
+            let metadata = metadata(current);
+            assert_eq!(json!(renewal(&metadata, Which::All)), json!({}));
+            assert!(renewal(&metadata, Which::Marked).is_none());
         }
         let kept = |entries: &[_], which| {
-            let patch = renewal(&metadata(entries), which).unwrap();
+            let patch = json!(renewal(&metadata(entries), which));
             assert_eq!(patch["metadata"]["resourceVersion"], "7");
             patch["metadata"]["managedFields"].clone()
         };
@@ -221,6 +250,6 @@ mod tests {
             kept(&[old, applied, new], Which::Marked),
             entries(&[applied, new])
         );
-        assert_eq!(renewal(&metadata(&[applied, new]), Which::Marked), None);
+        assert!(renewal(&metadata(&[applied, new]), Which::Marked).is_none());
     }
 }

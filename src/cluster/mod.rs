@@ -25,6 +25,7 @@ pub mod events;
 pub mod fence;
 pub mod lease;
 mod metadata;
+mod page;
 pub mod pod_template;
 pub mod queue;
 pub mod watch;

@@ -4,7 +4,6 @@
 //! themselves are dropped at the watch, so a node of a thousand Pods costs kilobytes.
 
 mod follow;
-mod page;
 mod readable;
 
 use std::collections::{HashMap, HashSet};

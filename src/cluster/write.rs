@@ -15,12 +15,13 @@ use kube::api::{
     PostParams,
 };
 use kube::core::Request;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::watch::Readable;
-use super::{Error, Form};
+use super::{Error, Form, page};
 use crate::api::names;
 use crate::ops::metrics::metrics;
 
@@ -76,7 +77,11 @@ async fn post_with<K: Object>(api: &Api<K>, body: String, params: &PostParams) -
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn patch_merge<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error> {
+pub async fn patch_merge<K: Object>(
+    api: &Api<K>,
+    name: &str,
+    patch: &(impl Serialize + Debug),
+) -> Result<K, Error> {
     checked(api, Some(name))?;
     timed::<K, _>(
         "patch",
@@ -291,9 +296,33 @@ pub struct Metadata {
     pub generation: Option<i64>,
     /// When it was asked to go.
     pub deletion_timestamp: Option<String>,
-    /// Who manages which field, as it comes: whoever writes the object writes this, too.
+    /// Who manages which field.
     #[serde(default)]
-    pub managed_fields: Vec<Value>,
+    pub managed_fields: Vec<ManagedFields>,
+}
+
+/// Which fields somebody manages, as it came: whoever writes the object writes this, too, so that it may be nested as deep
+/// as nobody reads, or hold a time that no type of ours does.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(transparent)]
+pub struct ManagedFields(Box<RawValue>);
+
+impl ManagedFields {
+    /// The version that they were written in, and by which operation.
+    #[must_use]
+    pub fn origin(&self) -> (String, String) {
+        #[derive(Default, Deserialize)]
+        #[serde(default, rename_all = "camelCase")]
+        struct Origin {
+            api_version: String,
+            operation: String,
+        }
+        let Origin {
+            api_version,
+            operation,
+        } = serde_json::from_str(self.0.get()).unwrap_or_default();
+        (api_version, operation)
+    }
 }
 
 /// An object of which metadata alone was asked for.
@@ -303,7 +332,7 @@ pub struct Partial {
     pub metadata: Metadata,
 }
 
-/// Reads names and other metadata of a page of objects.
+/// Reads names and other metadata of a page of objects; of fewer than were asked for where these are too large.
 ///
 /// # Errors
 /// See [`Error`].
@@ -313,10 +342,14 @@ pub async fn list_metadata<K: Resource + Clone + Debug + DeserializeOwned>(
     params: &ListParams,
 ) -> Result<ObjectList<Partial>, Error> {
     checked_as(api, kind, None)?;
-    let request = Request::new(api.resource_url()).list_metadata(params);
-    let client = api.clone().into_client();
-    let list = async { client.request(request.map_err(kube::Error::BuildRequest)?).await };
-    bounded(&K::kind(kind), "list", list).await
+    let (client, mut params) = (api.clone().into_client(), params.clone());
+    loop {
+        let list = page::read_metadata(&client, api.resource_url(), &params);
+        if let Some(list) = bounded(&K::kind(kind), "list", list).await? {
+            return Ok(list);
+        }
+        page::shrink(&mut params);
+    }
 }
 
 /// Reads a page of objects.
@@ -360,11 +393,17 @@ pub async fn patch_metadata(
     api: &Api<DynamicObject>,
     resource: &ApiResource,
     name: &str,
-    patch: &Value,
+    patch: &(impl Serialize + Debug),
 ) -> Result<(), Error> {
     checked_as(api, resource, Some(name))?;
     let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-    let patch = api.patch_metadata(name, &params, &patch);
+    let request = Request::new(api.resource_url()).patch_metadata(name, &params, &patch);
+    let client = api.clone().into_client();
+    let patch = async {
+        client
+            .request::<IgnoredAny>(request.map_err(kube::Error::BuildRequest)?)
+            .await
+    };
     counted(&resource.kind, "patch", patch).await.map(drop)
 }
 

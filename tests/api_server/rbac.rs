@@ -82,6 +82,7 @@ const MANAGER_MAY: &[Access] = &[
     ("create", "imagepulljobs.apps.kruise.io", "default"),
     ("get", "imagepulljobs.apps.kruise.io", "default"),
     ("watch", "containerrecreaterequests.apps.kruise.io", ""),
+    ("get", "containerrecreaterequests.apps.kruise.io", "default"),
     (
         "get",
         "customresourcedefinitions.apiextensions.k8s.io/imagepulljobs.apps.kruise.io",
@@ -96,7 +97,6 @@ const MANAGER_MAY: &[Access] = &[
 
 const MANAGER_MAY_NOT: &[Access] = &[
     ("get", "namespaces", ""),
-    ("get", "containerrecreaterequests.apps.kruise.io", "default"),
     (
         "patch",
         "customresourcedefinitions.apiextensions.k8s.io/imagepulljobs.apps.kruise.io",

@@ -39,8 +39,8 @@ pub struct Growth {
     start: Instant,
     pace: Duration,
     next: Instant,
-    /// How often each was killed, and whether it has led since.
-    lives: [(u32, bool); 3],
+    /// How often each was killed, and how often it had become leader by then.
+    lives: [(u32, usize); 3],
     samples: Vec<Sample>,
 }
 
@@ -87,7 +87,7 @@ impl Growth {
             start,
             pace: Duration::from_secs(60).min(length / 10),
             next: start,
-            lives: [(0, false); 3],
+            lives: [(0, 0); 3],
             samples: Vec::new(),
         };
         growth.look(bed);
@@ -111,24 +111,24 @@ impl Growth {
     pub fn ends(&mut self, bed: &Bed, which: Ours) {
         let last = self.sample(bed, which);
         self.samples.extend(last);
-        let (life, led) = &mut self.lives[which as usize];
-        (*life, *led) = (*life + 1, false);
+        let (life, before) = &mut self.lives[which as usize];
+        (*life, *before) = (*life + 1, elections(bed, which));
     }
 
     /// None of one that was just started and does not answer yet.
-    fn sample(&mut self, bed: &Bed, which: Ours) -> Option<Sample> {
+    fn sample(&self, bed: &Bed, which: Ours) -> Option<Sample> {
         let sizes = bed.sizes(which)?;
-        let (life, led) = &mut self.lives[which as usize];
+        let (life, before) = self.lives[which as usize];
         let situation = match which {
             Ours::Daemon => Situation::Daemon,
             _ if bed.readiness(which).contains("leading") => Situation::Leader,
-            _ if *led => Situation::FormerLeader,
+            // It may have led between two looks.
+            _ if elections(bed, which) > before => Situation::FormerLeader,
             _ => Situation::Standby,
         };
-        *led |= situation == Situation::Leader;
         Some(Sample {
             which,
-            life: *life,
+            life,
             situation,
             sizes,
         })
@@ -142,7 +142,7 @@ impl Growth {
     }
 
     /// No program took much more than usual, grew while it lived, or has kept anything.
-    pub async fn check(mut self, bed: &Bed) {
+    pub async fn check(self, bed: &Bed) {
         let mut lives: BTreeMap<_, Vec<Sizes>> = BTreeMap::new();
         for sample in &self.samples {
             let usual = self.usual(sample.situation).unwrap();
@@ -188,6 +188,12 @@ impl Growth {
             }
         }
     }
+}
+
+/// How often it has become leader, all lives together.
+fn elections(bed: &Bed, which: Ours) -> usize {
+    let log = std::fs::read_to_string(bed.log(which)).unwrap_or_default();
+    log.matches("became leader").count()
 }
 
 impl std::fmt::Display for Sample {

@@ -19,9 +19,9 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
+use super::Keeper;
 use super::readable::{Form, Named, Readable};
-use super::{Keeper, page};
-use crate::cluster::{Error, Events};
+use crate::cluster::{Error, Events, page};
 use crate::ops::metrics::metrics;
 use crate::ops::panics::Panicked;
 use crate::ops::watches::Watch;
@@ -144,7 +144,7 @@ where
             if let Some(list) = within("list", &self.report.kind, answer).await? {
                 return Ok(list);
             }
-            page.limit = page.limit.map(|limit| (limit / 4).max(1));
+            page::shrink(page);
             tracing::debug!(kind = self.report.kind, limit = page.limit, "page is too large");
         }
     }

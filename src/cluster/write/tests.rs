@@ -1,5 +1,5 @@
 //! Which requests are made of names and namespaces; the API server here records what it is asked for.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::sync::{Arc, Mutex};
 
@@ -138,4 +138,58 @@ async fn a_good_name_is_asked_for_in_its_namespace() {
             "POST /api/v1/namespaces/a/podtemplates?&dryRun=All",
         ]
     );
+}
+
+/// A page that is too large for our memory is asked for in parts, and managed fields that no type holds hide no object and are
+/// written back as they were.
+#[tokio::test]
+async fn metadata_of_any_shape_is_read_in_bounded_pages() {
+    let fields = format!("{}1{}", r#"{"f:a":"#.repeat(9_000), "}".repeat(9_000));
+    let managed = format!(
+        r#"[{{"apiVersion":"v1","operation":"Apply","time":"9999-12-31T23:59:59Z","fieldsV1":{fields}}},7]"#
+    );
+    let object = format!(r#"{{"metadata":{{"name":"a","managedFields":{managed}}}}}"#);
+    let (asked, sent) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
+    let (limits, patches) = (Arc::clone(&asked), Arc::clone(&sent));
+    let service = service_fn(move |request: http::Request<Body>| {
+        let (limits, patches, object) = (Arc::clone(&limits), Arc::clone(&patches), object.clone());
+        async move {
+            let answer = if request.method() == http::Method::PATCH {
+                let text = request.into_body().collect_bytes().await.unwrap();
+                patches.lock().unwrap().extend_from_slice(&text);
+                object
+            } else {
+                let query = request.uri().query().unwrap_or_default();
+                let limit = query.split('&').find_map(|pair| pair.strip_prefix("limit="));
+                let limit: usize = limit.unwrap().parse().unwrap();
+                limits.lock().unwrap().push(limit);
+                let padding = " ".repeat(limit << 17);
+                format!(r#"{{"apiVersion":"v1","kind":"L","metadata":{{}},{padding}"items":[{object}]}}"#)
+            };
+            http::Response::builder().body(Body::from(answer.into_bytes()))
+        }
+    });
+    let kind = ApiResource::erase::<Pod>(&());
+    let api: Api<DynamicObject> = Api::namespaced_with(kube::Client::new(service, "a"), "a", &kind);
+    let page = list_metadata(&api, &kind, &ListParams::default().limit(500))
+        .await
+        .unwrap();
+    assert_eq!(*asked.lock().unwrap(), [500, 125, 31]);
+    let [object] = &page.items[..] else {
+        panic!("one object")
+    };
+    let origins: Vec<_> = object
+        .metadata
+        .managed_fields
+        .iter()
+        .map(ManagedFields::origin)
+        .collect();
+    assert_eq!(
+        origins,
+        [("v1".to_owned(), "Apply".to_owned()), Default::default()]
+    );
+    patch_metadata(&api, &kind, "a", &object.metadata.managed_fields)
+        .await
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&sent.lock().unwrap()), managed);
 }

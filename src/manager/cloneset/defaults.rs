@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::memory::Memory;
@@ -93,6 +94,19 @@ pub async fn store(work: &Work<'_>, memory: &mut Memory) -> Option<Duration> {
     }
 }
 
+/// A patch of who manages which field. They are written as they were read, however deep they are.
+#[derive(Debug, Serialize)]
+struct Managed<'a> {
+    metadata: ManagedMetadata<'a>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ManagedMetadata<'a> {
+    resource_version: Option<&'a str>,
+    managed_fields: &'a [write::ManagedFields],
+}
+
 /// Writes the template, if the CloneSet is of that generation. Who manages which field stays as it was, as it does where a
 /// webhook fills them in: else the next server-side apply of the same manifest would meet a conflict.
 async fn put(work: &Work<'_>, generation: i64, template: &Value) -> Result<Option<CloneSet>, Error> {
@@ -109,18 +123,15 @@ async fn put(work: &Work<'_>, generation: i64, template: &Value) -> Result<Optio
     });
     let api = work.api::<CloneSet>();
     let stored = write::patch_merge(&api, &work.name.name, &patch).await?;
-    let applied = |entry: &Value| {
-        entry
-            .get("operation")
-            .is_some_and(|operation| operation == "Apply")
-    };
-    if !before.managed_fields.iter().any(applied) {
+    if !before.managed_fields.iter().any(|one| one.origin().1 == "Apply") {
         return Ok(Some(stored));
     }
-    let patch = json!({ "metadata": {
-        "resourceVersion": stored.metadata.resource_version,
-        "managedFields": before.managed_fields,
-    } });
+    let patch = Managed {
+        metadata: ManagedMetadata {
+            resource_version: stored.metadata.resource_version.as_deref(),
+            managed_fields: &before.managed_fields,
+        },
+    };
     match write::patch_merge(&api, &work.name.name, &patch).await {
         Ok(stored) => Ok(Some(stored)),
         Err(error) => {

@@ -6,12 +6,14 @@
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use kube::api::ListParams;
 use kube::client::Body;
-use kube::core::{ObjectList, Request, Status};
+use kube::core::{ObjectList, Request, Status, request};
 use kube::{Client, Error};
 use serde::de::DeserializeOwned;
 
 /// The longest page that is read, in bytes: it is in memory twice while it arrives.
 const LONGEST: usize = 8 << 20;
+/// Objects of a page that is too large where none were asked for.
+const MOST: u32 = 500;
 /// The longest page of one object. The API server takes objects of 3 MiB, of which each byte may be six in JSON.
 const LONGEST_OBJECT: usize = 24 << 20;
 
@@ -21,7 +23,29 @@ pub(super) async fn read<K: Clone + DeserializeOwned>(
     path: &str,
     params: &ListParams,
 ) -> Result<Option<ObjectList<K>>, Error> {
-    let request = Request::new(path).list(params).map_err(Error::BuildRequest)?;
+    ask(client, Request::new(path).list(params), params).await
+}
+
+/// The same of metadata alone.
+pub(super) async fn read_metadata<K: Clone + DeserializeOwned>(
+    client: &Client,
+    path: &str,
+    params: &ListParams,
+) -> Result<Option<ObjectList<K>>, Error> {
+    ask(client, Request::new(path).list_metadata(params), params).await
+}
+
+/// Asks for fewer objects than before.
+pub(super) fn shrink(params: &mut ListParams) {
+    params.limit = Some((params.limit.unwrap_or(MOST) / 4).max(1));
+}
+
+async fn ask<K: Clone + DeserializeOwned>(
+    client: &Client,
+    request: Result<http::Request<Vec<u8>>, request::Error>,
+    params: &ListParams,
+) -> Result<Option<ObjectList<K>>, Error> {
+    let request = request.map_err(Error::BuildRequest)?;
     let answer = client.send(request.map(Body::from)).await?;
     let code = answer.status();
     let longest = if params.limit == Some(1) {
