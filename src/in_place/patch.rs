@@ -17,6 +17,7 @@ use crate::api::in_place::{
     ContainerRefMetadata, InPlaceUpdateContainerBatch, InPlaceUpdateContainerStatus,
     InPlaceUpdatePreCheckBeforeNext, InPlaceUpdateState,
 };
+use crate::api::json::set;
 use crate::api::keys;
 use crate::cri::Reference;
 
@@ -97,7 +98,11 @@ pub fn begin(
             resize = change(pod, spec, template, &mut fresh, &mut patch, now);
         }
         if owed.is_some() || resize.is_some() || resize::announced(pod) {
-            patch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = json!(owed);
+            set(
+                &mut patch,
+                &["metadata", "annotations", keys::IN_PLACE_UPDATE_RESIZING],
+                json!(owed),
+            );
         }
         (resize, stated(pod, patch, &fresh))
     };
@@ -122,12 +127,16 @@ fn prepare(pod: &Pod, disturbs: bool, resize: Option<&Write>, now: Timestamp) ->
         Vec::new()
     };
     if !conditions.is_empty() {
-        patch["status"]["conditions"] = Value::Array(conditions);
+        set(&mut patch, &["status", "conditions"], Value::Array(conditions));
     }
     let announcement = resize.map(|resize| resize::announcement(pod, resize));
     if announcement.is_some() && announcement.as_ref() != pod.annotations.get(keys::IN_PLACE_UPDATE_RESIZING)
     {
-        patch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = json!(announcement);
+        set(
+            &mut patch,
+            &["metadata", "annotations", keys::IN_PLACE_UPDATE_RESIZING],
+            json!(announcement),
+        );
     }
     (patch != json!({})).then(|| Write::new(Target::Status, pod, patch))
 }
@@ -208,7 +217,11 @@ pub fn go_on(
         if owed.is_some() || resize::announced(pod) {
             // What is announced is of another update; what is resized now is of the revision that the Pod has.
             let left = owed.or_else(|| resize::announcement_without(pod, resize.as_ref()));
-            patch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = json!(left);
+            set(
+                &mut patch,
+                &["metadata", "annotations", keys::IN_PLACE_UPDATE_RESIZING],
+                json!(left),
+            );
         }
         (resize, stated(pod, patch, &state))
     };
@@ -285,7 +298,7 @@ fn change(
         }
     }
     if !images.is_empty() {
-        patch["spec"]["containers"] = Value::Array(images);
+        set(patch, &["spec", "containers"], Value::Array(images));
     }
     keep_rest(spec, &batch, state);
     if !batch.is_empty() {
@@ -380,10 +393,10 @@ fn annotate(pod: &Pod, patch: &mut Value, key: &str, value: Option<&str>) {
         _ => keys::IN_PLACE_UPDATE_GRACE_OLD,
     };
     if value.is_some() || pod.annotations.contains_key(key) {
-        patch["metadata"]["annotations"][key] = json!(value);
+        set(patch, &["metadata", "annotations", key], json!(value));
     }
     if pod.annotations.contains_key(old) {
-        patch["metadata"]["annotations"][old] = Value::Null;
+        set(patch, &["metadata", "annotations", old], Value::Null);
     }
 }
 

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::pod::Pod;
 use crate::api::in_place::InPlaceUpdateState;
+use crate::api::json::set;
 use crate::api::keys;
 
 /// What a patch is sent to.
@@ -48,7 +49,7 @@ impl Write {
     /// A patch of this Pod and no other. `patch` is an object.
     #[must_use]
     pub fn new(to: Target, pod: &Pod, mut patch: Value) -> Self {
-        patch["metadata"]["uid"] = json!(pod.uid);
+        set(&mut patch, &["metadata", "uid"], json!(pod.uid));
         let generation = pod.generation;
         Self {
             to,
@@ -72,7 +73,11 @@ impl Write {
     pub fn after(&self, stored: &Pod) -> Cow<'_, Value> {
         let mut patch = self.recorded_after(stored);
         if self.patch["metadata"]["resourceVersion"].is_string() {
-            patch.to_mut()["metadata"]["resourceVersion"] = json!(stored.resource_version);
+            set(
+                patch.to_mut(),
+                &["metadata", "resourceVersion"],
+                json!(stored.resource_version),
+            );
         }
         patch
     }
@@ -91,14 +96,22 @@ impl Write {
             record.generation = Some(stored.generation);
         }
         let mut patch = self.patch.clone();
-        patch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_STATE] = json!(json_text(&state));
+        set(
+            &mut patch,
+            &["metadata", "annotations", keys::IN_PLACE_UPDATE_STATE],
+            json!(json_text(&state)),
+        );
         Cow::Owned(patch)
     }
 
     /// The same, refused by the API server when the Pod is not as it was seen.
     #[must_use]
     pub fn guarded(mut self, pod: &Pod) -> Self {
-        self.patch["metadata"]["resourceVersion"] = json!(pod.resource_version);
+        set(
+            &mut self.patch,
+            &["metadata", "resourceVersion"],
+            json!(pod.resource_version),
+        );
         self
     }
 }

@@ -15,6 +15,7 @@ use super::revision::{self, Owner, Revision, Step, Wanted};
 use super::{Work, act};
 use crate::admission::cloneset::{mistakes, templates};
 use crate::api::cloneset::{CloneSet, CloneSetStatus};
+use crate::api::json::set;
 use crate::api::keys;
 use crate::api::owner::Owner as Controller;
 use crate::cluster::pod_template::{self, Answer, Defaults, Templates};
@@ -271,7 +272,11 @@ async fn promote(
 ) -> Result<Revision, Error> {
     let mut patch = json!({ "metadata": { "resourceVersion": version }, "revision": number });
     if let Some(hash) = claim_hash {
-        patch["metadata"]["annotations"][keys::VOLUME_CLAIM_TEMPLATE_HASH] = json!(hash);
+        set(
+            &mut patch,
+            &["metadata", "annotations", keys::VOLUME_CLAIM_TEMPLATE_HASH],
+            json!(hash),
+        );
     }
     match write::patch_merge(&api(work), name, &patch).await {
         Ok(stored) => Ok(keep(work, &stored)),

@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::api::json::set;
 use crate::api::{GROUP, V1BETA1, go_json, keys};
 use crate::in_place::normal::{Stored, same as same_template};
 
@@ -170,7 +171,7 @@ pub fn wanted(owner: &Owner<'_>, template: &Value, claims: &[Value], collisions:
 /// A revision's data, in Go's JSON: the template, with what Go writes for nothing.
 pub fn data(template: &Value) -> String {
     let mut template = hashes::as_go_writes(template.clone());
-    template["$patch"] = json!("replace");
+    set(&mut template, &["$patch"], json!("replace"));
     go_json::sorted(&json!({ "spec": { "template": template } }))
 }
 
@@ -230,7 +231,11 @@ impl Wanted {
             },
             "revision": number,
         });
-        object["data"] = serde_json::from_str(&self.data).unwrap_or_default();
+        set(
+            &mut object,
+            &["data"],
+            serde_json::from_str(&self.data).unwrap_or_default(),
+        );
         go_json::sorted(&object)
     }
 }

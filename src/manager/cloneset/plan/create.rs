@@ -8,6 +8,7 @@ use super::types::{Act, Claim, Revision};
 use super::view::View;
 use super::{barriers, lifecycle, volumes};
 use crate::api::cloneset::texts;
+use crate::api::json::set;
 use crate::api::keys;
 use crate::api::lifecycle::LifecycleStateType as State;
 use crate::in_place::Pod;
@@ -228,7 +229,7 @@ fn pod(view: &View<'_>, revision: &Revision, id: &str) -> Option<Value> {
     });
     let finalizers = &template["metadata"]["finalizers"];
     if finalizers.is_array() {
-        metadata["finalizers"] = finalizers.clone();
+        set(&mut metadata, &["finalizers"], finalizers.clone());
     }
     Some(json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec }))
 }

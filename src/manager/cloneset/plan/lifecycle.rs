@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::pods;
 use super::view::View;
+use crate::api::json::set;
 use crate::api::keys;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::ready::{condition, seconds, since, unready};
@@ -45,9 +46,9 @@ fn change(pod: &Pod, to: &State, now: Timestamp) -> Value {
     let (mut marks, before) = (marks(to, now), pods::state(pod));
     let key = keys::LIFECYCLE_STATE_BEFORE_DELETE;
     if *to == State::PreparingDelete && [State::Updating, State::Updated].contains(&before) {
-        marks["annotations"][key] = json!(before);
+        set(&mut marks, &["annotations", key], json!(before));
     } else if pod.annotations.contains_key(key) {
-        marks["annotations"][key] = Value::Null;
+        set(&mut marks, &["annotations", key], Value::Null);
     }
     marks
 }
@@ -68,15 +69,19 @@ pub(super) fn write(view: &View<'_>, pod: &Pod, to: Option<State>, ready: Option
             .get(keys::LIFECYCLE_STATE)
             .is_none_or(|s| s != to.as_str())
     }) {
-        patch["metadata"] = change(pod, &to, view.now);
+        set(&mut patch, &["metadata"], change(pod, &to, view.now));
     }
     if let Some(hash) = template_hash(pod) {
-        patch["metadata"]["labels"][keys::POD_TEMPLATE_HASH] = json!(hash);
+        set(
+            &mut patch,
+            &["metadata", "labels", keys::POD_TEMPLATE_HASH],
+            json!(hash),
+        );
     }
     if conditions.is_empty() {
         return (patch != json!({})).then(|| Write::new(Target::Pod, pod, patch));
     }
-    patch["status"]["conditions"] = Value::Array(conditions);
+    set(&mut patch, &["status", "conditions"], Value::Array(conditions));
     let write = Write::new(Target::Status, pod, patch);
     Some(if guarded { write.guarded(pod) } else { write })
 }
@@ -100,11 +105,11 @@ fn hold(view: &View<'_>, pod: &Pod, state: &State) -> Vec<Value> {
     let mut after = before.clone();
     let marks = |hook: Option<&LifecycleHook>| hook.is_some_and(|h| h.mark_pod_not_ready);
     match state {
-        State::PreparingDelete => set(&mut after, keys::PRE_DELETE_HOOK, marks(view.pre_delete())),
-        State::PreparingUpdate => set(&mut after, keys::PRE_UPDATE_HOOK, marks(view.in_place_update())),
+        State::PreparingDelete => mark(&mut after, keys::PRE_DELETE_HOOK, marks(view.pre_delete())),
+        State::PreparingUpdate => mark(&mut after, keys::PRE_UPDATE_HOOK, marks(view.in_place_update())),
         State::Normal | State::PreparingNormal | State::Updated => {
-            set(&mut after, keys::PRE_DELETE_HOOK, false);
-            set(&mut after, keys::PRE_UPDATE_HOOK, false);
+            mark(&mut after, keys::PRE_DELETE_HOOK, false);
+            mark(&mut after, keys::PRE_UPDATE_HOOK, false);
         }
         State::Updating | State::Other(_) => {}
     }
@@ -125,7 +130,7 @@ fn hold(view: &View<'_>, pod: &Pod, state: &State) -> Vec<Value> {
     conditions
 }
 
-fn set(holders: &mut BTreeSet<NotReadyKey>, key: &str, held: bool) {
+fn mark(holders: &mut BTreeSet<NotReadyKey>, key: &str, held: bool) {
     let key = NotReadyKey {
         user_agent: keys::LIFECYCLE_USER_AGENT.to_owned(),
         key: key.to_owned(),
@@ -141,10 +146,10 @@ fn set(holders: &mut BTreeSet<NotReadyKey>, key: &str, held: bool) {
 pub(super) fn hook_again(hook: &LifecycleHook, now: Timestamp) -> Value {
     let mut metadata = marks(&State::PreparingUpdate, now);
     for (key, value) in &hook.labels_handler {
-        metadata["labels"][key] = json!(value);
+        set(&mut metadata, &["labels", key], json!(value));
     }
     if !hook.finalizers_handler.is_empty() {
-        metadata["finalizers"] = json!(hook.finalizers_handler);
+        set(&mut metadata, &["finalizers"], json!(hook.finalizers_handler));
     }
     metadata
 }

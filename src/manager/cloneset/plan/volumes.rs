@@ -8,6 +8,7 @@ use super::create::{self, owner};
 use super::types::{Act, Claim, ClaimPatch, OrphanClaim, Subject};
 use super::view::{Draft, View};
 use crate::api::cloneset::texts;
+use crate::api::json::set;
 use crate::api::keys;
 use crate::api::lifecycle::LifecycleStateType as State;
 use crate::in_place::Pod;
@@ -67,7 +68,7 @@ fn set_uid<'a>(view: &View<'a>) -> &'a str {
 /// Puts one owner in the place of another, or of nobody: then the claim is left to who else owns it.
 fn change_owner(claim: &Claim, from: &str, mut to: Option<Value>) -> ClaimPatch {
     if let Some(to) = to.as_mut().filter(|_| claim.controlled) {
-        to["controller"] = json!(false);
+        set(to, &["controller"], json!(false));
     }
     let mut owners = vec![json!({ "$patch": "delete", "uid": from })];
     owners.extend(to);
@@ -153,7 +154,7 @@ fn claim(view: &View<'_>, template: &Value, name: String, id: &str) -> Value {
     });
     let finalizers = &template["metadata"]["finalizers"];
     if finalizers.is_array() {
-        metadata["finalizers"] = finalizers.clone();
+        set(&mut metadata, &["finalizers"], finalizers.clone());
     }
     json!({
         "apiVersion": "v1",
