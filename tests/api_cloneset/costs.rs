@@ -63,6 +63,9 @@ async fn two_writes_make_a_pod_and_three_update_it_in_place() {
         .filter(|((_, resource, _), code)| resource.starts_with("pods") && *code >= 300)
         .collect();
     assert!(refused.len() < PODS / 10, "asked in vain: {refused:?}");
+    let dry = field.dry_runs();
+    println!("{} dry runs", dry.len());
+    assert!(dry.len() < PODS / 10, "tried without need: {dry:?}");
     // How many there are depends on how busy the machine is; what must not be is one a Pod.
     for (resource, most) in [("clonesets/status", PODS), ("events", EVENTS)] {
         let writes = field.writes().iter().filter(|w| w.1 == resource).count();

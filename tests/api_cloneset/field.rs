@@ -89,9 +89,17 @@ impl Field {
     }
 
     /// Writes that the manager asked for in this namespace, whatever became of them: verb, resource with subresource and
-    /// name, and the code of the answer.
+    /// name, and the code of the answer. Dry runs are apart.
     pub fn asked(&self) -> Vec<((String, String, String), i64)> {
-        let all = self.world.plane.writes().unwrap();
+        self.of_manager(self.world.plane.writes().unwrap())
+    }
+
+    /// The dry runs that it asked for here, in the same form.
+    pub fn dry_runs(&self) -> Vec<((String, String, String), i64)> {
+        self.of_manager(self.world.plane.dry_runs().unwrap())
+    }
+
+    fn of_manager(&self, all: Vec<Value>) -> Vec<((String, String, String), i64)> {
         let ours = all.into_iter().filter(|w| {
             w["user"]["username"] == "system:serviceaccount:kruise-system:kruise-manager"
                 && w["objectRef"]["namespace"] == self.namespace.as_str()
