@@ -1,8 +1,9 @@
 //! One attempt to get one image, and the Secrets for it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ObjectReference, Secret};
 use kube::{Api, Client, ResourceExt};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
@@ -22,8 +23,8 @@ pub(super) const SECRETS: Duration = Duration::from_secs(30);
 /// What reading one of them may take, less than a connection may. An API server that does not answer for so long is not
 /// asked for the others.
 const ONE_SECRET: Duration = Duration::from_secs(4);
-/// Bytes of Docker configuration that are read for one tag: what one Secret may hold. Each namespace that asks for the tag
-/// has an equal share. Their number is not bounded.
+/// Bytes of Docker configuration that are used for one tag: what one Secret may hold. Each namespace that brings some has
+/// an equal share at least. Their number is not bounded.
 const MAX_SECRET_BYTES: usize = 1 << 20;
 /// Credentials that are tried for one image in one attempt, each with requests to the registry.
 const MAX_TRIES: usize = 100;
@@ -299,37 +300,75 @@ impl Secrets {
         }
     }
 
-    /// Adds what a Secret of that namespace's jobs holds, if that is not longer than what is `left` for them.
-    fn add(
-        &mut self,
-        namespace: &str,
-        secret: &Secret,
-        left: &mut usize,
-    ) -> Result<Option<HelpersUnused>, String> {
-        let value = |key: &str| secret.data.as_ref()?.get(key).map(|value| value.0.as_slice());
-        let type_ = secret.type_.as_deref().unwrap_or("Opaque");
-        let bytes: usize = [KEY_JSON, KEY_CFG]
-            .into_iter()
-            .filter_map(value)
-            .map(<[u8]>::len)
-            .sum();
-        *left = left.checked_sub(bytes).ok_or_else(|| {
-            format!(
-                "the pull secrets of this image are longer than {MAX_SECRET_BYTES} bytes, of which each \
-                 namespace that asks for it has an equal share"
-            )
-        })?;
-        let keyring = self.keyrings.entry(namespace.to_owned()).or_default();
-        keyring.add_secret(type_, value).map_err(|e| e.to_string())
+    /// Adds what a Secret holds.
+    fn add(&mut self, found: &Found) -> Result<Option<HelpersUnused>, String> {
+        let value = |key: &str| found.data.get(key).map(|value| value.0.as_slice());
+        let keyring = self.keyrings.entry(found.whose.clone()).or_default();
+        keyring.add_secret(&found.type_, value).map_err(|e| e.to_string())
+    }
+
+    fn problem(&mut self, title: &str, words: &str) {
+        if self.problems.len() < MAX_PROBLEMS {
+            self.problems.push(format!("pull secret {title}{words}"));
+        }
+    }
+}
+
+/// A Secret that was read, without what is of no use here.
+struct Found {
+    /// The namespace of the jobs that brought it.
+    whose: String,
+    /// Its own namespace and name.
+    title: String,
+    type_: String,
+    data: BTreeMap<String, ByteString>,
+}
+
+impl Found {
+    fn new(secret: Secret, whose: String, title: String) -> Self {
+        let mut data = secret.data.unwrap_or_default();
+        data.retain(|key, _| [KEY_JSON, KEY_CFG].contains(&key.as_str()));
+        Self {
+            whose,
+            title,
+            type_: secret.type_.unwrap_or_else(|| "Opaque".to_owned()),
+            data,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.data.values().map(|value| value.0.len()).sum()
+    }
+}
+
+/// Takes out what is too much: as long as all together are too long, the longest of the namespace that has the most. What
+/// a namespace has is known only once its Secrets are read.
+fn too_much(all: &mut Vec<Found>) -> Vec<Found> {
+    let mut out = Vec::new();
+    loop {
+        let mut namespaces: BTreeMap<&str, usize> = BTreeMap::new();
+        for found in &*all {
+            *namespaces.entry(&found.whose).or_default() += found.bytes();
+        }
+        if namespaces.values().sum::<usize>() <= MAX_SECRET_BYTES {
+            return out;
+        }
+        let most = namespaces.iter().max_by_key(|(_, bytes)| **bytes);
+        let Some(most) = most.map(|(namespace, _)| (*namespace).to_owned()) else {
+            return out;
+        };
+        let its = all.iter().enumerate().filter(|(_, found)| found.whose == most);
+        let Some((longest, _)) = its.max_by_key(|(_, found)| found.bytes()) else {
+            return out;
+        };
+        out.push(all.remove(longest));
     }
 }
 
 /// Reads the Secrets of a tag.
 pub async fn secrets(client: &Client, names: &[(String, String)], owners: &[ObjectReference]) -> Secrets {
     let mut secrets = Secrets::default();
-    let namespaces: BTreeSet<_> = owners.iter().map(|owner| &owner.namespace).collect();
-    let share = MAX_SECRET_BYTES / namespaces.len().max(1);
-    let mut left: BTreeMap<String, usize> = BTreeMap::new();
+    let mut all = Vec::new();
     let deadline = Instant::now() + SECRETS;
     let mut away = false;
     for (namespace, name) in names {
@@ -337,37 +376,45 @@ pub async fn secrets(client: &Client, names: &[(String, String)], owners: &[Obje
             break;
         }
         let api: Api<Secret> = Api::namespaced(client.clone(), namespace);
+        let title = format!("{namespace}/{name}");
         let within = deadline.min(Instant::now() + ONE_SECRET);
-        let added = match timeout_at(within, write::get(&api, name)).await {
-            Ok(Ok(Some(secret))) => match meant_for(&secret, owners) {
-                Some(whose) => {
-                    let left = left.entry(whose.clone()).or_insert(share);
-                    secrets.add(&whose, &secret, left)
+        let why = match timeout_at(within, write::get(&api, name)).await {
+            Ok(Ok(Some(secret))) => {
+                let Some(whose) = meant_for(&secret, owners) else {
+                    continue;
+                };
+                all.push(Found::new(secret, whose, title));
+                for left_out in too_much(&mut all) {
+                    let words = format!(
+                        " is not used: the pull secrets of this image are longer than {MAX_SECRET_BYTES} bytes, and \
+                         this is the longest of the namespace that has the most"
+                    );
+                    secrets.problem(&left_out.title, &words);
                 }
-                None => Ok(None),
-            },
-            Ok(Ok(None)) => Err("it does not exist".to_owned()),
+                continue;
+            }
+            Ok(Ok(None)) => "it does not exist".to_owned(),
             Ok(Err(error)) => {
                 if error.retryable() {
                     secrets.unread = Some(Again::Prevented);
                 } else if error.forbidden() {
                     secrets.unread.get_or_insert(Again::Uncounted);
                 }
-                Err(format!("it cannot be read: {error}"))
+                format!("it cannot be read: {error}")
             }
             Err(_) => {
                 away = true;
                 secrets.unread = Some(Again::Prevented);
-                Err("the API server did not answer in time".to_owned())
+                "the API server did not answer in time".to_owned()
             }
         };
-        let problem = match added {
-            Ok(None) => continue,
-            Ok(Some(unused)) => format!("pull secret {namespace}/{name}: {unused}"),
-            Err(why) => format!("pull secret {namespace}/{name} cannot be used: {why}"),
-        };
-        if secrets.problems.len() < MAX_PROBLEMS {
-            secrets.problems.push(problem);
+        secrets.problem(&title, &format!(" cannot be used: {why}"));
+    }
+    for found in &all {
+        match secrets.add(found) {
+            Ok(None) => {}
+            Ok(Some(unused)) => secrets.problem(&found.title, &format!(": {unused}")),
+            Err(why) => secrets.problem(&found.title, &format!(" cannot be used: {why}")),
         }
     }
     secrets
@@ -395,8 +442,6 @@ fn meant_for(secret: &Secret, owners: &[ObjectReference]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-    use k8s_openapi::ByteString;
-
     use super::*;
 
     #[test]
@@ -499,6 +544,43 @@ mod tests {
         all.truncate(3);
         let read = read_all(all, &[job("large")]).await;
         assert!(read.problems.is_empty(), "{:?}", read.problems);
+    }
+
+    #[tokio::test]
+    async fn namespaces_without_pull_secrets_take_no_room() {
+        let mut owners: Vec<_> = (0..100).map(|n| job(&format!("public-{n}"))).collect();
+        owners.push(job("a"));
+        owners.push(job("b"));
+        let user = |name: &str| [name.to_owned()];
+        let all = vec![
+            brought_by("a", &user("a"), 900 << 10),
+            brought_by("b", &user("b"), 100 << 10),
+        ];
+        let read = read_all(all, &owners).await;
+        assert!(read.problems.is_empty(), "{:?}", read.problems);
+        assert_eq!(read.credentials("r/a", "b").len(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_namespace_within_its_share_keeps_its_pull_secrets_in_any_order() {
+        let user = |name: &str| [name.to_owned()];
+        for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]] {
+            let all = [
+                brought_by("large", &user("l0"), 400 << 10),
+                brought_by("large", &user("l1"), 500 << 10),
+                brought_by("a", &user("a"), 300 << 10),
+                brought_by("b", &user("b"), 300 << 10),
+            ];
+            let all = order.iter().map(|n| all[*n].clone()).collect();
+            let read = read_all(all, &[job("large"), job("a"), job("b")]).await;
+            let names: Vec<_> = read
+                .credentials("r/a", "b")
+                .into_iter()
+                .map(|c| c.username)
+                .collect();
+            assert_eq!(names, ["b", "a", "l0"], "{order:?}");
+            assert_eq!(read.problems.len(), 1, "{:?}", read.problems);
+        }
     }
 
     #[tokio::test]
