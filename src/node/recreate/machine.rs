@@ -18,17 +18,15 @@ use super::plan::{
     self, Attempt, Begin, Memory, Now, Observed, Plan, PodSight, Request, RuntimeSight, Stage, Write,
 };
 use super::report;
+use super::turns::{LOOK, Limit};
 use super::writer::Writer;
 use crate::api::container_recreate_request::{COMPLETE, ContainerRecreateRequest, FAILED};
 use crate::api::keys;
 use crate::cluster::{EventType, Key};
 use crate::ops::metrics::metrics;
 use crate::ops::panics;
+use crate::ops::progress::Step;
 
-/// How long the runtime is waited for before a Pod is planned without it.
-const LOOK: Duration = Duration::from_secs(6);
-/// The same where a deadline has passed and nothing but that is to be said.
-const LAST_LOOK: Duration = Duration::from_millis(300);
 /// How long after a failed stop the runtime is asked again; doubles each time.
 const STOP_TRIES: Duration = Duration::from_secs(1);
 /// The longest such pause, and the longest after a panic.
@@ -94,13 +92,12 @@ impl Machine {
         let step = self.shared.ctx.health.progress.waiting(super::NAME);
         let mut failures = 0;
         loop {
-            // The Pod and its containers are looked at one after the other.
-            step.now(format!("looking at Pod {}", self.key), LOOK * 2);
+            step.now(format!("looking at Pod {}", self.key), LOOK);
             let key = self.key.clone();
             let round = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
-                round = panics::isolated(super::NAME, key, self.round(&mut last)) => round,
+                round = panics::isolated(super::NAME, key, self.round(&mut last, &step)) => round,
             };
             match round {
                 Ok(Round::Over) => break,
@@ -133,12 +130,12 @@ impl Machine {
     }
 
     /// Looks, plans and acts.
-    async fn round(&mut self, last: &mut Option<Observed>) -> Round {
+    async fn round(&mut self, last: &mut Option<Observed>, step: &Step) -> Round {
         let requests = self.requests();
         if requests.is_empty() && self.writer.idle() {
             return Round::Over;
         }
-        let seen = self.observe(requests).await;
+        let seen = self.observe(requests, step).await;
         Round::Next(self.pass(seen, last))
     }
 
@@ -189,14 +186,18 @@ impl Machine {
         requests
     }
 
-    async fn observe(&mut self, requests: Vec<Arc<Request>>) -> Observed {
-        let limit = look_limit(&requests, self.shared.now());
-        let pod = tokio::time::timeout(limit, observe::pod(&self.shared, &self.key, &requests))
+    async fn observe(&mut self, requests: Vec<Arc<Request>>, step: &Step) -> Observed {
+        let limit = Limit::of(&requests, self.shared.now());
+        let call = limit.call();
+        let pod = tokio::time::timeout(call, observe::pod(&self.shared, &self.key, &requests))
             .await
-            .unwrap_or_else(|_| PodSight::Unknown(format!("the API server has not answered for {limit:?}")));
+            .unwrap_or_else(|_| PodSight::Unknown(format!("the API server has not answered for {call:?}")));
         let now = self.shared.now();
         let runtime = match &pod {
-            PodSight::Here(view) => self.eyes.look(&self.shared, view, &requests, now, limit).await,
+            PodSight::Here(view) => {
+                let eyes = &mut self.eyes;
+                eyes.look(&self.shared, view, &requests, now, limit, step).await
+            }
             _ => RuntimeSight::Unknown("the Pod is not known".to_owned()),
         };
         // What the jobs said meanwhile may be newer or older than the look. Either is sound, for a container
@@ -491,51 +492,4 @@ fn failed(error: &Failure, failures: &mut u32, now: Duration) -> Stage {
     let at = now + pause(*failures);
     *failures = failures.saturating_add(1);
     Stage::Retry { at, error: words }
-}
-
-/// How long a look may take without a deadline of a request being missed.
-fn look_limit(requests: &[Arc<Request>], now: Now) -> Duration {
-    let next = requests
-        .iter()
-        .filter(|request| !super::over(request))
-        .filter_map(|request| plan::deadline(request))
-        .min();
-    match next {
-        Some(at) if at <= now.api => LAST_LOOK,
-        Some(at) => LOOK
-            .min(plan::mono(at, now).saturating_sub(now.mono))
-            .max(LAST_LOOK),
-        None => LOOK,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use jiff::{SignedDuration, Timestamp};
-
-    use super::*;
-
-    #[test]
-    fn a_look_ends_before_the_next_deadline_of_a_request() {
-        let request = |deadline_seconds| {
-            Arc::new(Request {
-                created: Timestamp::UNIX_EPOCH,
-                deadline_seconds,
-                ..Request::default()
-            })
-        };
-        let second = |seconds| {
-            let api = Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds);
-            Now {
-                api,
-                wall: api,
-                mono: Duration::from_secs(1000),
-            }
-        };
-        let requests = [request(None), request(Some(10)), request(Some(90))];
-        assert_eq!(look_limit(&requests, second(0)), LOOK);
-        assert_eq!(look_limit(&requests, second(8)), Duration::from_secs(2));
-        assert_eq!(look_limit(&requests, second(10)), LAST_LOOK);
-        assert_eq!(look_limit(&requests[..1], second(10)), LOOK);
-    }
 }

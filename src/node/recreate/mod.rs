@@ -3,7 +3,7 @@
 //! In:  the node's requests and Pods (watches), the container runtime.
 //! Out: hooks and stops, request status, events on the containers, metrics `recreate_*`, the control API's list.
 //! One task per Pod that has requests; it looks, plans, acts and reports whenever something happens. Stops take
-//! [slots](super::slots), and the runtime is asked for the containers of 16 Pods at a time. Every decision is in [`plan`].
+//! [slots](super::slots), and each runtime is asked for the containers of 16 Pods at a time. Every decision is in [`plan`].
 //!
 //! What a crash of the daemon can repeat: a preStop hook runs again where the container had not stopped yet,
 //! and TERM is sent to that same container once more. A container that was stopped is known by its ID and
@@ -14,6 +14,7 @@ mod machine;
 mod observe;
 pub mod plan;
 mod report;
+mod turns;
 mod writer;
 
 use std::collections::HashMap;
@@ -23,7 +24,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::Api;
 use kube::api::ListParams;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::Instant;
 
@@ -35,13 +36,10 @@ use crate::cluster::{Key, Mirror};
 use machine::Machine;
 use plan::{Now, Phase, Request};
 use report::Board;
+use turns::Turns;
 
 /// The duty's name in `/healthz`.
 const NAME: &str = "recreate";
-
-/// Pods whose containers the runtime is asked for at a time, whatever their number: all are looked at when the runtime
-/// comes back.
-const LOOKS: usize = 16;
 
 /// What the Pods' tasks share.
 struct Shared {
@@ -50,7 +48,7 @@ struct Shared {
     pods: Mirror<PodView>,
     start: Instant,
     board: Board,
-    looks: Semaphore,
+    turns: Turns,
 }
 
 impl Shared {
@@ -91,7 +89,7 @@ pub async fn run(ctx: Context, pods: Mirror<PodView>) -> Result<(), Error> {
         pods,
         start: Instant::now(),
         board: Board::default(),
-        looks: Semaphore::new(LOOKS),
+        turns: Turns::default(),
     });
     let mut dispatcher = Dispatcher {
         shared,

@@ -11,6 +11,7 @@ use super::Shared;
 use super::plan::{
     Now, Phase, PodSight, Request, RunState, RuntimeSight, Seen, Snapshot, State, Status, Wanted,
 };
+use super::turns::Limit;
 use crate::api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestFailurePolicyType, ContainerRecreateRequestPhase,
     ContainerRecreateRequestStatus,
@@ -19,6 +20,7 @@ use crate::api::keys;
 use crate::cluster::{Key, write};
 use crate::cri::{ContainerState, Runtime};
 use crate::node::pods::PodView;
+use crate::ops::progress::Step;
 
 /// How long a runtime of a name that nobody has is waited for, while another one answers.
 const NO_SUCH_RUNTIME: Duration = Duration::from_secs(30);
@@ -143,14 +145,15 @@ pub struct Eyes {
 }
 
 impl Eyes {
-    /// What the runtime says, within `limit`.
+    /// What the runtime says, within `limit`; `step` shows whether it is asked.
     pub async fn look(
         &mut self,
         shared: &Shared,
         pod: &PodView,
         requests: &[Arc<Request>],
         now: Now,
-        limit: Duration,
+        limit: Limit,
+        step: &Step,
     ) -> RuntimeSight {
         let scheme = match scheme(pod, requests) {
             Ok(scheme) => scheme,
@@ -161,12 +164,9 @@ impl Eyes {
         };
         self.missing_since = None;
         self.runtime = Some(Arc::clone(&runtime));
-        let look = async {
-            let _turn = shared.looks.acquire().await;
-            self.list(runtime.as_ref(), pod, requests, now).await
-        };
-        match tokio::time::timeout(limit, look).await {
-            Ok(Ok(mut containers)) => {
+        let list = self.list(runtime.as_ref(), pod, requests, shared);
+        match shared.turns.ask(runtime.socket(), limit, step, list).await {
+            Ok(mut containers) => {
                 let restarts = shared.ctx.live.restarts.borrow();
                 for seen in &mut containers {
                     let id = format!("{scheme}://{}", seen.id);
@@ -176,11 +176,7 @@ impl Eyes {
                 }
                 RuntimeSight::Seen { scheme, containers }
             }
-            Ok(Err(error)) => RuntimeSight::Unknown(error.to_string()),
-            Err(_) => RuntimeSight::Unknown(format!(
-                "runtime at {} has not answered for {limit:?}",
-                runtime.socket().display()
-            )),
+            Err(why) => RuntimeSight::Unknown(why),
         }
     }
 
@@ -213,9 +209,10 @@ impl Eyes {
         runtime: &dyn Runtime,
         pod: &PodView,
         requests: &[Arc<Request>],
-        now: Now,
+        shared: &Shared,
     ) -> Result<Vec<Seen>, crate::cri::Error> {
         let mut newest: Vec<Seen> = Vec::new();
+        let now = shared.now();
         let ours = runtime.containers(&pod.runtime_uid).await?;
         let ours = ours.into_iter().filter(|container| pod.owns(&container.labels));
         for container in ours {
