@@ -40,5 +40,4 @@ async fn what_is_no_longer_wanted_is_not_gone_on_with() {
     let after = identities(&field.until_pods("web", "all of them again", all).await);
     let kept = before.iter().filter(|pod| after.contains(pod)).count();
     assert!(kept >= PODS - UNDER_WAY, "{kept} of {PODS} were left");
-    assert!(kept < PODS, "some had been asked for already");
 }

@@ -93,9 +93,11 @@ impl Drop for Writer {
     }
 }
 
-/// The manager's patches of Pods here, or of a subresource of theirs: name and code of the answer.
+/// The manager's patches of Pods here, or of a subresource of theirs, tried or stored: name and code of the answer.
 fn patches(field: &Field, subresource: Option<&str>) -> Vec<(String, i64)> {
-    let all = field.world.plane.writes().unwrap();
+    let plane = &field.world.plane;
+    let mut all = [plane.writes().unwrap(), plane.dry_runs().unwrap()].concat();
+    all.sort_by_key(|w| w["requestReceivedTimestamp"].to_string());
     let ours = all.iter().filter(|w| {
         let object = &w["objectRef"];
         w["user"]["username"] == "system:serviceaccount:kruise-system:kruise-manager"

@@ -118,10 +118,10 @@ async fn at_the_deadline_hook_and_stop_are_finished_and_told() {
     let deaf = json!({"name": "deaf", "image": "busybox:1.36", "command":
         ["sh", "-c", "trap 'touch /log/deaf.term' TERM; while :; do sleep 1; done"]});
     let mut napper = container("napper", 0);
-    napper["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 8}}});
-    let grace = json!({"terminationGracePeriodSeconds": 10});
+    napper["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 16}}});
+    let grace = json!({"terminationGracePeriodSeconds": 18});
     let pod = test.pod("web", json!([deaf, napper]), grace).await;
-    let deadline = json!({"activeDeadlineSeconds": 5});
+    let deadline = json!({"activeDeadlineSeconds": 12});
     test.request("hurried", &pod, &["deaf", "napper"], deadline).await;
     let (status, versions) = test.completed("hurried").await;
     assert_eq!(
@@ -142,8 +142,8 @@ async fn at_the_deadline_hook_and_stop_are_finished_and_told() {
     let last = versions.last().unwrap();
     let made = last.metadata.creation_timestamp.as_ref().unwrap().0;
     let lived = status.completion_time.as_ref().unwrap().0.duration_since(made);
-    // Every request is looked at after 10 s at the latest, and should not have to wait for that.
-    assert!((5..=9).contains(&lived.as_secs()), "it ended after {lived}");
+    // Every request is looked at each 10 s at the latest, and should not have to wait for that.
+    assert!((12..=19).contains(&lived.as_secs()), "it ended after {lived}");
     let told = |request: &ContainerRecreateRequest| {
         let states = request
             .status
