@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::memory::Memory;
 use super::{Work, act, revision};
 use crate::api::cloneset::CloneSet;
-use crate::cluster::pod_template::lost;
+use crate::cluster::pod_template::{Defaults, filled_from, lost};
 use crate::cluster::{Error, write};
 use crate::in_place::normal::{Stored, with_defaults};
 
@@ -32,19 +32,21 @@ enum Lacks {
 }
 
 /// What the template lacks of its revision, whose data is `data`.
-fn lacks(template: &Value, data: &str) -> Lacks {
+fn lacks(template: &Value, data: &str, defaults: Defaults) -> Lacks {
     if revision::data(template) == data {
         return Lacks::Nothing;
     }
     let Some(held) = revision::template(data) else {
         return Lacks::Nothing;
     };
-    let filled = with_defaults(template, &held);
-    let others = lost(filled.as_ref().unwrap_or(template), &held);
+    let filled = filled_from(template, &held, defaults, with_defaults);
+    let known = filled.as_ref().unwrap_or(template);
+    let mut others = lost(known, &held);
+    others.extend(lost(&held, known));
     match filled {
-        _ if !others.is_empty() => Lacks::Others(others),
-        Some(filled) => Lacks::Defaults(filled),
-        None => Lacks::Nothing,
+        Some(filled) if others.is_empty() => Lacks::Defaults(filled),
+        None if others.is_empty() => Lacks::Nothing,
+        _ => Lacks::Others(others),
     }
 }
 
@@ -59,7 +61,8 @@ pub async fn store(work: &Work<'_>, memory: &mut Memory) -> Option<Duration> {
     if *of != generation || !wait.is_zero() {
         return (*of == generation).then_some(wait);
     }
-    let filled = match lacks(&work.set.spec.template, &wanted.data) {
+    let defaults = Defaults::of(&work.ctx.options.feature_gates);
+    let filled = match lacks(&work.set.spec.template, &wanted.data, defaults) {
         Lacks::Defaults(filled) => filled,
         Lacks::Others(mut fields) => {
             let revision = &wanted.name;
@@ -135,7 +138,8 @@ async fn put(work: &Work<'_>, generation: i64, template: &Value) -> Result<Optio
     match write::patch_merge(&api, &work.name.name, &patch).await {
         Ok(stored) => Ok(Some(stored)),
         Err(error) => {
-            tracing::debug!(set = %work.name, %error, "cannot restore who manages the template's fields");
+            tracing::warn!(set = %work.name, %error,
+                "cannot restore who manages the template's fields; the next server-side apply may conflict with kruise-manager");
             Ok(Some(stored))
         }
     }
@@ -154,8 +158,8 @@ mod tests {
         let held =
             template(json!({ "name": "c", "image": "i:1", "imagePullPolicy": "Always", "resources": {} }));
         let data = revision::data(&held);
-        let of = |container: Value| lacks(&template(container), &data);
-        assert_eq!(lacks(&held, &data), Lacks::Nothing);
+        let of = |container: Value| lacks(&template(container), &data, Defaults::default());
+        assert_eq!(lacks(&held, &data, Defaults::default()), Lacks::Nothing);
         let mut filled = held.clone();
         assert_eq!(
             of(json!({ "name": "c", "image": "i:1" })),
@@ -192,5 +196,64 @@ mod tests {
                 "the revision does not have it"
             );
         }
+    }
+
+    fn lack(template: &Value, held: &Value, defaults: Defaults) -> Lacks {
+        lacks(template, &revision::data(held), defaults)
+    }
+
+    /// What somebody took out again is not put back: with the alias, Pods would keep a ServiceAccount that nobody asks for.
+    #[test]
+    fn what_no_webhook_fills_in_is_not_stored() {
+        let with = |spec: Value| {
+            let mut template = template(json!({ "name": "c", "image": "i:1", "imagePullPolicy": "Always" }));
+            json_patch::merge(&mut template, &json!({ "spec": spec }));
+            template
+        };
+        let ephemeral = |claim: Value| {
+            with(json!({ "volumes": [{ "name": "v",
+                "ephemeral": { "volumeClaimTemplate": { "spec": claim } } }] }))
+        };
+        for (short, long) in [
+            (
+                with(json!({ "serviceAccountName": "x" })),
+                with(json!({ "serviceAccountName": "x", "serviceAccount": "x" })),
+            ),
+            (
+                with(json!({ "serviceAccount": "x" })),
+                with(json!({ "serviceAccount": "x", "serviceAccountName": "x" })),
+            ),
+            (
+                ephemeral(json!({ "accessModes": ["ReadWriteOnce"] })),
+                ephemeral(json!({ "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem" })),
+            ),
+        ] {
+            for (template, held) in [(&short, &long), (&long, &short)] {
+                let found = lack(template, held, Defaults::default());
+                assert!(matches!(found, Lacks::Others(_)), "{template} {found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn ports_of_the_host_are_stored_with_their_gate() {
+        let with = |container: Value| json!({ "spec": { "hostNetwork": true, "containers": [container] } });
+        let short = with(json!({ "name": "c", "ports": [{ "containerPort": 80 }] }));
+        let long = with(json!({ "name": "c", "imagePullPolicy": "Always",
+            "ports": [{ "containerPort": 80, "hostPort": 80, "protocol": "TCP" }] }));
+        let gate = Defaults {
+            host_ports: true,
+            ..Defaults::default()
+        };
+        let Lacks::Defaults(filled) = lack(&short, &long, gate) else {
+            unreachable!("ports and pull policy are defaults")
+        };
+        let container = &filled["spec"]["containers"][0];
+        assert_eq!(container["ports"], long["spec"]["containers"][0]["ports"]);
+        assert_eq!(container["imagePullPolicy"], "Always");
+        assert!(matches!(
+            lack(&short, &long, Defaults::default()),
+            Lacks::Others(_)
+        ));
     }
 }

@@ -36,7 +36,7 @@ use crate::ops::metrics::metrics;
 use history::History;
 use memory::{Memories, Memory, slice};
 use observe::{Belongings, Changes, Index};
-use plan::{Observed, Switches, plan};
+use plan::{Observed, Switches, Template, plan};
 
 /// The controller's name in `/healthz` and in the log.
 const NAME: &str = "cloneset";
@@ -227,9 +227,10 @@ async fn pass(work: &Work<'_>, memory: &mut Memory, word: &mut &'static str) -> 
         tracing::warn!(set = %work.name, %error, "cannot delete old revisions; will retry");
         memory.not_trimmed(Instant::now());
     }
-    let defaults = match done.acted {
-        true => None,
-        false => defaults::store(work, memory).await,
+    let rests = !done.acted && history.template == Template::Taken;
+    let defaults = match rests {
+        true => defaults::store(work, memory).await,
+        false => None,
     };
     let at_once = done.acted.then_some(Duration::ZERO);
     let unseen = work.index().next_look_up(work.name, &work.group, Instant::now());

@@ -248,13 +248,21 @@ pub fn sort(revisions: &mut [Revision]) {
     });
 }
 
-/// The template of the newest of those revisions that hold the same as `template`, whatever defaults either has.
+/// The template of a revision that holds the same as `template`, whatever defaults either has: of the newest, or else of one
+/// with the same bytes, or else of the newest that does. One that no Pods can be made of stands for nothing.
 pub fn stands_for(template: &Value, known: &[Revision], stored: Stored) -> Option<Value> {
     let bytes = data(template);
-    known.iter().rev().find_map(|revision| {
+    let fit = || known.iter().rev().filter(|revision| revision.unfit.is_none());
+    let same = |revision: &Revision| {
         let known = revision.template()?;
         (revision.data == bytes || same_template(template, &known, stored)).then_some(known)
-    })
+    };
+    let equal = || fit().find(|revision| revision.data == bytes);
+    fit()
+        .take(1)
+        .find_map(same)
+        .or_else(|| equal().and_then(Revision::template))
+        .or_else(|| fit().find_map(same))
 }
 
 /// How the wanted revision comes to be the newest of those known, which are sorted.

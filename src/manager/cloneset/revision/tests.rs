@@ -242,6 +242,31 @@ fn a_stored_template_with_defaults_is_found_again() {
     assert_eq!(stands_for(&filled), None);
 }
 
+/// Anybody who may write revisions can leave one that is the same but for a field of a type that Pods do not have.
+#[test]
+fn the_newest_revision_that_can_be_used_stands_for_a_template_or_else_the_one_of_its_bytes() {
+    let revision = |template: &Value, number| stored(&wanted(&owner("n"), template, &[], None), number);
+    let short = template("i:1");
+    let mut long = short.clone();
+    long["spec"]["dnsPolicy"] = json!("ClusterFirst");
+    let other = revision(&template("i:2"), 3);
+    let unfit = Revision {
+        unfit: Some("env is no list".to_owned()),
+        ..revision(&long, 9)
+    };
+    let found = |known: &[Revision]| stands_for(&short, known, Stored::WithDefaults);
+    let (first, second) = (revision(&short, 1), revision(&long, 2));
+    assert_eq!(
+        found(&[first.clone(), second.clone()]),
+        second.template(),
+        "no other is made"
+    );
+    let known = [first.clone(), second, other];
+    assert_eq!(found(&known), first.template(), "its bytes");
+    assert_eq!(found(&[first.clone(), unfit.clone()]), first.template());
+    assert_eq!(found(&[unfit]), None);
+}
+
 /// With gate `TemplateNoDefaults` a pull policy is a change, as it is to OpenKruise; the switch of the gate alone is none.
 #[test]
 fn a_pull_policy_makes_another_revision_where_none_is_filled_in() {
