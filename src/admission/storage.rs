@@ -14,12 +14,11 @@ use futures::{StreamExt, stream};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, ListParams};
-use serde::Serialize;
 use serde_json::json;
 
 use super::crd::Crd;
 use crate::api::{self, GROUP, V1ALPHA1, V1BETA1};
-use crate::cluster::write::{ManagedFields, Metadata};
+use crate::cluster::write::{ManagedFields, ManagedFieldsPatch, Metadata};
 use crate::cluster::{Cluster, Error, write};
 
 const PAGE: u32 = 500;
@@ -163,50 +162,21 @@ async fn rewrite(
     )))
 }
 
-/// A patch that writes the object again.
-#[derive(Debug, Default, Serialize)]
-struct Renewal<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    metadata: Option<Kept<'a>>,
-}
-
-/// Who manages which field from now on.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Kept<'a> {
-    resource_version: Option<&'a str>,
-    managed_fields: Vec<Entry<'a>>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-enum Entry<'a> {
-    Is(&'a ManagedFields),
-    /// No list at all would mean that nothing is said of them.
-    Empty {},
-}
-
 /// A patch of nothing, but for managed fields in the older version: at each write the API server converts the object
 /// into each version that one of them speaks, and drops all of them where it cannot.
-fn renewal(metadata: &Metadata, which: Which) -> Option<Renewal<'_>> {
+fn renewal(metadata: &Metadata, which: Which) -> Option<ManagedFieldsPatch<'_>> {
     let old = format!("{GROUP}/{V1ALPHA1}");
     let all = &metadata.managed_fields;
-    let goes = |entry: &ManagedFields| {
+    let goes = |entry: &&ManagedFields| {
         let (version, operation) = entry.origin();
         version == old && (which == Which::All || operation != "Apply")
     };
-    let mut kept: Vec<_> = all.iter().filter(|entry| !goes(entry)).map(Entry::Is).collect();
+    let kept: Vec<_> = all.iter().filter(|entry| !goes(entry)).collect();
     if kept.len() == all.len() {
-        return (which == Which::All).then(Renewal::default);
+        return (which == Which::All).then(ManagedFieldsPatch::default);
     }
-    if kept.is_empty() {
-        kept.push(Entry::Empty {});
-    }
-    let kept = Kept {
-        resource_version: metadata.resource_version.as_deref(),
-        managed_fields: kept,
-    };
-    Some(Renewal { metadata: Some(kept) })
+    let version = metadata.resource_version.as_deref();
+    Some(ManagedFieldsPatch::new(version, kept))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use super::{Cluster, Error, write};
 use crate::api::json::set;
 use crate::ops::{Gate, Gates};
 
-mod stored;
+pub mod stored;
 
 /// A Pod template and the claim templates that belong to it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -201,22 +201,6 @@ fn read_back(asked: &Templates, kept: &[usize], mut answer: Value, defaults: Def
         },
         unknown,
     }
-}
-
-/// What OpenKruise would have stored of a template that was `asked` for and is the same as `held` but for defaults: `fill`
-/// adds these to a template.
-#[must_use]
-pub fn filled_from(
-    asked: &Value,
-    held: &Value,
-    defaults: Defaults,
-    fill: impl Fn(&Value, &Value) -> Option<Value>,
-) -> Option<Value> {
-    let mut prepared = asked.clone();
-    stored::prepare(&mut prepared, defaults);
-    let mut filled = fill(&prepared, held).unwrap_or(prepared);
-    stored::template(asked, &mut filled, defaults);
-    (filled != *asked).then_some(filled)
 }
 
 /// Fields that say something in `before` and are not in `after`.

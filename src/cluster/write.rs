@@ -16,9 +16,9 @@ use kube::api::{
 };
 use kube::core::Request;
 use serde::de::{DeserializeOwned, IgnoredAny};
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 use super::watch::Readable;
 use super::{Error, Form, page};
@@ -323,6 +323,43 @@ impl ManagedFields {
         } = serde_json::from_str(self.0.get()).unwrap_or_default();
         (api_version, operation)
     }
+}
+
+/// A merge patch of who manages which field. The default changes nothing: the API server stores the object again.
+#[derive(Debug, Default, Serialize)]
+pub struct ManagedFieldsPatch<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metadata: Option<Managed<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Managed<'a> {
+    resource_version: Option<&'a str>,
+    #[serde(serialize_with = "at_least_one")]
+    managed_fields: Vec<&'a ManagedFields>,
+}
+
+impl<'a> ManagedFieldsPatch<'a> {
+    /// Of an object of that version; of another it is a conflict.
+    #[must_use]
+    pub fn new(version: Option<&'a str>, managed_fields: Vec<&'a ManagedFields>) -> Self {
+        let metadata = Managed {
+            resource_version: version,
+            managed_fields,
+        };
+        Self {
+            metadata: Some(metadata),
+        }
+    }
+}
+
+/// An empty list would mean that nothing is said of them.
+fn at_least_one<S: Serializer>(all: &[&ManagedFields], serializer: S) -> Result<S::Ok, S::Error> {
+    if all.is_empty() {
+        return [Map::new()].serialize(serializer);
+    }
+    all.serialize(serializer)
 }
 
 /// An object of which metadata alone was asked for.

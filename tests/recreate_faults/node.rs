@@ -92,16 +92,11 @@ impl Node {
                 .filter(|line| line.contains(&words) && line.contains(object))
                 .count()
         };
-        let begun = std::time::Instant::now();
-        while count() == 0 {
-            assert!(
-                begun.elapsed() < PATIENCE,
-                "no {words:?} of {object}\n{}",
-                self.tail()
-            );
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
-        count()
+        let what = format!("{words:?} of {object} in the log");
+        waits::until(&what, &|| self.tail(), || async {
+            Some(count()).filter(|lines| *lines > 0)
+        })
+        .await
     }
 
     /// Waits until there is an event of that reason on a request; its message.
@@ -112,14 +107,9 @@ impl Node {
             "involvedObject.kind=ContainerRecreateRequest,involvedObject.name={name},reason={reason}"
         );
         let params = kube::api::ListParams::default().fields(&on_it);
-        let begun = std::time::Instant::now();
-        loop {
-            if let Some(event) = events.list(&params).await.unwrap().items.pop() {
-                return event.message.unwrap_or_default();
-            }
-            assert!(begun.elapsed() < PATIENCE, "no event {reason}\n{}", self.tail());
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
+        let ask = || async { events.list(&params).await.unwrap().items.pop() };
+        let event = waits::until(&format!("event {reason} on {name}"), &|| self.tail(), ask).await;
+        event.message.unwrap_or_default()
     }
 
     pub fn pods(&self) -> Api<Pod> {

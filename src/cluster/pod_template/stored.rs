@@ -16,7 +16,7 @@ const OF_VOLUMES: [(&str, &[&str]); 6] = [
 ];
 
 /// Fills in what OpenKruise fills in and the API server does not, or not so.
-pub(super) fn prepare(template: &mut Value, defaults: Defaults) {
+pub fn prepare(template: &mut Value, defaults: Defaults) {
     if defaults.none {
         return;
     }
@@ -35,7 +35,7 @@ pub(super) fn prepare(template: &mut Value, defaults: Defaults) {
 }
 
 /// Leaves of the API server's answer what OpenKruise would have stored.
-pub(super) fn template(asked: &Value, answer: &mut Value, defaults: Defaults) {
+pub fn template(asked: &Value, answer: &mut Value, defaults: Defaults) {
     for name in ["serviceAccount", "serviceAccountName"] {
         as_asked(asked, answer, "/spec", name);
     }

@@ -8,15 +8,14 @@ use std::time::{Duration, Instant};
 
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject};
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::memory::Memory;
 use super::{Work, act, revision};
 use crate::api::cloneset::CloneSet;
-use crate::cluster::pod_template::{Defaults, filled_from, lost};
+use crate::cluster::pod_template::{Defaults, lost, stored};
 use crate::cluster::{Error, write};
-use crate::in_place::normal::{Stored, with_defaults};
+use crate::in_place::normal::with_defaults;
 
 /// Fields that the log names.
 const MOST_NAMED: usize = 5;
@@ -31,6 +30,15 @@ enum Lacks {
     Others(Vec<String>),
 }
 
+/// The template with the defaults that `held` has, as OpenKruise would have stored it; `None` where it lacks none.
+fn filled(template: &Value, held: &Value, defaults: Defaults) -> Option<Value> {
+    let mut prepared = template.clone();
+    stored::prepare(&mut prepared, defaults);
+    let mut filled = with_defaults(&prepared, held).unwrap_or(prepared);
+    stored::template(template, &mut filled, defaults);
+    (filled != *template).then_some(filled)
+}
+
 /// What the template lacks of its revision, whose data is `data`.
 fn lacks(template: &Value, data: &str, defaults: Defaults) -> Lacks {
     if revision::data(template) == data {
@@ -39,7 +47,7 @@ fn lacks(template: &Value, data: &str, defaults: Defaults) -> Lacks {
     let Some(held) = revision::template(data) else {
         return Lacks::Nothing;
     };
-    let filled = filled_from(template, &held, defaults, with_defaults);
+    let filled = filled(template, &held, defaults);
     let known = filled.as_ref().unwrap_or(template);
     let mut others = lost(known, &held);
     others.extend(lost(&held, known));
@@ -53,15 +61,14 @@ fn lacks(template: &Value, data: &str, defaults: Defaults) -> Lacks {
 /// Stores the defaults that the template lacks, once its revision is known. When to look again, if at a certain time.
 pub async fn store(work: &Work<'_>, memory: &mut Memory) -> Option<Duration> {
     let generation = work.set.metadata.generation.unwrap_or_default();
-    let stored = work.shared.switches.stored;
+    let defaults = Defaults::of(&work.ctx.options.feature_gates);
     let wait = memory
         .defaults_due(generation, Instant::now())
-        .filter(|_| stored == Stored::WithDefaults)?;
+        .filter(|_| !defaults.none)?;
     let (of, wanted) = memory.wanted.as_ref()?;
     if *of != generation || !wait.is_zero() {
         return (*of == generation).then_some(wait);
     }
-    let defaults = Defaults::of(&work.ctx.options.feature_gates);
     let filled = match lacks(&work.set.spec.template, &wanted.data, defaults) {
         Lacks::Defaults(filled) => filled,
         Lacks::Others(mut fields) => {
@@ -97,19 +104,6 @@ pub async fn store(work: &Work<'_>, memory: &mut Memory) -> Option<Duration> {
     }
 }
 
-/// A patch of who manages which field. They are written as they were read, however deep they are.
-#[derive(Debug, Serialize)]
-struct Managed<'a> {
-    metadata: ManagedMetadata<'a>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ManagedMetadata<'a> {
-    resource_version: Option<&'a str>,
-    managed_fields: &'a [write::ManagedFields],
-}
-
 /// Writes the template, if the CloneSet is of that generation. Who manages which field stays as it was, as it does where a
 /// webhook fills them in: else the next server-side apply of the same manifest would meet a conflict.
 async fn put(work: &Work<'_>, generation: i64, template: &Value) -> Result<Option<CloneSet>, Error> {
@@ -129,12 +123,8 @@ async fn put(work: &Work<'_>, generation: i64, template: &Value) -> Result<Optio
     if !before.managed_fields.iter().any(|one| one.origin().1 == "Apply") {
         return Ok(Some(stored));
     }
-    let patch = Managed {
-        metadata: ManagedMetadata {
-            resource_version: stored.metadata.resource_version.as_deref(),
-            managed_fields: &before.managed_fields,
-        },
-    };
+    let version = stored.metadata.resource_version.as_deref();
+    let patch = write::ManagedFieldsPatch::new(version, before.managed_fields.iter().collect());
     match write::patch_merge(&api, &work.name.name, &patch).await {
         Ok(stored) => Ok(Some(stored)),
         Err(error) => {

@@ -555,7 +555,7 @@ mod tests {
         memory.defaults_stored(2, now + pauses[2]);
         assert_eq!(memory.defaults_due(2, now), None, "whatever it lacks now");
         let due = memory.defaults_due(3, now + pauses[2]);
-        assert_eq!(due, Some(ASK_AGAIN), "somebody takes them off each time");
+        assert_eq!(due, Some(ASK_AGAIN), "a user removes them each time");
         assert_eq!(memory.defaults_due(3, now + ASK_AGAIN * 2), Some(Duration::ZERO));
         memory.defaults_done(3);
         assert_eq!(memory.defaults_due(3, now + ASK_AGAIN * 2), None);

@@ -228,9 +228,10 @@ async fn pass(work: &Work<'_>, memory: &mut Memory, word: &mut &'static str) -> 
         memory.not_trimmed(Instant::now());
     }
     let rests = !done.acted && history.template == Template::Taken;
-    let defaults = match rests {
-        true => defaults::store(work, memory).await,
-        false => None,
+    let defaults = if rests {
+        defaults::store(work, memory).await
+    } else {
+        None
     };
     let at_once = done.acted.then_some(Duration::ZERO);
     let unseen = work.index().next_look_up(work.name, &work.group, Instant::now());
