@@ -68,6 +68,8 @@ pub enum Event {
     BrokenOff {
         request: String,
         container: String,
+        /// Whether its container had ended already, by what an earlier stop had sent to it.
+        needless: bool,
     },
     /// Nothing is being done to the container any more.
     Ended {

@@ -7,13 +7,14 @@ impl World {
     pub(super) fn act(&mut self, plan: Plan) -> bool {
         let mut changed = false;
         for key in plan.cancel {
-            let begun = self.ops.extract_if(.., |op| op.begin.key == key);
-            let begun = begun.filter(|op| !matches!(op.stage, OpStage::Queued)).count() > 0;
+            let ops: Vec<Op> = self.ops.extract_if(.., |op| op.begin.key == key).collect();
             self.memory.attempts.get_mut(&key).unwrap().live = false;
-            if begun {
+            for op in ops.iter().filter(|op| !matches!(op.stage, OpStage::Queued)) {
+                let needless = !self.runs(&op.begin);
                 self.log(Event::BrokenOff {
-                    request: key.request,
-                    container: key.container,
+                    request: key.request.clone(),
+                    container: key.container.clone(),
+                    needless,
                 });
             }
             changed = true;
@@ -106,6 +107,12 @@ impl World {
             .expect("a container that exists")
     }
 
+    /// Whether the container to be stopped still runs.
+    fn runs(&mut self, begin: &Begin) -> bool {
+        let sim = self.sim(&begin.key.container);
+        sim.id() == begin.target && sim.running_since.is_some()
+    }
+
     fn had(&mut self, key: &Key) -> &mut Ms {
         let (request, had) = &mut self.sim(&key.container).had;
         if *request != key.request {
@@ -127,13 +134,12 @@ impl World {
         let open = self.requests.iter().find(|r| r.uid == key.request);
         let open = open.is_some_and(|r| r.status.completed.is_none());
         assert!(open, "begun for a request that is over");
-        let sim = self.sim(&key.container);
-        let runs = target == sim.id() && sim.running_since.is_some();
         // What waited for a slot may have ended by the stop of an earlier daemon.
-        if op.begin.act.hook.is_none() || !runs {
+        if op.begin.act.hook.is_none() || !self.runs(&op.begin) {
             return self.stop(op);
         }
-        op.hook = sim
+        op.hook = self
+            .sim(&key.container)
             .hook_takes
             .expect("a hook")
             .min(op.begin.act.grace.as_millis() as Ms);
@@ -155,12 +161,11 @@ impl World {
         let request = self.requests.iter().find(|r| r.uid == key.request);
         let grace = request.map(|request| time::seconds(request.grace_seconds.unwrap_or(30)));
         let asked = op.begin.act.term(Duration::from_millis(op.hook));
-        let had = *self.had(&key);
+        let (had, gone) = (*self.had(&key), !self.runs(&op.begin));
         let mut faults = self.faults.iter();
         let fault = faults.find(|(from, until, _)| (*from..*until).contains(&now));
         let fault = fault.map(|(.., fault)| *fault);
         let sim = self.sim(&key.container);
-        let gone = target != sim.id() || sim.running_since.is_none();
         if let (Some(grace), false) = (grace, gone) {
             // Fractions of a second of each part are the container's.
             let owed = grace.saturating_sub(Duration::from_millis(had)).max(LEAST_GRACE);
