@@ -13,7 +13,7 @@ use kruise::api::container_recreate_request::{
     ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus,
 };
 use kruise::node::slots::SHARE;
-use kube::api::{Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams};
 use node::{Node, message};
 use serde_json::json;
 use support::fault_cri::Fault;
@@ -137,6 +137,45 @@ async fn a_slow_runtime_is_not_asked_for_the_containers_of_all_pods_at_once() {
         .await;
     let (_, most) = node.runtime.state().under_way["ListContainers"];
     assert!(most <= 16, "{most} at once");
+}
+
+/// The answer of a slow runtime is not acted on for a request or a Pod that was deleted meanwhile.
+#[tokio::test]
+async fn what_is_deleted_while_the_runtime_is_asked_is_left_alone() {
+    let node = Node::start("late").await;
+    let names = ["late-request", "late-pod"];
+    let mut pods = Vec::new();
+    for name in names {
+        let pod = node.pod(name).await;
+        node.runs(&pod, name, 0).await;
+        pods.push(pod);
+    }
+    let last = node.pod("late-last").await;
+    node.runtime.fault("ListContainers", Fault::Held);
+    for (pod, name) in pods.iter().zip(names) {
+        node.request(name, pod, &format!("containerd://{name}"), json!({}))
+            .await;
+    }
+    node.runtime
+        .until("both Pods are asked for", |state| {
+            state
+                .under_way
+                .get("ListContainers")
+                .is_some_and(|(now, _)| *now >= names.len())
+        })
+        .await;
+    node.delete_request("late-request").await;
+    for name in ["late-pod", "late-last"] {
+        node.pods().delete(name, &DeleteParams::default()).await.unwrap();
+    }
+    // None of its containers has started, so it ends without the runtime, and after all that was before it.
+    node.request("late-last", &last, "containerd://late-last", json!({}))
+        .await;
+    node.completed("late-last").await;
+    node.runtime.heal("ListContainers");
+    node.completed("late-pod").await;
+    node.still_works().await;
+    assert_eq!(node.runtime.calls("StopContainer"), 1, "{}", node.tail());
 }
 
 #[tokio::test]

@@ -195,6 +195,10 @@ impl Node {
             .unwrap();
     }
 
+    pub async fn delete_request(&self, name: &str) {
+        self.requests().delete(name, &Default::default()).await.unwrap();
+    }
+
     /// The request's status as soon as it is as wanted.
     pub async fn status(
         &self,

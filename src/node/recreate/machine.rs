@@ -188,12 +188,9 @@ impl Machine {
 
     async fn observe(&mut self, requests: Vec<Arc<Request>>, step: &Step) -> Observed {
         let limit = Limit::of(&requests, self.shared.now());
-        let call = limit.call();
-        let pod = tokio::time::timeout(call, observe::pod(&self.shared, &self.key, &requests))
-            .await
-            .unwrap_or_else(|_| PodSight::Unknown(format!("the API server has not answered for {call:?}")));
+        let mut pod = self.pod(&requests, limit).await;
         let now = self.shared.now();
-        let runtime = match &pod {
+        let mut runtime = match &pod {
             PodSight::Here(view) => {
                 let eyes = &mut self.eyes;
                 eyes.look(&self.shared, view, &requests, now, limit, step).await
@@ -205,12 +202,35 @@ impl Machine {
         while let Ok(news) = self.news_rx.try_recv() {
             self.hear(news);
         }
+        if let (PodSight::Here(looked), RuntimeSight::Seen { .. }) = (&pod, &runtime) {
+            let uid = looked.uid.clone();
+            pod = self.pod(&requests, limit).await;
+            if !matches!(&pod, PodSight::Here(now) if now.uid == uid) {
+                runtime = RuntimeSight::Unknown("the Pod has changed since it was asked".to_owned());
+            }
+        }
+        let requests = self.requests_now(&requests);
         Observed {
             requests,
             pod,
             runtime,
             memory: self.memory.clone(),
         }
+    }
+
+    /// The requests as they are after a look, which may have waited for its turn. The look was not about new ones; the bell
+    /// has rung for them.
+    fn requests_now(&mut self, looked: &[Arc<Request>]) -> Vec<Arc<Request>> {
+        let mut requests = self.requests();
+        requests.retain(|request| looked.iter().any(|before| before.uid == request.uid));
+        requests
+    }
+
+    async fn pod(&self, requests: &[Arc<Request>], limit: Limit) -> PodSight {
+        let call = limit.call();
+        tokio::time::timeout(call, observe::pod(&self.shared, &self.key, requests))
+            .await
+            .unwrap_or_else(|_| PodSight::Unknown(format!("the API server has not answered for {call:?}")))
     }
 
     /// Plans and acts until nothing is left to do for now; returns when to look again.

@@ -21,6 +21,8 @@ pub use state::{FakeContainer, State};
 pub enum Fault {
     /// Never answers.
     Hang,
+    /// Answers once it is healed.
+    Held,
     /// Closes the connection once the call has come in.
     Die,
     /// Answers after that long.
@@ -40,6 +42,20 @@ pub struct FaultCri {
     path: PathBuf,
     shared: Arc<Mutex<State>>,
     serving: Option<Serving>,
+}
+
+/// Waits until `wanted` holds.
+async fn until(shared: &Mutex<State>, wanted: impl Fn(&State) -> bool) {
+    let changed = Arc::clone(&shared.lock().unwrap().changed);
+    loop {
+        let notified = changed.notified();
+        tokio::pin!(notified);
+        notified.as_mut().enable();
+        if wanted(&shared.lock().unwrap()) {
+            return;
+        }
+        notified.await;
+    }
 }
 
 /// The server in a folder of its own.
@@ -90,7 +106,9 @@ impl FaultCri {
 
     /// Makes a method work again.
     pub fn heal(&self, method: &str) {
-        self.state().faults.remove(method);
+        let mut state = self.state();
+        state.faults.remove(method);
+        state.changed.notify_waiters();
     }
 
     /// How often a method was called.
@@ -100,19 +118,7 @@ impl FaultCri {
 
     /// Waits until `wanted` holds, and says what it waited for when that takes too long.
     pub async fn until(&self, what: &str, wanted: impl Fn(&State) -> bool) {
-        let changed = Arc::clone(&self.state().changed);
-        let wait = async {
-            loop {
-                let notified = changed.notified();
-                tokio::pin!(notified);
-                notified.as_mut().enable();
-                if wanted(&self.state()) {
-                    return;
-                }
-                notified.await;
-            }
-        };
-        let ended = tokio::time::timeout(super::waits::PATIENCE, wait).await;
+        let ended = tokio::time::timeout(super::waits::PATIENCE, until(&self.shared, wanted)).await;
         assert!(
             ended.is_ok(),
             "the runtime still had not seen: {what}; it is {:?}",

@@ -56,6 +56,11 @@ async fn call(request: Request<Incoming>, shared: Shared, end: CancellationToken
     let message = body(request).await;
     let answer = match fault {
         Some(Fault::Hang) => pending().await,
+        Some(Fault::Held) => {
+            let held = |state: &State| matches!(state.faults.get(&method), Some(Fault::Held));
+            super::until(&shared, |state| !held(state)).await;
+            work(&method, &message, &shared).await
+        }
         Some(Fault::Die) => {
             end.cancel();
             pending().await
