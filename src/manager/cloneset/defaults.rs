@@ -72,11 +72,12 @@ pub async fn store(work: &Work<'_>, memory: &mut Memory) -> Option<Duration> {
     let filled = match lacks(&work.set.spec.template, &wanted.data, defaults) {
         Lacks::Defaults(filled) => filled,
         Lacks::Others(mut fields) => {
-            let revision = &wanted.name;
             fields.truncate(MOST_NAMED);
-            tracing::info!(set = %work.name, revision, ?fields,
-                "template and revision differ in defaults; OpenKruise's manager would replace the Pods");
-            memory.defaults_done(generation);
+            let revision = wanted.name.clone();
+            if memory.defaults_differ(generation, fields.clone()) {
+                tracing::info!(set = %work.name, revision, ?fields,
+                    "template and revision differ in defaults; OpenKruise's manager would replace the Pods");
+            }
             return None;
         }
         Lacks::Nothing => {
@@ -87,7 +88,7 @@ pub async fn store(work: &Work<'_>, memory: &mut Memory) -> Option<Duration> {
     match put(work, generation, &filled).await {
         Ok(Some(stored)) => {
             tracing::info!(set = %work.name, "stored the defaults that the template was stored without");
-            memory.defaults_stored(stored.metadata.generation.unwrap_or_default(), Instant::now());
+            memory.defaults_tried(stored.metadata.generation.unwrap_or_default(), Instant::now());
             act::keep_set(work, stored);
             Some(Duration::ZERO)
         }
@@ -98,7 +99,7 @@ pub async fn store(work: &Work<'_>, memory: &mut Memory) -> Option<Duration> {
         }
         Err(error) => {
             tracing::warn!(set = %work.name, %error, "cannot store the defaults that the template lacks");
-            memory.defaults_done(generation);
+            memory.defaults_tried(generation, Instant::now());
             None
         }
     }

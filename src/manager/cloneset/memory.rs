@@ -109,6 +109,8 @@ struct Defaults {
     tries: u32,
     /// When they may be stored next.
     not_before: Option<Instant>,
+    /// Where the template differs from its revision otherwise.
+    differs: Vec<String>,
 }
 
 /// What is remembered of all CloneSets.
@@ -330,10 +332,19 @@ impl Memory {
         self.defaults.tries = 0;
     }
 
-    /// Defaults were stored, which led to this generation. Who takes them off again does not make us write without end.
-    pub fn defaults_stored(&mut self, generation: i64, now: Instant) {
+    /// Defaults were stored, which led to this generation, or refused in it. Neither who takes them off again nor who
+    /// refuses them makes us write without end.
+    pub fn defaults_tried(&mut self, generation: i64, now: Instant) {
         self.defaults_done(generation);
         self.defaults.not_before = Some(now + ASK_AGAIN);
+    }
+
+    /// The template of this generation differs from its revision in these fields; whether that is news.
+    pub fn defaults_differ(&mut self, generation: i64, fields: Vec<String>) -> bool {
+        self.defaults_done(generation);
+        let new = self.defaults.differs != fields;
+        self.defaults.differs = fields;
+        new
     }
 
     /// Defaults could not be stored; how long it is until the next try.
@@ -552,13 +563,16 @@ mod tests {
         let pauses = [(); 3].map(|()| memory.defaults_failed(&refused(503, "ServiceUnavailable"), now));
         assert_eq!(pauses.map(|pause| pause.as_millis()), [500, 1000, 2000]);
         assert_eq!(memory.defaults_due(1, now), Some(pauses[2]));
-        memory.defaults_stored(2, now + pauses[2]);
+        memory.defaults_tried(2, now + pauses[2]);
         assert_eq!(memory.defaults_due(2, now), None, "whatever it lacks now");
         let due = memory.defaults_due(3, now + pauses[2]);
         assert_eq!(due, Some(ASK_AGAIN), "a user removes them each time");
         assert_eq!(memory.defaults_due(3, now + ASK_AGAIN * 2), Some(Duration::ZERO));
         memory.defaults_done(3);
         assert_eq!(memory.defaults_due(3, now + ASK_AGAIN * 2), None);
+        let differs = ["a", "a", "b"].map(|field| memory.defaults_differ(4, vec![field.to_owned()]));
+        assert_eq!(differs, [true, false, true], "each generation of a scale is no news");
+        assert_eq!(memory.defaults_due(4, now + ASK_AGAIN * 2), None);
     }
 
     /// A pass that panics, or is broken off at its deadline, has learnt what it has learnt.
