@@ -50,6 +50,7 @@ async fn what_is_done_to_pods_is_told() {
             message.contains(words) && message.contains(pod),
             "{reason}: {message}"
         );
+        world().logged(&message, "all-told/web").await;
     };
 
     field.edit("web", json!({ "spec": { "replicas": 2 } })).await;

@@ -47,6 +47,9 @@ async fn a_nodeimage_comes_with_a_ready_node_follows_its_labels_and_goes_with_it
         .await
         .unwrap();
     until_gone(&images, "comes-and-goes").await;
+    for words in ["NodeImage created", "NodeImage deleted: its Node has gone"] {
+        assert_eq!(world().logged(words, "comes-and-goes").await, 1, "{words}");
+    }
 }
 
 #[tokio::test]
@@ -96,6 +99,8 @@ async fn a_tag_that_no_daemon_answers_fails_and_then_goes_after_its_time() {
         state.message.as_deref(),
         Some("node has not responded for a long time")
     );
+    let words = "marked the pull as failed: kruise-daemon does not respond";
+    world().logged(words, "stays:1").await;
     let left = until(&images, "silent", "cleaned up", |i: &NodeImage| {
         !i.spec.images.contains_key("goes")
     })

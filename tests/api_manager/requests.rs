@@ -160,6 +160,7 @@ async fn a_request_ends_with_its_pod_and_at_its_deadline() {
     })
     .await;
     assert_eq!(status(&gone).1, "pod has gone");
+    world().logged("ended the request", "default/leaves").await;
     let ended = until(&requests, "slow", "ended", |r: &ContainerRecreateRequest| {
         status(r).0 == "Completed"
     })

@@ -29,7 +29,7 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
     manager.start().unwrap();
     until_converted(&world.plane, &converted::ALL);
     World {
-        _manager: Some(manager),
+        manager: Some(manager),
         ..world
     }
 });
@@ -37,7 +37,7 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
 /// A bed, and its manager where it has one.
 pub struct World {
     pub plane: ControlPlane,
-    _manager: Option<Manager>,
+    manager: Option<Manager>,
 }
 
 /// The world that most tests share.
@@ -59,15 +59,18 @@ impl World {
         plane
             .kubectl(&["create", "serviceaccount", "default", "--namespace=default"])
             .unwrap();
-        Self {
-            plane,
-            _manager: None,
-        }
+        Self { plane, manager: None }
     }
 
     /// A replica of the manager, not started yet; ready when its answer says so.
     pub fn manager(&self, name: &'static str) -> Manager {
         Manager::somewhere(&self.plane, name)
+    }
+
+    /// Waits until these words begin lines of the manager's log at INFO that name the object; says how many.
+    pub async fn logged(&self, words: &str, object: &str) -> usize {
+        let manager = self.manager.as_ref().expect("a manager");
+        waits::logged(manager.log(), words, object).await
     }
 
     pub async fn admin(&self) -> Cluster {

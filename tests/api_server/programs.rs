@@ -10,6 +10,7 @@ use xtask::cluster::{Bound, ControlPlane};
 
 use crate::manager::Manager;
 use crate::support::readiness::answer;
+use crate::support::waits;
 use crate::world::{
     PATIENCE, connect, create, install, merge, merge_status, refused, running, typed, webhooks_answer,
 };
@@ -84,14 +85,9 @@ async fn daemon(plane: &ControlPlane) -> Cluster {
 }
 
 /// Waits until each of these words is the beginning of a line of level INFO.
-fn logged(manager: &Manager, all: &[&str]) {
+async fn logged(manager: &Manager, all: &[&str]) {
     for words in all {
-        let start = format!(": {words}");
-        let is_it = |line: &str| line.contains(" INFO ") && line.contains(&start);
-        let logged = xtask::cluster::wait::until(words, PATIENCE, || {
-            Ok(said(manager).lines().any(is_it).then_some(()))
-        });
-        assert!(logged.is_ok(), "{words}: {}", said(manager));
+        waits::logged(manager.log(), words, "").await;
     }
 }
 
@@ -164,7 +160,8 @@ async fn a_job_with_a_secret_runs_with_the_real_accounts() {
             "ImagePullJob ended",
             "copy of a pull secret deleted",
         ],
-    );
+    )
+    .await;
 }
 
 /// The object once its condition has that status.
@@ -221,7 +218,8 @@ async fn a_request_is_looked_after_with_the_real_accounts() {
             "marked the Pod ready again for the request",
             "deleted the request: ttlSecondsAfterFinished is over",
         ],
-    );
+    )
+    .await;
 }
 
 /// Label `Cascading` refuses the deletion of a Namespace while there are active Pods or bound claims in it.

@@ -82,21 +82,9 @@ impl Node {
         }
     }
 
-    /// Waits until these words are at the beginning of lines of level INFO that name the object; says how many.
+    /// Waits until these words begin lines of the daemon's log at INFO that name the object; says how many.
     pub async fn logged(&self, words: &str, object: &str) -> usize {
-        let count = || {
-            let log = std::fs::read_to_string(self.dir.path().join("log")).unwrap();
-            let lines = log.lines().filter(|line| line.contains(" INFO "));
-            let words = format!(": {words} ");
-            lines
-                .filter(|line| line.contains(&words) && line.contains(object))
-                .count()
-        };
-        let what = format!("{words:?} of {object} in the log");
-        waits::until(&what, &|| self.tail(), || async {
-            Some(count()).filter(|lines| *lines > 0)
-        })
-        .await
+        waits::logged(&self.dir.path().join("log"), words, object).await
     }
 
     /// Waits until there is an event of that reason on a request; its message.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use futures::{Stream, StreamExt};
@@ -31,6 +31,19 @@ pub async fn until<T, F: Future<Output = Option<T>>>(
         assert!(patience, "{what}: not there after {PATIENCE:?}\n{}", logs());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// Waits until these words begin lines of level INFO of a log that name the object; says how many.
+pub async fn logged(log: &Path, words: &str, object: &str) -> usize {
+    let count = || {
+        let text = std::fs::read_to_string(log).unwrap();
+        let words = format!(": {words}");
+        let is_it = |line: &&str| line.contains(" INFO ") && line.contains(&words) && line.contains(object);
+        text.lines().filter(is_it).count()
+    };
+    let what = format!("{words:?} of {object:?} in the log");
+    let ask = async || Some(count()).filter(|lines| *lines > 0);
+    until(&what, &|| tails([log.to_owned()]), ask).await
 }
 
 /// What a watch tells. Where it fails, since the API server is away or the objects' CRD is written, it begins anew after

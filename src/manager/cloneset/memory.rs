@@ -571,7 +571,11 @@ mod tests {
         memory.defaults_done(3);
         assert_eq!(memory.defaults_due(3, now + ASK_AGAIN * 2), None);
         let differs = ["a", "a", "b"].map(|field| memory.defaults_differ(4, vec![field.to_owned()]));
-        assert_eq!(differs, [true, false, true], "each generation of a scale is no news");
+        assert_eq!(
+            differs,
+            [true, false, true],
+            "each generation of a scale is no news"
+        );
         assert_eq!(memory.defaults_due(4, now + ASK_AGAIN * 2), None);
     }
 
