@@ -115,7 +115,11 @@ impl Job {
         let mut spent = Duration::ZERO;
         if let Some(hook) = &act.hook {
             let begun = Instant::now();
-            self.hook(hook, act.grace).await;
+            if let Err(error) = self.hook(hook, act.grace).await {
+                // Nobody knows how far it came: like kubelet, it gets the time once more.
+                let (error, spent) = (error.into(), Duration::ZERO);
+                return self.report(What::Failed { error, spent });
+            }
             spent = begun.elapsed();
             self.report(What::Stopping);
         }
@@ -184,7 +188,10 @@ impl Job {
     }
 
     /// Runs the hook for at most the grace period; where it fails the container is stopped all the same.
-    async fn hook(&self, hook: &Hook, grace: Duration) {
+    ///
+    /// # Errors
+    /// When the runtime went away, so that the hook must run again.
+    async fn hook(&self, hook: &Hook, grace: Duration) -> Result<(), cri::Error> {
         let container = &self.begin.key.container;
         let target = hook::Target {
             runtime: self.runtime.as_ref(),
@@ -193,13 +200,21 @@ impl Job {
             host: hook.host.clone(),
             ports: &hook.ports,
         };
-        let Err(error) = hook::run(&hook.handler, &target, grace).await else {
-            tracing::info!(pod = %self.pod.name, namespace = self.pod.namespace, container, "preStop hook succeeded");
-            return;
+        let error = match hook::run(&hook.handler, &target, grace).await {
+            Ok(()) => {
+                tracing::info!(pod = %self.pod.name, namespace = self.pod.namespace, container, "preStop hook succeeded");
+                return Ok(());
+            }
+            Err(hook::Error::Exec(error @ cri::Error::Unreachable { .. })) => {
+                tracing::warn!(pod = %self.pod.name, namespace = self.pod.namespace, container, %error, "preStop hook broken off; it runs again");
+                return Err(error);
+            }
+            Err(error) => error,
         };
         tracing::warn!(pod = %self.pod.name, namespace = self.pod.namespace, container, %error, "preStop hook failed");
         let note = format!("PreStop hook of container {container} failed: {error}");
         let reason = keys::EVENT_FAILED_PRE_STOP_HOOK;
         self.event(EventType::Warning, reason, "PreStop", note);
+        Ok(())
     }
 }

@@ -357,6 +357,7 @@ impl Machine {
             begun: old
                 .and_then(|attempt| attempt.begun)
                 .or_else(|| slot.is_some().then_some(now.mono)),
+            hooked: stage == Stage::Stopping,
             spent: old.map(|attempt| attempt.spent).unwrap_or_default(),
             stage,
             live: true,
@@ -398,6 +399,7 @@ impl Machine {
             return;
         };
         attempt.begun.get_or_insert(now);
+        attempt.hooked |= matches!(what, What::Stopping);
         attempt.stage = match what {
             What::Hook => Stage::Hook,
             What::Stopping => Stage::Stopping,

@@ -187,19 +187,15 @@ impl Case<'_> {
             };
         }
         let grace = time::seconds(self.request.grace_seconds.unwrap_or(self.pod.grace_seconds));
-        let act = match self.attempt().filter(|attempt| attempt.begun.is_some()) {
-            Some(attempt) => Act {
-                hook: None,
-                grace: left(grace, attempt.spent),
-            },
-            None => Act {
-                hook: view
-                    .pre_stop
-                    .as_ref()
-                    .filter(|_| !grace.is_zero())
-                    .map(|hook| self.hook(hook, view)),
-                grace,
-            },
+        let attempt = self.attempt();
+        let hooked = grace.is_zero() || attempt.is_some_and(|attempt| attempt.hooked);
+        let act = Act {
+            hook: view
+                .pre_stop
+                .as_ref()
+                .filter(|_| !hooked)
+                .map(|hook| self.hook(hook, view)),
+            grace: left(grace, attempt.map_or(Duration::ZERO, |attempt| attempt.spent)),
         };
         Verdict::Ready {
             target: seen.id.clone(),

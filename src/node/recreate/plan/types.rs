@@ -219,6 +219,8 @@ pub struct Attempt {
     pub target: String,
     /// When its preStop hook or its stop was begun first; none while it waits for a slot.
     pub begun: Option<Duration>,
+    /// Whether its preStop hook is over, if it has one; where the runtime went away meanwhile it runs again.
+    pub hooked: bool,
     /// How much of the grace period is used up: by the hook, and by stops that the runtime carried out without success.
     pub spent: Duration,
     /// How far it is.

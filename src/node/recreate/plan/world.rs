@@ -35,8 +35,18 @@ pub struct Sim {
     pub ends_at: Option<Ms>,
     /// When the next one is started.
     pub starts_at: Option<Ms>,
-    /// How much of its grace period the present one has had by this request: its hook, and stops that the runtime tried.
-    pub had: (String, Ms),
+    /// What the present one has had.
+    pub had: Had,
+}
+
+/// What a container has had by one request.
+#[derive(Clone, Debug, Default)]
+pub struct Had {
+    pub request: String,
+    /// How much of its grace period: its hook, and stops that the runtime tried.
+    pub grace: Ms,
+    /// Its hook, to its end.
+    pub hook: bool,
 }
 
 impl Sim {
@@ -106,7 +116,7 @@ struct Op {
 #[derive(Clone, Debug)]
 enum OpStage {
     Queued,
-    Hook,
+    Hook { broken: bool },
     Stop { fault: Option<Fault>, since: Ms },
 }
 

@@ -45,6 +45,7 @@ impl World {
             request: begin.request.clone(),
             target: begin.target.clone(),
             begun: old.and_then(|attempt| attempt.begun),
+            hooked: begin.act.hook.is_none(),
             spent: old.map(|attempt| attempt.spent).unwrap_or_default(),
             stage: Stage::Queued,
             live: true,
@@ -74,26 +75,30 @@ impl World {
                     self.start(op);
                 }
             }
-            OpStage::Hook => {
-                *self.had(&key) += op.hook;
+            OpStage::Hook { broken: false } => {
+                let had = self.had(&key);
+                had.grace += op.hook;
+                had.hook = true;
+                self.memory.attempts.get_mut(&key).unwrap().hooked = true;
                 self.stop(op);
+            }
+            OpStage::Hook { broken: true } => {
+                self.refused(&key, 0);
+                self.log(Event::Ended { request: key.request });
             }
             OpStage::Stop { fault, since } => {
                 let now = Duration::from_millis(self.now);
                 let mut spent = op.hook;
                 if let Some(Fault::Refuses(_)) = fault {
                     spent += self.now - since;
-                    *self.had(&key) += self.now - since;
+                    self.had(&key).grace += self.now - since;
                 }
-                let attempt = self.memory.attempts.get_mut(&key).unwrap();
-                attempt.live = false;
-                attempt.stage = Stage::Stopped(now);
                 if fault.is_some() {
-                    attempt.spent += Duration::from_millis(spent);
-                    attempt.stage = Stage::Retry {
-                        at: now + Duration::from_secs(1),
-                        error: "no luck".into(),
-                    };
+                    self.refused(&key, spent);
+                } else {
+                    let attempt = self.memory.attempts.get_mut(&key).unwrap();
+                    attempt.live = false;
+                    attempt.stage = Stage::Stopped(now);
                 }
                 self.log(Event::Ended { request: key.request });
             }
@@ -113,12 +118,27 @@ impl World {
         sim.id() == begin.target && sim.running_since.is_some()
     }
 
-    fn had(&mut self, key: &Key) -> &mut Ms {
-        let (request, had) = &mut self.sim(&key.container).had;
-        if *request != key.request {
-            (*request, *had) = (key.request.clone(), 0);
+    fn had(&mut self, key: &Key) -> &mut Had {
+        let had = &mut self.sim(&key.container).had;
+        if had.request != key.request {
+            *had = Had {
+                request: key.request.clone(),
+                ..Had::default()
+            };
         }
         had
+    }
+
+    /// The runtime did not do it; it is asked again.
+    fn refused(&mut self, key: &Key, spent: Ms) {
+        let at = Duration::from_millis(self.now) + Duration::from_secs(1);
+        let attempt = self.memory.attempts.get_mut(key).unwrap();
+        attempt.live = false;
+        attempt.spent += Duration::from_millis(spent);
+        attempt.stage = Stage::Retry {
+            at,
+            error: "no luck".into(),
+        };
     }
 
     fn act_on(&mut self, key: &Key, stage: Stage) {
@@ -143,9 +163,19 @@ impl World {
             .hook_takes
             .expect("a hook")
             .min(op.begin.act.grace.as_millis() as Ms);
-        op.ends_at = self.now + op.hook;
-        op.stage = OpStage::Hook;
-        assert_eq!(*self.had(&key), 0, "a hook that comes second");
+        let ends = self.now + op.hook;
+        let gone = self
+            .faults
+            .iter()
+            .filter(|(.., fault)| matches!(fault, Fault::Away));
+        let gone = gone.filter(|(from, until, _)| *from < ends && *until > self.now.max(*from));
+        let broken = gone.map(|(from, ..)| self.now.max(*from)).min();
+        op.ends_at = broken.unwrap_or(ends);
+        op.stage = OpStage::Hook {
+            broken: broken.is_some(),
+        };
+        let had = self.had(&key);
+        assert!(!had.hook && had.grace == 0, "a hook that comes second");
         self.act_on(&key, Stage::Hook);
         self.log(Event::Hook {
             request: key.request,
@@ -161,19 +191,23 @@ impl World {
         let request = self.requests.iter().find(|r| r.uid == key.request);
         let grace = request.map(|request| time::seconds(request.grace_seconds.unwrap_or(30)));
         let asked = op.begin.act.term(Duration::from_millis(op.hook));
-        let (had, gone) = (*self.had(&key), !self.runs(&op.begin));
+        let (had, gone) = (self.had(&key).clone(), !self.runs(&op.begin));
         let mut faults = self.faults.iter();
         let fault = faults.find(|(from, until, _)| (*from..*until).contains(&now));
         let fault = fault.map(|(.., fault)| *fault);
         let sim = self.sim(&key.container);
         if let (Some(grace), false) = (grace, gone) {
             // Fractions of a second of each part are the container's.
-            let owed = grace.saturating_sub(Duration::from_millis(had)).max(LEAST_GRACE);
+            let owed = grace
+                .saturating_sub(Duration::from_millis(had.grace))
+                .max(LEAST_GRACE);
             let more = asked.checked_sub(owed);
             assert!(
                 more.is_some_and(|more| more < Duration::from_secs(1)),
-                "asked for {asked:?} of {grace:?}, of which it has had {had} ms"
+                "asked for {asked:?} of {grace:?}, of which it has had {had:?}"
             );
+            let hook = sim.hook_takes.is_some() && !grace.is_zero();
+            assert_eq!(hook, had.hook, "a stop without the hook before it");
         }
         let ends = now + sim.stop_takes.min(asked.as_millis() as Ms);
         let ends = sim.ends_at.map_or(ends, |at| at.min(ends));
