@@ -116,10 +116,16 @@ async fn templates_of_charts_go_over_and_back_without_a_change() {
         );
     }
     deploy(plane, "apply", "webhooks");
+    let mut left = Vec::new();
+    for charts in &all {
+        left.push(charts.kept().await);
+    }
     ours.stop().unwrap();
 
     let _theirs = back(plane);
-    for charts in &all {
+    for (charts, left) in all.iter().zip(left) {
+        charts.settled("taken back").await;
+        assert_eq!(charts.kept().await, left, "{}: taken back", charts.namespace);
         charts.nothing_changes(plane, Some(second), "theirs again").await;
         charts.image_changes_in_place(plane, third, "theirs again").await;
     }

@@ -209,6 +209,37 @@ async fn a_runtime_that_dies_in_mid_stop_is_asked_again_when_it_is_back() {
     node.succeeded("die").await;
 }
 
+/// As by kubelet: the hook comes first, whatever became of the runtime, and the time that it lost is given once more.
+#[tokio::test]
+async fn a_hook_that_the_runtimes_end_broke_off_runs_again() {
+    let mut node = Node::start("hook").await;
+    let hook = json!({"containers": [{"name": "main", "image": "i",
+        "lifecycle": {"preStop": {"exec": {"command": ["drain"]}}}}]});
+    let pod = node.pod_with("hook", hook).await;
+    node.runs(&pod, "h0", 0).await;
+    node.runtime.fault("ExecSync", Fault::Hang);
+    node.request("hook", &pod, "containerd://h0", json!({})).await;
+    node.runtime
+        .until("the hook", |state| state.calls.get("ExecSync") >= Some(&1))
+        .await;
+    node.runtime.kill().await;
+    node.status("hook", "it says that the runtime is away", |status| {
+        message(status).contains("will retry")
+    })
+    .await;
+    node.runtime.heal("ExecSync");
+    node.runtime.listen();
+    node.runtime
+        .until("the stop", |state| !state.containers["h0"].running)
+        .await;
+    assert_eq!(node.runtime.calls("ExecSync"), 2, "{}", node.tail());
+    assert_eq!(node.runtime.calls("StopContainer"), 1, "{}", node.tail());
+    let grace = node.runtime.state().containers["h0"].stopped_with;
+    assert_eq!(grace, Some(30));
+    node.runs(&pod, "h1", 1).await;
+    node.succeeded("hook").await;
+}
+
 /// Neither the daemon nor the runtime overflows, and the container is stopped.
 #[tokio::test]
 async fn no_grace_period_is_too_long() {

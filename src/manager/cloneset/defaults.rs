@@ -11,6 +11,7 @@ use kube::api::{ApiResource, DynamicObject};
 use serde_json::{Value, json};
 
 use super::memory::Memory;
+use super::plan::cut;
 use super::{Work, act, revision};
 use crate::api::cloneset::CloneSet;
 use crate::cluster::pod_template::{Defaults, lost, stored};
@@ -19,6 +20,8 @@ use crate::in_place::normal::with_defaults;
 
 /// Fields that the log names.
 const MOST_NAMED: usize = 5;
+/// Bytes of each.
+const LONGEST_NAMED: usize = 200;
 
 /// What a stored template lacks.
 #[derive(Debug, PartialEq)]
@@ -73,6 +76,9 @@ pub async fn store(work: &Work<'_>, memory: &mut Memory) -> Option<Duration> {
         Lacks::Defaults(filled) => filled,
         Lacks::Others(mut fields) => {
             fields.truncate(MOST_NAMED);
+            fields
+                .iter_mut()
+                .for_each(|field| *field = cut(field, LONGEST_NAMED));
             let revision = wanted.name.clone();
             if memory.defaults_differ(generation, fields.clone()) {
                 tracing::info!(set = %work.name, revision, ?fields,
@@ -88,7 +94,7 @@ pub async fn store(work: &Work<'_>, memory: &mut Memory) -> Option<Duration> {
     match put(work, generation, &filled).await {
         Ok(Some(stored)) => {
             tracing::info!(set = %work.name, "stored the defaults that the template was stored without");
-            memory.defaults_tried(stored.metadata.generation.unwrap_or_default(), Instant::now());
+            memory.defaults_stored(stored.metadata.generation.unwrap_or_default(), Instant::now());
             act::keep_set(work, stored);
             Some(Duration::ZERO)
         }
@@ -99,8 +105,7 @@ pub async fn store(work: &Work<'_>, memory: &mut Memory) -> Option<Duration> {
         }
         Err(error) => {
             tracing::warn!(set = %work.name, %error, "cannot store the defaults that the template lacks");
-            memory.defaults_tried(generation, Instant::now());
-            None
+            Some(memory.defaults_refused(Instant::now()))
         }
     }
 }

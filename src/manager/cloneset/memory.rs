@@ -332,11 +332,16 @@ impl Memory {
         self.defaults.tries = 0;
     }
 
-    /// Defaults were stored, which led to this generation, or refused in it. Neither who takes them off again nor who
-    /// refuses them makes us write without end.
-    pub fn defaults_tried(&mut self, generation: i64, now: Instant) {
+    /// Defaults were stored, which led to this generation. Who takes them off again does not make us write without end.
+    pub fn defaults_stored(&mut self, generation: i64, now: Instant) {
         self.defaults_done(generation);
         self.defaults.not_before = Some(now + ASK_AGAIN);
+    }
+
+    /// Defaults were refused; how long it is until the next try, whatever the generation is then.
+    pub fn defaults_refused(&mut self, now: Instant) -> Duration {
+        self.defaults.not_before = Some(now + ASK_AGAIN);
+        ASK_AGAIN
     }
 
     /// The template of this generation differs from its revision in these fields; whether that is news.
@@ -563,7 +568,7 @@ mod tests {
         let pauses = [(); 3].map(|()| memory.defaults_failed(&refused(503, "ServiceUnavailable"), now));
         assert_eq!(pauses.map(|pause| pause.as_millis()), [500, 1000, 2000]);
         assert_eq!(memory.defaults_due(1, now), Some(pauses[2]));
-        memory.defaults_tried(2, now + pauses[2]);
+        memory.defaults_stored(2, now + pauses[2]);
         assert_eq!(memory.defaults_due(2, now), None, "whatever it lacks now");
         let due = memory.defaults_due(3, now + pauses[2]);
         assert_eq!(due, Some(ASK_AGAIN), "a user removes them each time");
@@ -577,6 +582,14 @@ mod tests {
             "each generation of a scale is no news"
         );
         assert_eq!(memory.defaults_due(4, now + ASK_AGAIN * 2), None);
+        assert_eq!(memory.defaults_refused(now), ASK_AGAIN);
+        for generation in [5, 6] {
+            assert_eq!(memory.defaults_due(generation, now), Some(ASK_AGAIN));
+            assert_eq!(
+                memory.defaults_due(generation, now + ASK_AGAIN),
+                Some(Duration::ZERO)
+            );
+        }
     }
 
     /// A pass that panics, or is broken off at its deadline, has learnt what it has learnt.

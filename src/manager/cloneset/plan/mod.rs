@@ -69,7 +69,7 @@ pub use types::{
     Revision, Subject, Switches, Template, Why,
 };
 use view::{Draft, View};
-pub use waits::WAITING;
+pub use waits::{WAITING, cut};
 
 /// What to do at `now` about a CloneSet that is not being deleted, given what is observed of it. The same observation
 /// gives the same plan.

@@ -386,7 +386,7 @@ pub(super) fn items(hook: &LifecycleHook, pod: &Pod, there: bool) -> String {
 }
 
 /// The beginning of what somebody else says.
-pub(super) fn cut(text: &str, limit: usize) -> String {
+pub fn cut(text: &str, limit: usize) -> String {
     if text.len() <= limit {
         return text.to_owned();
     }
