@@ -21,6 +21,9 @@ struct Daemon {
 /// What `--help` of OpenKruise's programs lists: `FLAG TYPE` a line.
 const MANAGER: &str = include_str!("data/flags/kruise-manager.txt");
 const DAEMON: &str = include_str!("data/flags/kruise-daemon.txt");
+/// The arguments of OpenKruise's Helm chart where nothing is configured, one a line.
+const CHART_MANAGER: &str = include_str!("data/flags/chart-manager.txt");
+const CHART_DAEMON: &str = include_str!("data/flags/chart-daemon.txt");
 
 /// Arguments with the flag, each of which pflag takes.
 fn arguments(flag: &str, of: &str) -> Vec<String> {
@@ -85,21 +88,12 @@ fn recorded(flags: &str, arguments: &[&str]) {
     }
 }
 
-/// As the Helm chart writes them where nothing is configured.
+/// `api_server` starts both with them.
 #[test]
-fn arguments_of_the_helm_chart_start_both_programs() {
-    let daemon = [
-        "kruise-daemon",
-        "--logtostderr=true",
-        "--v=4",
-        "--addr=:10221",
-        "--feature-gates=",
-        "--socket-file=",
-        "--max-workers-for-pull-image=-1",
-        "--plugin-config-file=/kruise/CredentialProviderPlugin.yaml",
-        "--plugin-bin-dir=/kruise/plugins",
-        "--enable-pprof=false",
-    ];
+fn arguments_of_the_helm_chart_are_taken() {
+    let daemon: Vec<&str> = std::iter::once("kruise-daemon")
+        .chain(CHART_DAEMON.lines())
+        .collect();
     recorded(DAEMON, &daemon);
     let options = Daemon::try_parse_from(daemon).unwrap().options;
     let ignored: Vec<_> = options.upstream.given().map(|(flag, _)| flag).collect();
@@ -113,20 +107,9 @@ fn arguments_of_the_helm_chart_start_both_programs() {
             "v"
         ]
     );
-    let manager = [
-        "kruise-manager",
-        "--enable-leader-election",
-        "--metrics-addr=:8080",
-        "--health-probe-addr=:8000",
-        "--logtostderr=true",
-        "--leader-election-namespace=",
-        "--leader-election-lease-duration=15s",
-        "--leader-election-renew-deadline=10s",
-        "--leader-election-retry-period=2s",
-        "--v=4",
-        "--feature-gates=",
-        "--sync-period=0",
-    ];
+    let manager: Vec<&str> = std::iter::once("kruise-manager")
+        .chain(CHART_MANAGER.lines())
+        .collect();
     recorded(MANAGER, &manager);
     let options = Manager::try_parse_from(manager).unwrap().options;
     assert_eq!(options.lease_namespace(), "kruise-system");

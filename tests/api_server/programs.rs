@@ -15,6 +15,12 @@ use crate::world::{
     PATIENCE, connect, create, install, merge, merge_status, refused, running, typed, webhooks_answer,
 };
 
+/// The arguments of OpenKruise's Helm chart but for addresses, which are the bed's.
+fn of_the_chart(arguments: &str) -> Vec<String> {
+    let ours = |argument: &&str| !argument.contains("addr=") && !argument.contains("socket-file=");
+    arguments.lines().filter(ours).map(str::to_owned).collect()
+}
+
 const BETA: &str = "apps.kruise.io/v1beta1";
 
 /// What it said.
@@ -66,7 +72,9 @@ async fn cluster() -> (ControlPlane, Manager, Cluster) {
     plane
         .kubectl(&["create", "serviceaccount", "default", "--namespace=default"])
         .unwrap();
-    let mut manager = Manager::somewhere(&plane, "kruise-manager");
+    let mut arguments = of_the_chart(include_str!("../data/flags/chart-manager.txt"));
+    arguments.push("--nodeimage-creation-delay=0s".into());
+    let mut manager = Manager::somewhere_with(&plane, "kruise-manager", &arguments);
     manager.start().unwrap();
     webhooks_answer(&plane);
     let admin = connect(plane.kubeconfig()).await;
@@ -149,6 +157,7 @@ async fn a_job_with_a_secret_runs_with_the_real_accounts() {
     gone(&jobs, "job").await;
     gone(&typed(&admin, "v1", "Secret", Some("kruise-daemon-config")), copy).await;
     nothing_was_refused(&manager);
+    assert!(said(&manager).contains("flag has no effect flag=\"--sync-period\""));
     logged(
         &manager,
         &[
@@ -348,18 +357,29 @@ async fn a_daemon_says_whether_it_is_fenced() {
     create(&typed(&admin, "v1", "Pod", Some("default")), pod)
         .await
         .unwrap();
+    let request = json!({ "apiVersion": BETA, "kind": "ContainerRecreateRequest",
+        "metadata": { "name": "r", "labels": { "crr.apps.kruise.io/node-name": "n2" } },
+        "spec": { "podName": "q", "containers": [{ "name": "app" }] } });
+    create(
+        &typed(&admin, BETA, "ContainerRecreateRequest", Some("default")),
+        request,
+    )
+    .await
+    .unwrap();
     let account = plane
         .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node("n1"))
         .unwrap();
     let health = format!("127.0.0.1:{}", xtask::port::reserve().unwrap());
+    // As in a cluster the account is not given by flag.
     let mut daemon = plane
         .component("kruise-daemon", env!("CARGO_BIN_EXE_kruise-daemon"))
+        .args(of_the_chart(include_str!("../data/flags/chart-daemon.txt")))
         .args([
             format!("--addr={health}"),
-            format!("--kubeconfig={}", account.display()),
             format!("--control-socket={}", plane.dir().join("control.sock").display()),
             format!("--socket-file={}", plane.dir().join("none.sock").display()),
         ])
+        .env("KUBECONFIG", account.display().to_string())
         .env("NODE_NAME", "n1");
     let says = |path: &str, words: &str| {
         let outcome = xtask::cluster::wait::until(words, PATIENCE, || {
@@ -370,20 +390,33 @@ async fn a_daemon_says_whether_it_is_fenced() {
     daemon.start().unwrap();
     says(
         "/readyz",
-        "ok fence: writes about other nodes are refused: events, nodeimages, pods",
+        "ok fence: writes about other nodes are refused: events, nodeimages, containerrecreaterequests, pods",
     );
     says("/metrics", "kruise_daemon_fenced{kind=\"pods\"} 1");
     daemon.stop().unwrap();
     let policies = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/policies");
     plane.kubectl(&["delete", "-k", policies]).unwrap();
     daemon.start().unwrap();
-    let words = "NOT FENCED: writes about other nodes are not refused: events, nodeimages, pods";
+    let words = "NOT FENCED: writes about other nodes are not refused: \
+        events, nodeimages, containerrecreaterequests, pods";
     says("/readyz", words);
+    let readiness = answer(&health, "/readyz");
+    assert!(
+        readiness.starts_with("HTTP/1.1 503") && readiness.contains("NOT READY fence"),
+        "{readiness}"
+    );
+    let log = std::fs::read_to_string(daemon.log()).unwrap();
+    for line in [
+        "writes about other nodes are not refused; apply deploy/policies",
+        "flag has no effect flag=\"--plugin-bin-dir\"",
+    ] {
+        assert!(log.contains(line), "{line}: {log}");
+    }
     says("/metrics", "kruise_daemon_fenced{kind=\"nodeimages\"} 0");
     install(&plane, "policies");
     says(
         "/readyz",
-        "ok fence: writes about other nodes are refused: events, nodeimages, pods",
+        "ok fence: writes about other nodes are refused: events, nodeimages, containerrecreaterequests, pods",
     );
     daemon.stop().unwrap();
 }
