@@ -151,7 +151,11 @@ pub(super) fn fill_in(asked: &Request, answer: Option<Result<Answer, cluster::Er
     match answer {
         None => {}
         Some(Ok(Answer::Bad(why))) => return Decision::Deny { code: 422, why },
-        Some(Ok(Answer::Good { templates, unknown })) => {
+        Some(Ok(Answer::Good {
+            templates,
+            unknown,
+            dropped,
+        })) => {
             set(&mut object, &["spec", "template"], templates.template);
             if !templates.claims.is_empty() {
                 set(
@@ -164,6 +168,12 @@ pub(super) fn fill_in(asked: &Request, answer: Option<Result<Answer, cluster::Er
                 format!(
                     "unknown field \"{}\" is left out; look for a misspelling",
                     cut(field, LONGEST_FIELD)
+                )
+            }));
+            warnings.extend(dropped.iter().take(TOLD).map(|item| {
+                format!(
+                    "{} is stored, but the API server drops it, so Pods may be without it; its feature gate may be off",
+                    cut(item, LONGEST_FIELD)
                 )
             }));
         }

@@ -13,7 +13,9 @@ use serde_json::{Value, json};
 use super::{Cluster, Error, write};
 use crate::api::json::set;
 use crate::ops::{Gate, Gates};
+use by_name::ByName;
 
+mod by_name;
 pub mod stored;
 
 /// A Pod template and the claim templates that belong to it.
@@ -37,6 +39,9 @@ pub enum Answer {
         templates: Templates,
         /// Fields that the API server does not know, and that are gone.
         unknown: Vec<String>,
+        /// Items of lists that are not in its answer, and that are stored as they were asked for: it drops volumes whose
+        /// feature gate is off.
+        dropped: Vec<String>,
     },
     /// They are not, in the API server's words: fields of an object that has the templates as `spec.template`
     /// and `spec.volumeClaimTemplates`, their values, and what is wrong with them.
@@ -163,26 +168,27 @@ fn volumes(template: &mut Value) -> Vec<Value> {
 
 fn read_back(asked: &Templates, kept: &[usize], mut answer: Value, defaults: Defaults) -> Answer {
     let mut template = answer.get_mut("template").map(Value::take).unwrap_or_default();
-    let mut all = volumes(&mut template).into_iter();
-    let own = asked.template["spec"]["volumes"].as_array();
-    let mut own = own.cloned().unwrap_or_default();
-    for (at, volume) in kept.iter().zip(all.by_ref()) {
-        if let Some(place) = own.get_mut(*at) {
-            *place = volume;
-        }
-    }
-    if !own.is_empty() {
-        set(&mut template, &["spec", "volumes"], own.into());
-    }
-    let mut claims = asked.claims.clone();
-    for (claim, mut volume) in claims.iter_mut().zip(all) {
-        let spec = volume
-            .pointer_mut("/ephemeral/volumeClaimTemplate/spec")
-            .map(Value::take);
-        let mut spec = spec.unwrap_or_default();
+    let mut all = ByName::of(volumes(&mut template));
+    let (mut claims, mut dropped) = (asked.claims.clone(), Vec::new());
+    for (at, claim) in claims.iter_mut().enumerate() {
+        let mut volume = all.take(&claim["metadata"]).unwrap_or_default();
+        let spec = volume.pointer_mut("/ephemeral/volumeClaimTemplate/spec");
+        let Some(mut spec) = spec.map(Value::take) else {
+            dropped.push(format!("spec.volumeClaimTemplates[{at}]"));
+            continue;
+        };
         stored::claim(&claim["spec"], &mut spec, defaults);
         set(claim, &["spec"], spec);
     }
+    // The others were not in the question.
+    let own = asked.template["spec"]["volumes"].as_array().into_iter().flatten();
+    let others = own.enumerate().filter(|(at, _)| kept.binary_search(at).is_err());
+    all.add(others.map(|(_, volume)| volume.clone()));
+    let all = all.into_items();
+    if !all.is_empty() {
+        set(&mut template, &["spec", "volumes"], all.into());
+    }
+    by_name::lists_as_asked(&asked.template, &mut template, &mut dropped);
     stored::template(&asked.template, &mut template, defaults);
     let mut unknown = lost(&asked.template, &template);
     for (at, (before, after)) in asked.claims.iter().zip(&claims).enumerate() {
@@ -197,9 +203,10 @@ fn read_back(asked: &Templates, kept: &[usize], mut answer: Value, defaults: Def
         templates: Templates {
             template,
             claims,
-            labels: Value::Null,
+            ..Templates::default()
         },
         unknown,
+        dropped,
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use kruise::api::cloneset::CloneSet;
 use serde_json::{Value, json};
 
-use crate::field::Field;
+use crate::field::{Field, identities};
 use crate::pods::revision;
 use crate::world::{PATIENCE, world};
 
@@ -68,6 +68,37 @@ async fn old_revisions_are_deleted_but_for_those_in_use() {
     let mut used: Vec<String> = pods.iter().map(revision).collect();
     used.sort_by_key(|name| names.iter().position(|n| n == name));
     assert_eq!(used, names[..2]);
+}
+
+/// The oldest release that is supported drops image volumes and their mounts, of templates as well as of Pods.
+#[tokio::test]
+async fn a_template_with_an_image_volume_has_one_revision_however_often_it_is_applied() {
+    let field = Field::new(world(), "image-volume").await;
+    let mount = |volume: &str| json!({ "name": volume, "mountPath": format!("/{volume}") });
+    let mounts = ["model", "config", "data"].map(mount);
+    let container = json!({ "name": "app", "image": IMAGES[0], "volumeMounts": mounts });
+    let volumes = json!([
+        { "name": "model", "image": { "reference": "example.com/model:1" } },
+        { "name": "config", "configMap": { "name": "config" } },
+    ]);
+    let claim = json!({ "metadata": { "name": "data" }, "spec": { "accessModes": ["ReadWriteOnce"],
+        "resources": { "requests": { "storage": "1024Mi" } } } });
+    let spec = json!({ "template": { "spec": { "containers": [container], "volumes": volumes } },
+        "volumeClaimTemplates": [claim] });
+    let set = field.set("web", spec.clone()).await;
+    field.settled("web").await;
+    let pods = identities(&field.pods_of("web").await);
+    let again = field.edit("web", json!({ "spec": spec })).await;
+    assert_eq!(again.metadata.generation, set.metadata.generation);
+
+    field.image("web", IMAGES[1]).await;
+    field.settled("web").await;
+    assert_eq!(identities(&field.pods_of("web").await), pods, "updated in place");
+    let again = field.image("web", IMAGES[0]).await;
+    field.settled("web").await;
+    assert_eq!(again.spec.template, set.spec.template);
+    assert_eq!(identities(&field.pods_of("web").await), pods);
+    assert_eq!(revisions(&field).await.len(), 2);
 }
 
 /// A revision of that name and another's data, in the place of the one that there is.

@@ -91,6 +91,42 @@ async fn the_manager_s_own_question_gives_what_the_webhook_filled_in() {
     assert_eq!(of(&asked), of(&templates(&stored["spec"])));
 }
 
+/// The oldest release that is supported drops image volumes and their mounts; what follows them is not shifted by that.
+#[tokio::test]
+async fn a_template_with_an_image_volume_is_stored_as_it_was_asked_for() {
+    let volumes = json!([
+        { "name": "model", "image": { "reference": "example.com/model:1" } },
+        { "name": "config", "configMap": { "name": "config" } },
+    ]);
+    let mounts = json!([
+        { "name": "model", "mountPath": "/model" },
+        { "name": "config", "mountPath": "/config" },
+        { "name": "data", "mountPath": "/data" },
+    ]);
+    let change = json!({
+        "template": { "spec": { "volumes": volumes, "containers": [{ "name": "c", "image": "i:1", "volumeMounts": mounts }] } },
+        "volumeClaimTemplates": [claim()],
+    });
+    let manifest = set(BETA, "image-volume", change);
+    let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
+    std::fs::write(file.path(), manifest.to_string()).unwrap();
+    let apply = ["apply", "-f", file.path().to_str().unwrap()];
+    world().plane.kubectl(&apply).unwrap();
+    let stored = get(&sets(BETA).await, "image-volume").await;
+    let pod = &stored["spec"]["template"]["spec"];
+    let mut filled = volumes;
+    filled[1]["configMap"]["defaultMode"] = json!(420);
+    assert_eq!(pod["volumes"], filled);
+    assert_eq!(pod["containers"][0]["volumeMounts"], mounts);
+    assert_eq!(pod["containers"][0]["terminationMessagePolicy"], "File");
+    let claim = &stored["spec"]["volumeClaimTemplates"][0]["spec"];
+    assert_eq!(claim["resources"]["requests"]["storage"], "1Gi");
+    assert_eq!(with_defaults(&stored["spec"]).await, templates(&stored["spec"]));
+    world().plane.kubectl(&apply).unwrap();
+    let again = get(&sets(BETA).await, "image-volume").await;
+    assert_eq!(again["metadata"]["generation"], stored["metadata"]["generation"]);
+}
+
 /// A revision as the manager makes it is found again when it is read.
 #[tokio::test]
 async fn a_revision_comes_back_as_it_was_made() {

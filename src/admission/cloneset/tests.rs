@@ -59,18 +59,21 @@ fn what_the_api_server_makes_of_templates_is_taken_over() {
         templates: Templates {
             template: json!({ "filled": "in" }),
             claims: vec![json!({ "spec": 2 })],
-            labels: Value::Null,
+            ..Templates::default()
         },
         unknown: vec!["spec.template.spec.typo".into()],
+        dropped: vec!["spec.template.spec.volumes[1]".into()],
     };
     let (object, warnings) = allowed(fill_in(&asked, Some(Ok(answer))));
     assert_eq!(object["spec"]["template"], json!({ "filled": "in" }));
     assert_eq!(object["spec"]["volumeClaimTemplates"], json!([{ "spec": 2 }]));
-    assert!(
-        warnings
-            .iter()
-            .any(|warning| warning.contains("spec.template.spec.typo"))
-    );
+    for (field, what) in [
+        ("typo", "is left out"),
+        ("volumes[1]", "is stored, but the API server drops it"),
+    ] {
+        let says = |warning: &String| warning.contains(field) && warning.contains(what);
+        assert!(warnings.iter().any(says), "{warnings:?}");
+    }
 
     let bad = Answer::Bad("spec.template.spec.containers: Required value".into());
     assert!(denied(fill_in(&asked, Some(Ok(bad)))).contains("Required value"));

@@ -52,10 +52,16 @@ fn claims_take_the_place_of_volumes_and_come_back_as_claims() {
     container.remove("imagee");
     container.remove("stdin");
     container.insert("imagePullPolicy".into(), json!("Always"));
-    let Answer::Good { templates, unknown } = read_back(&asked, &kept, answer, FILLED) else {
+    let Answer::Good {
+        templates,
+        unknown,
+        dropped,
+    } = read_back(&asked, &kept, answer, FILLED)
+    else {
         panic!("bad");
     };
     assert_eq!(unknown, ["spec.template.spec.containers[0].imagee"]);
+    assert_eq!(dropped, Vec::<String>::new());
     assert_eq!(
         templates.template["spec"]["volumes"],
         json!([{ "name": "data", "emptyDir": {} }, { "name": "tmp", "emptyDir": { "medium": "" } }])
@@ -82,6 +88,154 @@ fn a_template_without_volumes_gets_none() {
     };
     let (body, kept) = body(&asked);
     assert_eq!(body["template"], asked.template);
+    let Answer::Good { templates, .. } = read_back(&asked, &kept, body, FILLED) else {
+        panic!("bad");
+    };
+    assert_eq!(templates, asked);
+}
+
+/// A template with an image volume, and the API server's answer where it knows those.
+fn image_volume() -> (Templates, Vec<usize>, Value) {
+    let asked = Templates {
+        template: json!({ "spec": {
+            "containers": [{ "name": "c", "image": "i", "imagePullPolicy": "Always",
+                "env": [{ "name": "A", "value": "1" }, { "name": "A", "value": "2" }],
+                "volumeMounts": [
+                    { "name": "model", "mountPath": "/model" },
+                    { "name": "cfg", "mountPath": "/cfg" },
+                    { "name": "data", "mountPath": "/data" },
+                    { "name": "cfg", "mountPath": "/again" },
+                ] }],
+            "volumes": [
+                { "name": "model", "image": { "reference": "m:1" } },
+                { "name": "data", "emptyDir": {} },
+                { "name": "cfg", "configMap": { "name": "cfg" } },
+            ],
+        } }),
+        claims: vec![
+            json!({ "metadata": { "name": "data" }, "spec": { "resources": { "requests": { "storage": "1024Mi" } } } }),
+        ],
+        ..Templates::default()
+    };
+    let (mut answer, kept) = body(&asked);
+    let volumes = &mut answer["template"]["spec"]["volumes"];
+    volumes[0]["image"]["pullPolicy"] = json!("IfNotPresent");
+    volumes[1]["configMap"]["defaultMode"] = json!(420);
+    volumes[2]["ephemeral"]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"] = json!("1Gi");
+    (asked, kept, answer)
+}
+
+/// What is stored of the answer, and the items that it lacks.
+fn stored_of(answer: Value, defaults: Defaults) -> (Templates, Vec<String>) {
+    let (asked, kept, _) = image_volume();
+    let Answer::Good {
+        templates,
+        unknown,
+        dropped,
+    } = read_back(&asked, &kept, answer, defaults)
+    else {
+        panic!("bad");
+    };
+    assert_eq!(unknown, Vec::<String>::new());
+    (templates, dropped)
+}
+
+#[test]
+fn volumes_mounts_and_claims_of_the_answer_are_found_by_name() {
+    let (asked, _, answer) = image_volume();
+    for defaults in [FILLED, BARE] {
+        let (whole, dropped) = stored_of(answer.clone(), defaults);
+        assert_eq!(dropped, Vec::<String>::new());
+        let mut volumes = asked.template["spec"]["volumes"].clone();
+        if !defaults.none {
+            volumes[2]["configMap"]["defaultMode"] = json!(420);
+        }
+        assert_eq!(whole.template["spec"]["volumes"], volumes);
+        assert_eq!(whole.claims[0]["spec"]["resources"]["requests"]["storage"], "1Gi");
+
+        // Its feature gate is off.
+        let mut less = answer.clone();
+        let remove =
+            |of: &mut Value, name: &str| of.as_array_mut().unwrap().retain(|one| one["name"] != name);
+        remove(&mut less["template"]["spec"]["volumes"], "model");
+        remove(
+            &mut less["template"]["spec"]["containers"][0]["volumeMounts"],
+            "model",
+        );
+        let (stored, dropped) = stored_of(less, defaults);
+        assert_eq!(stored, whole, "the same before and after the gate is switched on");
+        assert_eq!(
+            dropped,
+            [
+                "spec.template.spec.volumes[0]",
+                "spec.template.spec.containers[0].volumeMounts[0]"
+            ]
+        );
+
+        // Somebody's webhook inserts its own.
+        let mut more = answer.clone();
+        let insert = |of: &mut Value, one: Value| of.as_array_mut().unwrap().insert(0, one);
+        let spec = &mut more["template"]["spec"];
+        spec["initContainers"] = json!([{ "name": "theirs", "image": "t" }]);
+        insert(&mut spec["volumes"], json!({ "name": "theirs", "emptyDir": {} }));
+        insert(
+            &mut spec["containers"][0]["volumeMounts"],
+            json!({ "name": "theirs", "mountPath": "/t" }),
+        );
+        insert(
+            &mut spec["containers"][0]["env"],
+            json!({ "name": "THEIRS", "value": "1" }),
+        );
+        insert(&mut spec["containers"], json!({ "name": "theirs", "image": "t" }));
+        assert_eq!(stored_of(more, defaults), (whole.clone(), Vec::new()));
+
+        let mut other = answer.clone();
+        other["template"]["spec"]["volumes"]
+            .as_array_mut()
+            .unwrap()
+            .reverse();
+        assert_eq!(stored_of(other, defaults), (whole.clone(), Vec::new()));
+
+        // None is left.
+        let mut none = answer.clone();
+        none["template"]["spec"]
+            .as_object_mut()
+            .unwrap()
+            .remove("volumes");
+        none["template"]["spec"]["containers"][0]
+            .as_object_mut()
+            .unwrap()
+            .remove("volumeMounts");
+        let (stored, dropped) = stored_of(none, defaults);
+        assert_eq!(stored.claims, asked.claims);
+        // The volume that the claim replaces was not asked about.
+        assert_eq!(
+            stored.template["spec"]["volumes"],
+            asked.template["spec"]["volumes"]
+        );
+        assert_eq!(
+            dropped[..3],
+            [
+                "spec.volumeClaimTemplates[0]",
+                "spec.template.spec.volumes[0]",
+                "spec.template.spec.volumes[2]"
+            ]
+        );
+        assert_eq!(dropped.len(), 7);
+    }
+}
+
+/// The API server refuses them; should it not, each stays.
+#[test]
+fn volumes_of_one_name_stay_as_they_are() {
+    let volume = |path: &str| json!({ "name": "v", "hostPath": { "path": path } });
+    let claim = |storage: &str| json!({ "metadata": { "name": "c" }, "spec": { "resources": { "requests": { "storage": storage } } } });
+    let asked = Templates {
+        template: json!({ "spec": { "containers": [], "volumes": [volume("/1"), volume("/2"), { "hostPath": {} }] } }),
+        claims: vec![claim("1Gi"), claim("2Gi")],
+        ..Templates::default()
+    };
+    let (body, kept) = body(&asked);
     let Answer::Good { templates, .. } = read_back(&asked, &kept, body, FILLED) else {
         panic!("bad");
     };
@@ -143,11 +297,12 @@ fn templates_are_stored_as_the_go_implementation_stores_them() {
             let Answer::Good {
                 mut templates,
                 unknown,
+                dropped,
             } = read_back(&asked, &kept, answer, defaults)
             else {
                 panic!("bad");
             };
-            assert_eq!(unknown, Vec::<String>::new());
+            assert_eq!([unknown, dropped].concat(), Vec::<String>::new());
             let mut expected = line[field].clone();
             without_artefacts(&mut expected);
             without_artefacts(&mut templates.template);

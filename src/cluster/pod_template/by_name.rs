@@ -1,0 +1,81 @@
+//! Items of the API server's answer are those asked for that have the same name: it drops some, such as volumes whose feature
+//! gate is off, and webhooks for PodTemplates insert others.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde_json::Value;
+
+/// Items of a list, by name. Those of one name keep their order: a volume may be mounted twice.
+#[derive(Default)]
+pub(super) struct ByName(BTreeMap<String, VecDeque<Value>>);
+
+impl ByName {
+    pub(super) fn of(items: Vec<Value>) -> Self {
+        let mut all = Self::default();
+        all.add(items);
+        all
+    }
+
+    pub(super) fn add(&mut self, items: impl IntoIterator<Item = Value>) {
+        for item in items {
+            self.0.entry(name(&item).to_owned()).or_default().push_back(item);
+        }
+    }
+
+    /// The first item left that has the name of this one.
+    pub(super) fn take(&mut self, like: &Value) -> Option<Value> {
+        self.0.get_mut(name(like))?.pop_front()
+    }
+
+    /// What is left.
+    pub(super) fn into_items(self) -> Vec<Value> {
+        self.0.into_values().flatten().collect()
+    }
+}
+
+fn name(item: &Value) -> &str {
+    item["name"].as_str().unwrap_or_default()
+}
+
+/// Gives the answer's lists the items that were asked for, in their order; those that it lacks as they were asked for.
+pub(super) fn lists_as_asked(asked: &Value, answer: &mut Value, dropped: &mut Vec<String>) {
+    const POD: &str = "spec.template.spec";
+    let Some(answer) = answer.get_mut("spec") else {
+        return;
+    };
+    let asked = &asked["spec"];
+    as_asked(asked, answer, "volumes", POD, dropped);
+    for list in ["containers", "initContainers"] {
+        as_asked(asked, answer, list, POD, dropped);
+        let containers = answer.get_mut(list).and_then(Value::as_array_mut);
+        for (at, container) in containers.into_iter().flatten().enumerate() {
+            for inner in ["volumeMounts", "env"] {
+                let path = format!("{POD}.{list}[{at}]");
+                as_asked(&asked[list][at], container, inner, &path, dropped);
+            }
+        }
+    }
+}
+
+fn as_asked(asked: &Value, answer: &mut Value, list: &str, path: &str, dropped: &mut Vec<String>) {
+    let Some(answer) = answer.as_object_mut() else {
+        return;
+    };
+    let asked = asked[list].as_array().map_or(&[][..], Vec::as_slice);
+    let given = answer.get_mut(list).and_then(Value::as_array_mut);
+    let given = given.map(std::mem::take).unwrap_or_default();
+    if asked.is_empty() && !given.is_empty() {
+        answer.remove(list);
+    }
+    let mut given = ByName::of(given);
+    let items = asked.iter().enumerate().map(|(at, item)| {
+        given.take(item).unwrap_or_else(|| {
+            dropped.push(format!("{path}.{list}[{at}]"));
+            item.clone()
+        })
+    });
+    let items: Vec<Value> = items.collect();
+    if !items.is_empty() {
+        answer.insert(list.to_owned(), items.into());
+    }
+}
