@@ -27,7 +27,7 @@ pub fn templates(spec: &Value) -> Templates {
     Templates {
         template: spec["template"].clone(),
         claims: claims(spec).to_vec(),
-        labels: Value::Null,
+        ..Templates::default()
     }
 }
 

@@ -210,7 +210,9 @@ impl Look {
     }
 
     async fn ask(&self, asked: &Request, mut templates: Templates) -> Result<Answer, cluster::Error> {
-        templates.labels = asked.object["metadata"]["labels"].clone();
+        let metadata = &asked.object["metadata"];
+        templates.labels = metadata["labels"].clone();
+        templates.annotations = metadata["annotations"].clone();
         let answer = pod_template::ask(&self.cluster, &asked.namespace, templates, self.defaults);
         bounded("create", "PodTemplate", Box::pin(answer)).await
     }

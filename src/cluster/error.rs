@@ -100,6 +100,14 @@ impl Error {
         }
     }
 
+    /// A rule, quota, policy or webhook refuses it, and will until somebody changes something.
+    #[must_use]
+    pub fn refused(&self) -> bool {
+        let refusal = self.code().is_some_and(|code| (400..500).contains(&code));
+        let other = matches!(self.code(), Some(401 | 404 | 408 | 410 | 413));
+        refusal && !other && !self.retryable() && !self.namespace_terminating()
+    }
+
     /// The namespace is being deleted, so that nothing can be created in it any more.
     #[must_use]
     pub fn namespace_terminating(&self) -> bool {

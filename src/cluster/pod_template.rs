@@ -28,6 +28,8 @@ pub struct Templates {
     /// Labels of the workload that they are of, which policies for all kinds may ask for; null for none. They are in no
     /// answer.
     pub labels: Value,
+    /// Its annotations, for the same reason.
+    pub annotations: Value,
 }
 
 /// What the API server says to templates.
@@ -106,6 +108,14 @@ pub async fn ask(
     }
 }
 
+/// The templates without the API server's opinion, where it is refused for something else than the templates.
+#[must_use]
+pub fn unchecked(mut asked: Templates, defaults: Defaults) -> Templates {
+    stored::prepare(&mut asked.template, defaults);
+    stored::quantities_as_text(&mut asked.template);
+    asked
+}
+
 /// The object to make in a dry run, and which of the template's own volumes are in it: all but those whose
 /// names claim templates have, which take their places in a Pod. The claims follow.
 fn body(templates: &Templates) -> (Value, Vec<usize>) {
@@ -136,6 +146,12 @@ fn body(templates: &Templates) -> (Value, Vec<usize>) {
         "kind": "PodTemplate",
         "metadata": { "generateName": "dry-run-", "labels": templates.labels },
     });
+    let mut annotations = templates.annotations.clone();
+    if let Some(annotations) = annotations.as_object_mut() {
+        // As large as all the rest, and no policy asks for it.
+        annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+    }
+    set(&mut object, &["metadata", "annotations"], annotations);
     // The macro would make a copy.
     set(&mut object, &["template"], template);
     (object, kept)

@@ -120,6 +120,47 @@ async fn pods_are_kept_while_a_quota_has_no_room_for_another_revision() {
     run(&field.pods_of("web").await, "example.com/app:2");
 }
 
+/// The API server makes no PodTemplate, so a quota of them is no reason to make no Pods.
+#[tokio::test]
+async fn pods_are_made_and_updated_in_place_while_the_dry_run_is_refused_and_after_it() {
+    let field = Field::new(world(), "no-templates").await;
+    quota(&field, "count/podtemplates", 0).await;
+    let container =
+        json!({ "name": "app", "image": "example.com/app:1", "resources": { "requests": { "cpu": 1 } } });
+    let set = field
+        .set(
+            "web",
+            json!({ "template": { "spec": { "containers": [container] } } }),
+        )
+        .await;
+    assert!(
+        set.spec.template["spec"]["dnsPolicy"].is_null(),
+        "somebody filled in defaults"
+    );
+    field.settled("web").await;
+    let first = pods::identities(&field.pods_of("web").await);
+    let update_to = async |image: &str| {
+        field.image("web", image).await;
+        let set = field.settled("web").await;
+        assert_eq!(said(&set, "FailedUpdate"), "");
+        let pods = field.pods_of("web").await;
+        run(&pods, image);
+        assert_eq!(pods::identities(&pods), first);
+        set.status.unwrap().update_revision
+    };
+    let second = update_to("example.com/app:2").await;
+
+    quota(&field, "count/podtemplates", 9).await;
+    let third = update_to("example.com/app:3").await;
+    assert_ne!(third, second);
+    let filled = field.sets().get("web").await.unwrap().spec.template;
+    assert_eq!(filled["spec"]["dnsPolicy"], "ClusterFirst");
+    assert_eq!(update_to("example.com/app:2").await, second);
+    let revisions = field.api("apps", "v1", "ControllerRevision");
+    let revisions = revisions.list(&Default::default()).await.unwrap();
+    assert_eq!(revisions.items.len(), 3);
+}
+
 /// Somebody's webhook that is asked about some objects of this namespace, and never answers.
 struct Silence<'a> {
     field: &'a Field,

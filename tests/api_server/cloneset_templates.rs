@@ -305,7 +305,7 @@ async fn only_pods_of_the_cloneset_can_be_named_for_deletion() {
     );
 }
 
-/// A policy for all kinds looks at the object of the dry run too: it has the CloneSet's labels, and what is refused of it alone
+/// A policy for all kinds looks at the object of the dry run too: it has the CloneSet's labels and annotations, and what is refused of it alone
 /// does not refuse the CloneSet.
 #[tokio::test]
 async fn a_policy_that_the_dry_run_does_not_meet_is_no_mistake_of_the_template() {
@@ -325,6 +325,11 @@ async fn a_policy_that_the_dry_run_does_not_meet_is_no_mistake_of_the_template()
     let admin = world().admin().await;
     for (name, resources, expression) in [
         ("team", "*", "'team' in object.metadata.?labels.orValue({})"),
+        (
+            "owner",
+            "*",
+            "'owner' in object.metadata.?annotations.orValue({})",
+        ),
         ("none", "podtemplates", "false"),
     ] {
         plane.kubectl(&["create", "namespace", name]).unwrap();
@@ -344,6 +349,7 @@ async fn a_policy_that_the_dry_run_does_not_meet_is_no_mistake_of_the_template()
         }
         let mut object = set(BETA, "policed", json!({}));
         object["metadata"]["labels"] = json!({ "team": "a" });
+        object["metadata"]["annotations"] = json!({ "owner": "a" });
         create(&typed(&admin, BETA, "CloneSet", Some(name)), object)
             .await
             .unwrap();
@@ -358,7 +364,7 @@ async fn a_policy_that_the_dry_run_does_not_meet_is_no_mistake_of_the_template()
             .unwrap();
         assert_eq!(
             filled,
-            if name == "team" { "Always" } else { "" },
+            if name == "none" { "" } else { "Always" },
             "policy {name}"
         );
     }

@@ -34,6 +34,30 @@ pub fn prepare(template: &mut Value, defaults: Defaults) {
     }
 }
 
+/// Writes quantities that are numbers as texts, as Go's types do.
+pub(super) fn quantities_as_text(value: &mut Value) {
+    let as_text = |value: &mut Value| {
+        if let Value::Number(number) = value {
+            *value = Value::String(number.to_string());
+        }
+    };
+    match value {
+        Value::Object(all) => {
+            for (name, value) in all {
+                match (name.as_str(), value) {
+                    ("limits" | "requests" | "overhead", Value::Object(all)) => {
+                        all.values_mut().for_each(as_text);
+                    }
+                    ("sizeLimit" | "divisor", value) => as_text(value),
+                    (_, value) => quantities_as_text(value),
+                }
+            }
+        }
+        Value::Array(all) => all.iter_mut().for_each(quantities_as_text),
+        _ => {}
+    }
+}
+
 /// Leaves of the API server's answer what OpenKruise would have stored.
 pub fn template(asked: &Value, answer: &mut Value, defaults: Defaults) {
     for name in ["serviceAccount", "serviceAccountName"] {

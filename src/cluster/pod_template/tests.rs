@@ -26,6 +26,7 @@ fn templates() -> Templates {
             "spec": { "accessModes": ["ReadWriteOnce"] },
         })],
         labels: json!({ "team": "a" }),
+        annotations: json!({ "owner": "a", "kubectl.kubernetes.io/last-applied-configuration": "{}" }),
     }
 }
 
@@ -35,6 +36,7 @@ fn claims_take_the_place_of_volumes_and_come_back_as_claims() {
     let (body, kept) = body(&asked);
     assert_eq!(kept, [1]);
     assert_eq!(body["metadata"]["labels"], json!({ "team": "a" }));
+    assert_eq!(body["metadata"]["annotations"], json!({ "owner": "a" }));
     let volumes = body["template"]["spec"]["volumes"].as_array().unwrap();
     assert_eq!(volumes[0]["name"], "tmp");
     assert_eq!(
@@ -83,8 +85,7 @@ fn claims_take_the_place_of_volumes_and_come_back_as_claims() {
 fn a_template_without_volumes_gets_none() {
     let asked = Templates {
         template: json!({ "spec": { "containers": [] } }),
-        claims: Vec::new(),
-        labels: Value::Null,
+        ..Templates::default()
     };
     let (body, kept) = body(&asked);
     assert_eq!(body["template"], asked.template);
@@ -289,7 +290,7 @@ fn templates_are_stored_as_the_go_implementation_stores_them() {
             let mut asked = Templates {
                 template: line["asked"]["template"].clone(),
                 claims: line["asked"]["claims"].as_array().unwrap().clone(),
-                labels: Value::Null,
+                ..Templates::default()
             };
             stored::prepare(&mut asked.template, defaults);
             let (_, kept) = body(&asked);
@@ -410,5 +411,27 @@ fn only_what_is_wrong_with_the_template_is_a_mistake() {
         ),
     ] {
         assert_eq!(is_mistake(&status), mistake, "{status:?}");
+        assert!(Error::Api(Box::new(status)).refused());
     }
+    for (code, reason) in [
+        (401, "Unauthorized"),
+        (404, "NotFound"),
+        (409, "Conflict"),
+        (429, "TooManyRequests"),
+        (500, "InternalError"),
+        (503, "ServiceUnavailable"),
+    ] {
+        let error = Error::Api(Box::new(status(code, reason, "", &[])));
+        assert!(!error.refused(), "{error}");
+    }
+    let mut terminating = status(403, "Forbidden", "", &[""]);
+    for cause in terminating
+        .details
+        .iter_mut()
+        .flat_map(|details| &mut details.causes)
+    {
+        cause.reason = "NamespaceTerminating".to_owned();
+    }
+    assert!(!Error::Api(Box::new(terminating)).refused());
+    assert!(!Error::Transport("gone".into()).refused());
 }

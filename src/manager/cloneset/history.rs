@@ -214,6 +214,7 @@ async fn find_out(work: &Work<'_>, all: &[Revision], collisions: Option<i32>) ->
     }
     let asked = Templates {
         labels: json!(work.set.metadata.labels),
+        annotations: json!(work.set.metadata.annotations),
         ..templates(&spec)
     };
     let owner = owner(work.set);
@@ -225,16 +226,25 @@ async fn find_out(work: &Work<'_>, all: &[Revision], collisions: Option<i32>) ->
         return Ok(of(&template, &asked.claims));
     }
     let defaults = Defaults::of(&work.ctx.options.feature_gates);
-    match pod_template::ask(&work.ctx.cluster, owner.namespace, asked, defaults).await? {
-        Answer::Good { templates, .. } => {
-            let known = revision::stands_for(&templates.template, all, stored);
-            Ok(of(
-                known.as_ref().unwrap_or(&templates.template),
-                &templates.claims,
-            ))
+    let templates = match pod_template::ask(&work.ctx.cluster, owner.namespace, asked, defaults).await {
+        Ok(Answer::Good { templates, .. }) => templates,
+        Ok(Answer::Bad(why)) => return Err(Unfit::Mistake(why)),
+        // A quota or policy for PodTemplates, of which none is to be made. Its defaults make no other revision, so it is the
+        // same once the dry run is taken.
+        Err(error) if error.refused() => {
+            let templates = pod_template::unchecked(templates(&spec), defaults);
+            if revision::no_template(&templates.template).is_some() {
+                return Err(error.into());
+            }
+            tracing::warn!(set = %work.name, %error,
+                "cannot check the Pod template, because its dry run as a PodTemplate is refused; it is used as it is stored");
+            templates
         }
-        Answer::Bad(why) => Err(Unfit::Mistake(why)),
-    }
+        Err(error) => return Err(error.into()),
+    };
+    let known = revision::stands_for(&templates.template, all, stored);
+    let template = known.as_ref().unwrap_or(&templates.template);
+    Ok(of(template, &templates.claims))
 }
 
 fn api(work: &Work<'_>) -> Api<ControllerRevision> {

@@ -115,9 +115,14 @@ impl From<&ControllerRevision> for Revision {
 
 /// Why Pods cannot be made of a revision's data, if so.
 fn unfit(data: Option<&Value>) -> Option<String> {
-    let Some(template) = data.and_then(|data| data.pointer("/spec/template")) else {
-        return Some("spec.template is missing".to_owned());
-    };
+    match data.and_then(|data| data.pointer("/spec/template")) {
+        Some(template) => no_template(template),
+        None => Some("spec.template is missing".to_owned()),
+    }
+}
+
+/// Why Pods cannot be made of a template, if so.
+pub fn no_template(template: &Value) -> Option<String> {
     match PodTemplateSpec::deserialize(template) {
         Err(why) => Some(why.to_string()),
         Ok(template)

@@ -4,6 +4,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::cluster::pod_template::{Defaults, Templates, unchecked};
 
 const NOBODY: &BTreeMap<String, String> = &BTreeMap::new();
 
@@ -82,6 +83,43 @@ fn stored_templates_have_the_revisions_of_the_go_implementation() {
             assert_eq!(json!(short(&wanted.name)), line[revision], "{template} of {name}");
             let hash = &wanted.annotations[keys::VOLUME_CLAIM_TEMPLATE_HASH];
             assert_eq!(json!(hash), line["claimHash"], "{name}");
+        }
+    }
+}
+
+/// While its dry run is refused, a template's revision is made of it as it is stored, and stays once the dry run is taken.
+#[test]
+fn the_revision_of_an_unchecked_template_stands_for_the_checked_one() {
+    let recorded = include_str!("../../../../tests/data/takeover/templates.jsonl");
+    let recorded = recorded.lines().map(|line| serde_json::from_str(line).unwrap());
+    let numbers = |cpu: Value, size: Value| {
+        let container = json!({ "name": "c", "image": "i", "imagePullPolicy": "Always", "resources": { "limits": { "cpu": cpu } } });
+        json!({ "metadata": { "labels": { "limits": "1" } }, "spec": { "containers": [container],
+            "volumes": [{ "name": "v", "emptyDir": { "sizeLimit": size } }] } })
+    };
+    let (asked, checked) = (
+        numbers(json!(0.5), json!(1024)),
+        numbers(json!("500m"), json!("1Ki")),
+    );
+    let more = json!({ "asked": { "template": asked }, "stored": checked, "storedWithoutDefaults": checked });
+    for line in recorded.chain([more]) {
+        for (none, field) in [(false, "stored"), (true, "storedWithoutDefaults")] {
+            let asked = Templates {
+                template: line["asked"]["template"].clone(),
+                ..Templates::default()
+            };
+            let defaults = Defaults {
+                none,
+                ..Defaults::default()
+            };
+            let unchecked = unchecked(asked, defaults).template;
+            assert_eq!(no_template(&unchecked), None, "{}", line["name"]);
+            let known = [Revision {
+                data: data(&unchecked),
+                ..Revision::default()
+            }];
+            let found = stands_for(&line[field], &known, Stored::of(none));
+            assert!(found.is_some(), "{field} of {}: {unchecked}", line["name"]);
         }
     }
 }
