@@ -121,12 +121,38 @@ fn join<T>(
 
 fn string(text: &str, out: &mut String) {
     for c in Value::from(text).to_string().chars() {
-        match c {
-            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => out.push_str(&format!("\\u{:04x}", u32::from(c))),
-            c => out.push(c),
+        if escaped(c) {
+            out.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            out.push(c);
         }
     }
 }
+
+/// What Go escapes and `serde_json` does not.
+fn escaped(c: char) -> bool {
+    matches!(c, '<' | '>' | '&' | '\u{2028}' | '\u{2029}')
+}
+
+/// How many bytes Go, and so etcd, makes of what `serde_json` wrote.
+#[must_use]
+pub fn length(json: &str) -> usize {
+    let bytes = |c| if escaped(c) { ESCAPED } else { c.len_utf8() };
+    json.chars().map(bytes).sum()
+}
+
+/// How many bytes Go makes of a character inside of a string.
+#[must_use]
+pub fn width(c: char) -> usize {
+    match c {
+        '"' | '\\' | '\u{8}' | '\t' | '\n' | '\u{c}' | '\r' => 2,
+        c if escaped(c) || c < ' ' => ESCAPED,
+        c => c.len_utf8(),
+    }
+}
+
+/// Bytes of an escape of four digits.
+const ESCAPED: usize = 6;
 
 #[cfg(test)]
 mod tests {
@@ -152,5 +178,15 @@ mod tests {
             sorted(&json!([{"b": 1, "a": "\u{8}\n"}])),
             r#"[{"a":"\b\n","b":1}]"#
         );
+    }
+
+    #[test]
+    fn lengths_are_those_of_the_text() {
+        let text = "a\"\\/\u{0}\u{8}\t\n\u{c}\r\u{1f}\u{7f}<&>ä\u{2028}\u{2029}€😀";
+        for value in [json!(text), json!({ "<": [text, 1.5, null] })] {
+            assert_eq!(length(&value.to_string()), sorted(&value).len());
+        }
+        let inside: usize = text.chars().map(width).sum();
+        assert_eq!(inside + 2, sorted(&json!(text)).len());
     }
 }

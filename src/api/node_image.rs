@@ -49,6 +49,13 @@ words! {
     }
 }
 
+/// Bytes of `spec.images` at most, as etcd has them, the keys of sandbox configurations twice, for `managedFields` has
+/// them too. All tenants of a node share its NodeImage, and etcd takes 1.5 MiB of one object: what this and
+/// [`MOST_STATUS`] leave of them is for `metadata`, which has each image's name for both.
+pub const MOST_IMAGES: usize = 512 << 10;
+/// Bytes of `status` at most, as etcd has them: without their messages, the tags that [`MOST_IMAGES`] allows fit.
+pub const MOST_STATUS: usize = 768 << 10;
+
 /// What the node is asked to pull.
 #[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[kube(

@@ -6,6 +6,7 @@ mod containerd;
 mod daemon;
 mod faults;
 mod job;
+mod large;
 mod outage;
 mod secrets;
 #[path = "../support/mod.rs"]

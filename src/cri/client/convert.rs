@@ -11,7 +11,7 @@ use crate::cri::{
 };
 
 const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
-/// Longer words of a runtime are cut: they end in a status that every watcher receives.
+/// Bytes of a runtime's words that are kept: they end in a status that every watcher receives.
 const MAX_WORDS: usize = 600;
 
 pub(super) fn spec(image: &str) -> v1::ImageSpec {
@@ -58,10 +58,11 @@ pub(super) fn pull_words(message: &str) -> String {
             .and_then(|rest| rest.split_once("\": "));
         message = rest.map_or(message, |(_, rest)| rest);
     }
-    match message.char_indices().nth(MAX_WORDS) {
-        Some((end, _)) => format!("{}…", &message[..end]),
-        None => message.to_owned(),
+    if message.len() <= MAX_WORDS {
+        return message.to_owned();
     }
+    let end = message.floor_char_boundary(MAX_WORDS);
+    format!("{}…", message.get(..end).unwrap_or_default())
 }
 
 pub(super) fn image(image: v1::Image, info: &HashMap<String, String>) -> Image {
@@ -229,7 +230,12 @@ mod tests {
             pull_words("failed to resolve reference: no"),
             "failed to resolve reference: no"
         );
-        assert_eq!(pull_words(&"ä".repeat(10_000)).chars().count(), MAX_WORDS + 1);
+        let euros = format!("{}…", "€".repeat(MAX_WORDS / 3));
+        assert_eq!(pull_words(&"€".repeat(10_000)), euros);
+        assert_eq!(
+            pull_words(&format!("-{}", "€".repeat(10_000))).len(),
+            MAX_WORDS - 2 + 3
+        );
     }
 
     #[test]

@@ -211,6 +211,7 @@ impl Duty {
             for key in self.board.clear() {
                 self.stop(&key);
             }
+            self.publisher = Publisher::new(self.publisher.spread);
             self.publisher.stored = change.new.as_ref().map(|s| s.status.clone()).unwrap_or_default();
             self.written_version = 0;
         }
@@ -269,7 +270,7 @@ impl Duty {
         if !self.writes.is_empty() {
             return None;
         }
-        let current = status::compose(&self.board, limits);
+        let current = self.publisher.told(status::compose(&self.board, limits), now);
         match self.publisher.when(&current, now) {
             When::Never => None,
             When::At(t) => Some(t),
@@ -301,6 +302,17 @@ impl Duty {
                 self.written_version = observe::version(&object.metadata);
                 self.publisher.wrote(object.status.unwrap_or_default(), now);
             }
+            Some(Err(error)) if lasting(&error) => {
+                let category = error.category();
+                if self.publisher.refused(now) {
+                    tracing::warn!(
+                        category,
+                        "NodeImage status not written: {error}; it is written without messages"
+                    );
+                } else {
+                    tracing::debug!(category, "NodeImage status not written: {error}");
+                }
+            }
             Some(Err(error)) => {
                 tracing::warn!(
                     category = error.category(),
@@ -320,7 +332,10 @@ impl Duty {
             while let Some(written) = self.writes.join_next().await {
                 self.wrote(written.ok());
             }
-            let current = status::compose(&self.board, &self.limits());
+            let now = self.ctx.cluster.clock.now();
+            let current = self
+                .publisher
+                .told(status::compose(&self.board, &self.limits()), now);
             let told = status::by_tag(&self.publisher.stored);
             let ours: BTreeMap<_, _> = status::by_tag(&current);
             let news = ours
@@ -339,6 +354,11 @@ impl Duty {
             );
         }
     }
+}
+
+/// Whether the API server would refuse the same status again. Permissions and the NodeImage itself may be there in a moment.
+fn lasting(error: &cluster::Error) -> bool {
+    !error.retryable() && !error.forbidden() && !error.not_found()
 }
 
 /// One attempt on behalf of that namespace: the credentials, and then the pull.

@@ -3,12 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::entry::namespaces;
-use crate::api::node_image::ImageSpec;
+use crate::api::go_json;
+use crate::api::node_image::{ImageSpec, MOST_IMAGES as BYTES};
 
 /// Images that a NodeImage holds at most, as its CRD says.
 pub const IMAGES: usize = 256;
-/// Bytes of `spec.images` at most. etcd takes 1.5 MiB for the whole object, and `status` and `managedFields` grow with it.
-const BYTES: usize = 512 << 10;
 /// A namespace may hold this many times what is left free: 3 lets one that is alone have three quarters.
 const TIMES: usize = 3;
 
@@ -75,7 +74,7 @@ impl Room {
     /// An entry is there, or has changed.
     fn put(&mut self, image: &str, spec: &ImageSpec) -> Option<Entry> {
         let entry = Entry {
-            bytes: serde_json::to_vec(spec).map_or(0, |json| json.len()),
+            bytes: stored(spec),
             namespaces: namespaces(spec),
         };
         self.entries.insert(image.to_owned(), entry)
@@ -115,6 +114,16 @@ impl Room {
     }
 }
 
+/// How many bytes an entry takes in etcd.
+fn stored(spec: &ImageSpec) -> usize {
+    let json = serde_json::to_string(spec).unwrap_or_default();
+    let sandbox = spec.sandbox_config.iter();
+    let keys = sandbox.flat_map(|sandbox| sandbox.labels.keys().chain(sandbox.annotations.keys()));
+    // In `managedFields` each is `"f:KEY":{},`.
+    let managed = keys.map(|key| r#""f:":{},"#.len() + key.chars().map(go_json::width).sum::<usize>());
+    go_json::length(&json) + managed.sum::<usize>()
+}
+
 /// Whether what a namespace would hold leaves enough for others. What does not grow always fits.
 fn fits(before: Held, all: Held, mine: Held, namespace: &str) -> Result<(), Full> {
     let kinds = [
@@ -150,9 +159,14 @@ fn fits(before: Held, all: Held, mine: Held, namespace: &str) -> Result<(), Full
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::api::node_image::{ImageTagSpec, SandboxConfig};
+    use crate::api::node_image::{
+        ImagePullPhase, ImagePullPolicy, ImageTagPullPolicy, ImageTagSpec, ImageTagStatus, MOST_STATUS,
+        SandboxConfig,
+    };
     use k8s_openapi::api::core::v1::ObjectReference;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use proptest::prelude::*;
+    use serde_json::json;
 
     fn spec(namespaces: &[&str], bytes: usize) -> ImageSpec {
         let owner = |namespace: &&str| ObjectReference {
@@ -215,6 +229,66 @@ mod tests {
         let refused = room.add("b", "new", &spec(&["b"], 0)).unwrap_err();
         assert_eq!(refused.to_string(), "it holds 256 images, and can hold 256");
         assert_eq!(room.all().images, IMAGES, "a refused entry leaves nothing behind");
+    }
+
+    #[test]
+    fn an_entry_counts_as_etcd_stores_it() {
+        let sandbox = SandboxConfig {
+            labels: [("l<".to_owned(), "&".to_owned())].into(),
+            ..SandboxConfig::default()
+        };
+        let entry = |sandbox_config| ImageSpec {
+            sandbox_config,
+            ..ImageSpec::default()
+        };
+        let added = r#""sandboxConfig":{"labels":{"l\u003c":"\u0026"}},"#.len() + r#""f:l\u003c":{},"#.len();
+        assert_eq!(stored(&entry(Some(sandbox))), stored(&entry(None)) + added);
+    }
+
+    /// What a NodeImage's tags are asked for with bounds what must be said of them.
+    #[test]
+    fn the_status_of_all_tags_that_fit_has_room_without_messages() {
+        let now: jiff::Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let asked = ImageTagSpec {
+            tag: "t0".to_owned(),
+            created_at: Some(Time(now)),
+            pull_policy: Some(ImageTagPullPolicy {
+                timeout_seconds: Some(1),
+                backoff_limit: Some(0),
+                ttl_seconds_after_finished: Some(300),
+                active_deadline_seconds: None,
+            }),
+            owner_references: vec![ObjectReference {
+                api_version: Some("apps.kruise.io/v1beta1".to_owned()),
+                kind: Some("ImagePullJob".to_owned()),
+                namespace: Some("n".to_owned()),
+                name: Some("j".to_owned()),
+                uid: Some("00000000-0000-4000-8000-000000000000".to_owned()),
+                ..ObjectReference::default()
+            }],
+            version: 0,
+            image_pull_policy: Some(ImagePullPolicy::Always),
+        };
+        for tag in ["t0".to_owned(), "t".repeat(128)] {
+            let mut asked = asked.clone();
+            asked.tag = tag;
+            let said = ImageTagStatus {
+                tag: asked.tag.clone(),
+                phase: ImagePullPhase::Succeeded,
+                progress: 100,
+                start_time: Some(Time(now)),
+                completion_time: Some(Time(now)),
+                version: 0,
+                image_id: Some(format!("{}@sha256:{}", "n".repeat(255), "0".repeat(64))),
+                message: None,
+            };
+            let [asked, said] = [json!(asked), json!(said)].map(|entry| entry.to_string().len() + 1);
+            let tags = BYTES / asked;
+            assert!(
+                tags * said < MOST_STATUS,
+                "{tags} tags of {asked} and {said} bytes"
+            );
+        }
     }
 
     proptest! {

@@ -4,6 +4,7 @@
 //! the board, and `act` carries it out in the world. Times are the API server's.
 
 pub mod board;
+pub mod fit;
 pub mod keyring;
 pub mod publish;
 pub mod status;

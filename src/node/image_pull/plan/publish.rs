@@ -7,6 +7,7 @@
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value, json};
 
+use super::fit::bare;
 use super::status::by_tag;
 use crate::api::json::set;
 use crate::api::node_image::NodeImageStatus;
@@ -18,6 +19,8 @@ const PROGRESS: SignedDuration = SignedDuration::from_secs(10);
 /// After a failed write: the first pause, which doubles, and the last.
 const RETRY_FIRST: SignedDuration = SignedDuration::from_millis(500);
 const RETRY_LAST: SignedDuration = SignedDuration::from_secs(5);
+/// Where the API server would refuse the same again: the last pause, and how long messages are left out after it.
+const REFUSED_LAST: SignedDuration = SignedDuration::from_secs(300);
 
 /// When to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +44,7 @@ pub struct Publisher {
     wrote_at: Option<Timestamp>,
     failures: u32,
     not_before: Option<Timestamp>,
+    bare_until: Option<Timestamp>,
 }
 
 impl Publisher {
@@ -52,13 +56,23 @@ impl Publisher {
         }
     }
 
-    /// When to tell `current`.
+    /// What is to be told of `current`: no messages for a while after a status was refused.
+    #[must_use]
+    pub fn told(&self, current: NodeImageStatus, now: Timestamp) -> NodeImageStatus {
+        match self.bare_until {
+            Some(until) if now < until => bare(current),
+            _ => current,
+        }
+    }
+
+    /// When to tell `current`, which is as [`Self::told`] has it.
     pub fn when(&mut self, current: &NodeImageStatus, now: Timestamp) -> When {
         let news = News::of(&self.stored, current);
         let due = match news {
             News::None => {
                 self.waiting_since = None;
-                return When::Never;
+                self.bare_until = self.bare_until.filter(|until| now < *until);
+                return self.bare_until.map_or(When::Never, When::At);
             }
             News::Terminal => now,
             News::Transition => later(*self.waiting_since.get_or_insert(now), TOGETHER),
@@ -78,18 +92,40 @@ impl Publisher {
         self.waiting_since = None;
         self.failures = 0;
         self.not_before = None;
+        self.bare_until = self.bare_until.filter(|until| now < *until);
     }
 
     /// The write failed; `after` is what the API server asked for, if it did.
     pub fn failed(&mut self, after: Option<SignedDuration>, now: Timestamp) {
-        let doubled = RETRY_FIRST
-            .saturating_mul(1 << self.failures.min(6))
-            .min(RETRY_LAST);
+        let doubled = self.doubled(RETRY_LAST);
+        self.pause(after.map_or(doubled, |asked| asked.max(doubled)), now);
+    }
+
+    /// The API server refused the status, and would refuse it again: what comes next is without messages. Whether this is
+    /// the first time since a status with messages was taken.
+    pub fn refused(&mut self, now: Timestamp) -> bool {
+        let first = self.bare_until.is_none();
+        if first {
+            self.failures = 0;
+        }
+        let again = self.pause(self.doubled(REFUSED_LAST), now);
+        self.bare_until = Some(later(again, REFUSED_LAST));
+        first
+    }
+
+    /// The pause after a failure, `last` at most.
+    fn doubled(&self, last: SignedDuration) -> SignedDuration {
+        RETRY_FIRST.saturating_mul(1 << self.failures.min(10)).min(last)
+    }
+
+    /// Writes nothing for so long. Returns until when.
+    fn pause(&mut self, pause: SignedDuration, now: Timestamp) -> Timestamp {
         self.failures = self.failures.saturating_add(1);
-        let pause = after.map_or(doubled, |asked| asked.max(doubled));
         // Nodes that were turned away together do not come back together.
         let spread = SignedDuration::from_millis(self.spread);
-        self.not_before = Some(later(now, pause.saturating_add(spread)));
+        let again = later(now, pause.saturating_add(spread));
+        self.not_before = Some(again);
+        again
     }
 }
 

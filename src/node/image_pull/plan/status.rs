@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::board::whole;
+use super::fit::fit;
 use super::{Board, Limits, Stage, TagKey, Task};
-use crate::api::node_image::{ImagePullPhase, ImageStatus, ImageTagStatus, NodeImageStatus};
+use crate::api::node_image::{ImagePullPhase, ImageStatus, ImageTagStatus, MOST_STATUS, NodeImageStatus};
 
-/// Composes the status. Tags are sorted; `firstSyncStatus` is not ours.
+/// Composes the status, with messages as far as there is room. Tags are sorted; `firstSyncStatus` is not ours.
 pub fn compose(board: &Board, limits: &Limits) -> NodeImageStatus {
     let mut status = NodeImageStatus::default();
     for (key, task) in board.tasks() {
@@ -22,7 +23,13 @@ pub fn compose(board: &Board, limits: &Limits) -> NodeImageStatus {
             .tags
             .push(entry);
     }
-    status
+    let namespaces = |key: &TagKey| {
+        let owners = board.get(key).into_iter().flat_map(|task| &task.ask.owners);
+        owners
+            .map(|owner| owner.namespace.as_deref().unwrap_or_default())
+            .collect()
+    };
+    fit(status, namespaces, MOST_STATUS)
 }
 
 /// By name and tag, what a status says.

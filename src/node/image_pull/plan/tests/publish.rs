@@ -81,6 +81,51 @@ fn a_failed_write_is_repeated_with_growing_pauses_or_when_the_server_says() {
 }
 
 #[test]
+fn a_refused_status_is_written_without_messages_and_seldom() {
+    let (mut board, key, run) = running();
+    board.ended(&key, run, failed(Again::Never), at(0));
+    let (whole, mut publisher) = (now(&board), Publisher::new(0));
+    let message = |publisher: &Publisher, ms| {
+        let told = publisher.told(whole.clone(), at_ms(ms));
+        status::by_tag(&told)[&key].message.clone()
+    };
+    assert_eq!(message(&publisher, 0).as_deref(), Some("no luck"));
+    assert!(publisher.refused(at_ms(0)), "it is news");
+    assert_eq!(message(&publisher, 1), None);
+    let bare = publisher.told(whole.clone(), at_ms(1));
+    assert_eq!(
+        (bare.failed, &status::by_tag(&bare)[&key].phase),
+        (1, &ImagePullPhase::Failed)
+    );
+    assert_eq!(publisher.when(&bare, at_ms(1)), When::At(at_ms(500)));
+
+    for pause in [
+        1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 128_000, 256_000, 300_000, 300_000,
+    ] {
+        assert!(!publisher.refused(at_ms(500)), "it is known");
+        assert_eq!(publisher.when(&bare, at_ms(500)), When::At(at_ms(500 + pause)));
+    }
+    publisher.wrote(bare.clone(), at_ms(1000));
+    let again = 500 + 300_000 + 300_000;
+    assert_eq!(publisher.when(&bare, at_ms(1001)), When::At(at_ms(again)));
+    assert_eq!(message(&publisher, again - 1), None);
+    assert_eq!(message(&publisher, again).as_deref(), Some("no luck"));
+    assert_eq!(publisher.when(&whole, at_ms(again)), When::Now);
+    assert!(
+        !publisher.refused(at_ms(again)),
+        "no status with messages was taken since"
+    );
+    assert_eq!(
+        publisher.when(&bare, at_ms(again)),
+        When::At(at_ms(again + 300_000 + 500))
+    );
+
+    publisher.wrote(whole.clone(), at_ms(2 * again));
+    assert_eq!(publisher.when(&whole, at_ms(2 * again)), When::Never);
+    assert!(publisher.refused(at_ms(2 * again)), "it is news again");
+}
+
+#[test]
 fn nodes_that_are_turned_away_together_come_back_one_by_one() {
     let (board, ..) = running();
     let back = |spread| {
