@@ -1,7 +1,8 @@
 # Both programs as images of one static binary each, for amd64 and arm64.
 #
-#   docker buildx build --platform linux/amd64,linux/arm64 --target kruise-daemon  -t REGISTRY/kruise-daemon  .
-#   docker buildx build --platform linux/amd64,linux/arm64 --target kruise-manager -t REGISTRY/kruise-manager .
+#   COMMIT=$(git rev-parse --short=12 HEAD)
+#   docker buildx build --platform linux/amd64,linux/arm64 --build-arg KRUISE_COMMIT=$COMMIT --target kruise-daemon  -t REGISTRY/kruise-daemon  .
+#   docker buildx build --platform linux/amd64,linux/arm64 --build-arg KRUISE_COMMIT=$COMMIT --target kruise-manager -t REGISTRY/kruise-manager .
 #
 # The binaries are made as `cargo xtask demo` makes them, which has no container engine: for the gnu target with the C
 # library linked in. With them already built (in target/*/release) the images can be had without the first stage:
@@ -33,6 +34,8 @@ COPY . .
 ENV CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER=x86_64-linux-gnu-gcc \
     CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
     RUSTFLAGS="-C target-feature=+crt-static"
+# What the programs log and `kruise_build_info` shows. It cannot be asked of git here: .dockerignore leaves .git out.
+ARG KRUISE_COMMIT
 RUN target="$(cat /arch)-unknown-linux-gnu" \
  && cargo build --release --locked --package kruise-rs --bins --target "$target" \
  && mkdir /out && cp "target/$target/release/kruise-daemon" "target/$target/release/kruise-manager" /out/

@@ -103,6 +103,36 @@ fn probes_ask_where_the_programs_listen() {
     }
 }
 
+/// Without it the programs of an image do not know their commit: the build stage has no `.git`.
+#[test]
+fn the_image_build_is_given_the_commit() {
+    let dockerfile = include_str!("../Dockerfile");
+    let argument = dockerfile.find("\nARG KRUISE_COMMIT\n").unwrap();
+    let build = dockerfile.find("cargo build").filter(|build| argument < *build);
+    let stage = build.and_then(|build| dockerfile.get(argument..build));
+    assert!(
+        !stage.unwrap().contains("\nFROM "),
+        "an argument ends with its stage"
+    );
+    for (file, text) in [
+        ("Dockerfile", dockerfile),
+        ("README.md", include_str!("../README.md")),
+    ] {
+        let builds: Vec<_> = text
+            .lines()
+            .filter(|line| line.contains("docker buildx build"))
+            .collect();
+        assert_eq!(builds.len(), 2, "{file}");
+        for line in builds {
+            assert!(
+                line.contains(" --build-arg KRUISE_COMMIT=$COMMIT "),
+                "{file}: {line}"
+            );
+        }
+        assert!(text.contains("COMMIT=$(git rev-parse --short=12 HEAD)"), "{file}");
+    }
+}
+
 #[test]
 fn version_names_the_program_and_its_commit() {
     for (name, path) in [
