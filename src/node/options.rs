@@ -29,7 +29,7 @@ pub struct Options {
     #[arg(long, value_parser = or(ADDRESS), default_value = ADDRESS, value_name = "ADDRESS")]
     pub addr: String,
 
-    /// Maximum number of images pulled in parallel on this node; 0 or less means the default
+    /// Maximum number of images pulled in parallel on this node; 0 or less means the default: there is always a limit
     #[arg(long, default_value_t = DEFAULT_PULLS, value_name = "N", allow_negative_numbers = true)]
     pub max_workers_for_pull_image: i32,
 
@@ -65,5 +65,53 @@ impl Options {
             DEFAULT_PULLS
         };
         usize::try_from(wanted).unwrap_or(1)
+    }
+
+    /// Logs which flags have no effect, and which have another than in OpenKruise's daemon.
+    pub fn log_differences(&self) {
+        self.upstream.log();
+        if self.max_workers_for_pull_image <= 0 {
+            tracing::info!(
+                flag = "--max-workers-for-pull-image",
+                given = self.max_workers_for_pull_image,
+                used = self.max_pulls(),
+                "pulls are always limited; the default is used"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use clap::Parser;
+
+    use super::*;
+    use crate::ops::logs::lines_of;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn lines(args: &[&str]) -> Vec<String> {
+        let options = Cli::try_parse_from(args).unwrap().options;
+        lines_of(|| options.log_differences())
+    }
+
+    #[test]
+    fn a_daemon_asked_for_unlimited_pulls_logs_the_limit_that_it_uses() {
+        for given in ["-1", "0"] {
+            let flag = format!("--max-workers-for-pull-image={given}");
+            let lines = lines(&["x", &flag]);
+            assert_eq!(lines.len(), 1, "{lines:?}");
+            let given = format!("given={given}");
+            for words in ["INFO", "--max-workers-for-pull-image", &given, "used=5"] {
+                assert!(lines[0].contains(words), "{words} is not in {lines:?}");
+            }
+        }
+        assert!(lines(&["x", "--max-workers-for-pull-image=20"]).is_empty());
+        assert!(lines(&["x"]).is_empty());
     }
 }

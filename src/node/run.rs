@@ -47,7 +47,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
         node = node_name,
         "kruise-daemon starts"
     );
-    options.upstream.log();
+    options.log_differences();
     for gate in options.feature_gates.unknown() {
         tracing::warn!(gate, "unknown feature gate; it has no effect");
     }
