@@ -138,8 +138,14 @@ pub fn judge(job: &Job, tally: &Tally, now: Timestamp) -> Verdict {
             warning: None,
         };
     }
+    // Of a job that ends this is said at its end.
+    let no_node = || {
+        let over = job.never_ends() && tally.over() && now >= sure;
+        nowhere(job, tally).filter(|_| over).map(Outcome::from)
+    };
+    let waiting = waiting(job, tally).or_else(no_node);
     Verdict {
-        status: status(tally, started, running(tally), None, waiting(job, tally), now),
+        status: status(tally, started, running(tally), None, waiting, now),
         wake: deadline
             .into_iter()
             .chain((doubtful && now < sure).then_some(sure))
@@ -179,6 +185,16 @@ struct Outcome {
     type_: &'static str,
     reason: &'static str,
     message: String,
+}
+
+impl From<Warning> for Outcome {
+    fn from(Warning { reason, note }: Warning) -> Self {
+        Self {
+            type_: WAITING,
+            reason,
+            message: note,
+        }
+    }
 }
 
 /// What is in the way of a job that has not ended.

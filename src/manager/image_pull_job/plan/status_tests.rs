@@ -190,6 +190,28 @@ fn a_job_that_failed_names_nodes_and_causes() {
 }
 
 #[test]
+fn a_job_that_never_ends_says_that_it_has_no_node_or_names_an_unknown_one() {
+    let endless = job(None, true);
+    let none = tally(0, 0, 0, 0);
+    assert_eq!(
+        told(&endless, &none, 5),
+        is("Waiting", "NoNode", "there is no NodeImage")
+    );
+    let mut unknown = tally(1, 0, 0, 0);
+    unknown.unknown = vec!["n9".to_owned()];
+    let want = "no NodeImage named n9: no such node, or it has none yet";
+    assert_eq!(told(&endless, &unknown, 5), is("Waiting", "UnknownNode", want));
+    let conditions = |tally: &Tally, now| judge(&endless, tally, at(now)).status.conditions;
+    assert!(
+        conditions(&none, 0).is_empty(),
+        "its NodeImage may be about to come"
+    );
+    assert!(conditions(&tally(1, 0, 0, 0), 5).is_empty());
+    unknown.awaited = names(9, 1);
+    assert_eq!(told(&endless, &unknown, 5).1, "NoNodeImage");
+}
+
+#[test]
 fn a_condition_keeps_the_time_since_which_it_holds_and_those_of_others_stay() {
     let at_time = |second, mut list: Vec<Condition>| {
         list.iter_mut()
