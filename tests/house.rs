@@ -158,3 +158,45 @@ fn json_is_not_written_by_index() {
     }
     report("JSON is written by index", &offences);
 }
+
+/// Texts in the pages for operators that other programs write, or that have values in them.
+const NOT_IN_THE_SOURCES: [&str; 3] = [
+    "Address already in use",
+    "attempt 1 of …",
+    "image pull: pulling nginx:1 takes 700 s already, and by its own limits 600 s at most",
+];
+
+/// Whoever searches the log for what a page quotes must find it.
+#[test]
+fn texts_that_the_pages_for_operators_quote_are_in_the_sources() {
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let code: Vec<String> = sources("src")
+        .iter()
+        // A text whose line ends with a backslash goes on with the first word of the next line.
+        .map(|source| {
+            words(
+                &code(&source.text)
+                    .collect::<Vec<_>>()
+                    .join("\n")
+                    .replace("\\\n", ""),
+            )
+        })
+        .collect();
+    let programs = ["kubectl ", "kruise-daemon ", "-", "time()"];
+    let is_text =
+        |quote: &String| quote.contains(' ') && !programs.iter().any(|name| quote.starts_with(name));
+    let mut missing = Vec::new();
+    for page in ["docs/operations.md", "docs/recreate.md"] {
+        let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(page)).unwrap();
+        // Every second part is a block of code, and of the others every second one a quotation.
+        let prose: String = text.split("```").step_by(2).collect();
+        let quotes = prose.split('`').skip(1).step_by(2).map(words).filter(is_text);
+        for quote in quotes.filter(|quote| !NOT_IN_THE_SOURCES.contains(&quote.as_str())) {
+            let mut parts = quote.split('…').map(|part| part.trim_matches([' ', ':']));
+            if !parts.all(|part| code.iter().any(|code| code.contains(part))) {
+                missing.push(format!("{page}: {quote}"));
+            }
+        }
+    }
+    report("no program says", &missing);
+}
