@@ -59,7 +59,7 @@ struct Said {
 }
 
 impl Said {
-    /// Events that the Go implementation has are in its words.
+    /// OpenKruise's words on the NodeImage. Those on owners are ours: they name the node, of which OpenKruise says nothing.
     fn of(status: &ImageTagStatus, image: &str, node: &str, took: Duration) -> Self {
         if status.phase == ImagePullPhase::Succeeded {
             return Self {
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn events_about_the_end_of_a_pull_are_in_upstreams_words() {
+    fn events_on_the_node_image_are_in_upstreams_words_and_those_on_owners_name_the_node() {
         let took = Duration::from_millis(64_500);
         let good = Said::of(&status("Succeeded", None), "nginx:1", "n1", took);
         assert_eq!(good.on_node, "Image nginx:1, ecalpsedTime 1m4.5s");

@@ -17,13 +17,13 @@
 //! Kept, for somebody may count on it: while any deletion is planned, ordinary scaling in waits; Pods that are ready
 //! for less than `minReadySeconds` count against the limit of deletions; a Pod whose deletion is cancelled is
 //! `PreparingNormal` first; order priority puts Pods without any listed label first; deletions are not cancelled where
-//! a hook marks Pods not ready; claims alone change nothing.
+//! a hook marks Pods not ready; claims alone change nothing; the progress deadline counts from the last update of its
+//! condition, not from the beginning of the rollout.
 //!
 //! Mended: `OnDelete` counts with the `maxUnavailable` of its `rollingUpdate`, which our CRD fills in for every type
 //! (20 %, rounded up), and makes no Pods ahead of an update that is for others to begin; orphans are adopted with their
 //! claims;
-//! conditions of failures go when they are over; the progress deadline starts with the rollout; fractions of percents
-//! count; Pods that cannot be made do not stop deletions that are due; Pods that are both unavailable and marked for
+//! conditions of failures go when they are over; fractions of percents count; Pods that cannot be made do not stop deletions that are due; Pods that are both unavailable and marked for
 //! deletion count as unavailable when others are deleted; a Pod that is marked for deletion takes its place first among
 //! those to update, so that no other is taken for it; a Pod that is unavailable anyway is updated also while Pods are
 //! missing; claims that no Pod has wait for no Pod that is going; claims without an id are nobody's; claims of a Pod

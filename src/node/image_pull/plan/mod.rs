@@ -26,7 +26,7 @@ const BACK_OFF_FIRST: SignedDuration = SignedDuration::from_secs(1);
 const BACK_OFF_LAST: SignedDuration = SignedDuration::from_secs(30);
 /// An attempt without new bytes for so long does not keep its slot from the images of other namespaces.
 const STALLED: SignedDuration = SignedDuration::from_secs(600);
-/// Upstream's words, which clients match.
+/// Upstream's words, which clients match. Where an attempt had failed, its error follows, which is ours.
 const DEADLINE_EXCEEDED: &str = "pulling exceeds the activeDeadlineSeconds";
 
 /// Names a task: the image as the NodeImage has it, and its tag or digest.
