@@ -59,8 +59,12 @@ async fn the_manager_creates_pods_of_clonesets_only_and_changes_no_others() {
     );
     let barrier = json!({ "metadata": { "annotations": { "a": "1" } } });
     merge(&pods, "m-theirs", barrier).await.unwrap();
-    // A Pod of nobody is adopted.
+    // A Pod of nobody is adopted, and nothing else.
     create(&admins, pod("m-orphan", json!([]))).await.unwrap();
+    let words = "may not change spec or owner of Pod m-orphan, which belongs to no controller";
+    refused(merge(&pods, "m-orphan", image("i:2")).await, words);
+    let given = json!({ "metadata": { "ownerReferences": owner("apps/v1", "ReplicaSet") } });
+    refused(merge(&pods, "m-orphan", given).await, words);
     merge(&pods, "m-orphan", stolen).await.unwrap();
 }
 
