@@ -106,7 +106,18 @@ pub fn begin(
         }
         (resize, stated(pod, patch, &fresh))
     };
-    let (resize, last) = begun(&spec, None);
+    let (resize, mut last) = begun(&spec, None);
+    if disturbs && spec.grace_seconds > 0 {
+        let (grace_seconds, spec) = (0, spec.clone());
+        let (_, due) = begun(
+            &Spec {
+                grace_seconds,
+                ..spec
+            },
+            None,
+        );
+        last.trial = Some(Box::new(due.patch));
+    }
     let resize = resize.map(|resize| {
         let revision = labels.get(keys::CONTROLLER_REVISION_HASH).and_then(Value::as_str);
         let (kept, owed) = resize::postponed(pod, &spec, revision);
@@ -162,8 +173,8 @@ fn stated(pod: &Pod, mut patch: Value, state: &InPlaceUpdateState) -> Write {
 }
 
 /// What an update that did not end leaves to the next one: the records of containers that are yet to be replaced,
-/// what is yet to be proven, and, under the new spec, the batches that were still to come; under both, the size from
-/// before resizes that were not recorded. All values are those of `template`.
+/// what is yet to be proven, and, under the new spec, the batches that were still to come and what waited for its grace
+/// period; under both, the size from before resizes that were not recorded. All values are those of `template`.
 fn unfinished(pod: &Pod, spec: &Spec, template: Template<'_>) -> (InPlaceUpdateState, Spec) {
     let mut spec = spec.clone();
     let mut left = InPlaceUpdateState::default();
@@ -173,6 +184,13 @@ fn unfinished(pod: &Pod, spec: &Spec, template: Template<'_>) -> (InPlaceUpdateS
         overlay(&mut spec.container_images, rest.container_images);
         overlay(&mut spec.container_ref_metadata, rest.container_ref_metadata);
         resize::add_all(&mut spec.container_resources, rest.container_resources);
+    }
+    if let Some(grace) = state::grace(pod).ok().flatten() {
+        overlay(&mut spec.container_images, grace.container_images);
+        overlay(&mut spec.container_ref_metadata, grace.container_ref_metadata);
+        resize::add_all(&mut spec.container_resources, grace.container_resources);
+        spec.update_env_from_metadata |= grace.update_env_from_metadata;
+        spec.meta_data_patch = both(spec.meta_data_patch, grace.meta_data_patch);
     }
     resize::add_all(&mut spec.container_resources, resize::other_sizes(pod, template));
     let mut spec = template.values(spec);
@@ -196,6 +214,16 @@ fn overlay<T>(new: &mut BTreeMap<String, T>, rest: BTreeMap<String, T>) {
     for (name, value) in rest {
         new.entry(name).or_insert(value);
     }
+}
+
+/// One patch of metadata for two. Their values are the template's, so the keys matter alone.
+fn both(one: Option<String>, other: Option<String>) -> Option<String> {
+    let (Some(one), Some(other)) = (&one, &other) else {
+        return one.or(other);
+    };
+    let mut patch = decoded(one);
+    merge(&mut patch, decoded(other));
+    Some(STANDARD.encode(patch.to_string()))
 }
 
 /// Goes on with an update whose grace period is over, or whose next batch is due, to the revision of `template`.
@@ -313,9 +341,12 @@ fn change(
 
 /// What a patch of metadata changes.
 fn metadata_of(encoded: &str, template: Template<'_>) -> Value {
-    let decoded = STANDARD.decode(encoded).unwrap_or_default();
-    let decoded: Value = serde_json::from_slice(&decoded).unwrap_or_default();
-    template.metadata_of(&decoded)
+    template.metadata_of(&decoded(encoded))
+}
+
+fn decoded(patch: &str) -> Value {
+    let text = STANDARD.decode(patch).unwrap_or_default();
+    serde_json::from_slice(&text).unwrap_or_default()
 }
 
 /// What is not in the batch waits until the batch is ready.
@@ -400,13 +431,17 @@ fn annotate(pod: &Pod, patch: &mut Value, key: &str, value: Option<&str>) {
     }
 }
 
-/// Lays `other` over `patch`; objects merge.
+/// Lays `other` over `patch`; objects merge, and lists, which are sets of names.
 fn merge(patch: &mut Value, other: Value) {
     match (patch, other) {
         (Value::Object(into), Value::Object(from)) => {
             for (key, value) in from {
                 merge(into.entry(key).or_insert(Value::Null), value);
             }
+        }
+        (Value::Array(into), Value::Array(from)) => {
+            let new: Vec<Value> = from.into_iter().filter(|name| !into.contains(name)).collect();
+            into.extend(new);
         }
         (_, Value::Null) => {}
         (into, from) => *into = from,

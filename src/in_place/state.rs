@@ -23,6 +23,22 @@ pub fn grace(pod: &Pod) -> Result<Option<Spec>, String> {
     read(pod, keys::IN_PLACE_UPDATE_GRACE, keys::IN_PLACE_UPDATE_GRACE_OLD)
 }
 
+/// Whether the Pod's update waits for its grace period.
+#[must_use]
+pub fn graced(pod: &Pod) -> bool {
+    let keys = [keys::IN_PLACE_UPDATE_GRACE, keys::IN_PLACE_UPDATE_GRACE_OLD];
+    let mut texts = keys.iter().filter_map(|key| pod.annotations.get(*key));
+    texts.any(|text| !text.is_empty())
+}
+
+/// Whether the Pod is in its Services though its update waits for its grace period: the change that was due after that
+/// was refused.
+#[must_use]
+pub fn interrupted(pod: &Pod) -> bool {
+    let gate = pod.condition(keys::IN_PLACE_UPDATE_READY);
+    graced(pod) && pod.gated(keys::IN_PLACE_UPDATE_READY) && gate.is_some_and(|gate| gate.holds)
+}
+
 fn read<T: DeserializeOwned>(pod: &Pod, key: &str, old: &str) -> Result<Option<T>, String> {
     let found = pod.annotations.get(key).or_else(|| pod.annotations.get(old));
     let Some(text) = found.filter(|t| !t.is_empty()) else {

@@ -32,6 +32,8 @@ pub struct Write {
     pub patch: Value,
     /// What is written instead of a resize that the API server refuses, and of the writes after it.
     pub fallback: Option<Box<Fallback>>,
+    /// What this write leads to later: a patch that the API server must accept, in a dry run, before anything is written.
+    pub trial: Option<Box<Value>>,
     /// Generation of the Pod that it was made for.
     generation: i64,
 }
@@ -55,6 +57,7 @@ impl Write {
             to,
             patch,
             fallback: None,
+            trial: None,
             generation,
         }
     }

@@ -202,42 +202,107 @@ async fn a_conflict_holds_up_no_other_pod() {
     all_before_the_second_of(quicker, &names, &tries);
 }
 
-/// What is refused once is tried without storing it before a Pod leaves its Services for it.
-#[tokio::test]
-async fn a_pod_leaves_its_services_once_for_an_image_that_is_refused() {
-    let field = Field::new(world(), "refused-image").await;
-    field.set("web", json!({ "replicas": 4 })).await;
-    field.settled("web").await;
-    let before = field.pods_of("web").await;
-    let refusal = "this image is not allowed";
+const REFUSAL: &str = "this image is not allowed";
+
+/// A policy that refuses the new image in the Pods of this namespace; in effect.
+async fn refuse_image(field: &Field, pod: &Value) {
     let expression = format!("object.spec.containers.all(c, c.image != '{NEW}')");
-    policy(&field, "pods", (&expression, refusal)).await;
+    policy(field, "pods", (&expression, REFUSAL)).await;
     let probe = PatchParams::default().dry_run();
     let image = Patch::Strategic(json!({ "spec": { "containers": [{ "name": "app", "image": NEW }] } }));
-    let (pods, first) = (field.pods(), name(&before[0]));
-    let in_effect = || async { pods.patch(&first, &probe, &image).await.is_err().then_some(()) };
+    let (pods, pod) = (field.pods(), name(pod));
+    let in_effect = || async { pods.patch(&pod, &probe, &image).await.is_err().then_some(()) };
     field.until("the policy is in effect", in_effect).await;
+}
+
+fn grace(seconds: i32) -> Value {
+    let strategy = json!({ "gracePeriodSeconds": seconds });
+    json!({ "updateStrategy": { "rollingUpdate": { "inPlaceUpdateStrategy": strategy } } })
+}
+
+/// The manager has tried to change Pods so many times more without storing that.
+async fn more_dry_runs(field: &Field, count: usize) {
+    let tried = || {
+        let all = field.dry_runs().into_iter();
+        all.filter(|((_, what, _), _)| what == "pods").count()
+    };
+    let from = tried();
+    let more = || async { (tried() >= from + count).then_some(()) };
+    field.until("it is tried without storing it", more).await;
+}
+
+/// How often Pods leave their Services, and come back, for an image that is refused; of four Pods.
+async fn leaves_for_a_refused_image(namespace: &'static str, seconds: i32) -> usize {
+    let field = Field::new(world(), namespace).await;
+    let mut spec = grace(seconds);
+    spec["replicas"] = json!(4);
+    field.set("web", spec).await;
+    field.settled("web").await;
+    let before = field.pods_of("web").await;
+    refuse_image(&field, &before[0]).await;
     let left = || patches(&field, Some("status")).len();
     let from = left();
     field.image("web", NEW).await;
-    says(&field, "FailedUpdate", refusal).await;
-    let dry_runs = || async {
-        let all = field.world.plane.dry_runs().unwrap();
-        let ours = all.iter().filter(|w| {
-            w["user"]["username"] == "system:serviceaccount:kruise-system:kruise-manager"
-                && w["objectRef"]["namespace"] == field.namespace.as_str()
-                && w["objectRef"]["resource"] == "pods"
-        });
-        (ours.count() >= 2).then_some(())
-    };
-    field.until("it is tried without storing it", dry_runs).await;
+    says(&field, "FailedUpdate", REFUSAL).await;
+    more_dry_runs(&field, 2).await;
     let serve = |pods: &[&Value]| pods.iter().all(|pod| serves(pod));
     let after = field.until_pods("web", "all serve", serve).await;
     assert_eq!(identities(&after), identities(&before));
-    assert!(
-        left() <= from + 2 * before.len(),
-        "out and back, once for each at most"
-    );
+    let count = left() - from;
     lift(&field).await;
     field.settled("web").await;
+    count
+}
+
+/// What is refused once is tried without storing it before a Pod leaves its Services for it.
+#[tokio::test]
+async fn a_pod_leaves_its_services_once_for_an_image_that_is_refused() {
+    let left = leaves_for_a_refused_image("refused-image", 0).await;
+    assert!(left <= 2 * 4, "out and back, once for each at most");
+}
+
+/// The change that comes after the grace period is tried before it.
+#[tokio::test]
+async fn no_pod_leaves_its_services_for_an_image_that_is_refused_after_the_grace_period() {
+    assert_eq!(leaves_for_a_refused_image("refused-later", 1).await, 0);
+}
+
+#[tokio::test]
+async fn pods_serve_again_whose_image_is_refused_since_their_grace_period_began() {
+    let field = Field::new(world(), "late-policy").await;
+    field.set("web", json!({ "replicas": 4 })).await;
+    field.settled("web").await;
+    let before = field.pods_of("web").await;
+    let left = || patches(&field, Some("status")).len();
+    let from = left();
+    field.image_and("web", NEW, grace(3600)).await;
+    let graced =
+        |pod: &Value| pod["metadata"]["annotations"]["apps.kruise.io/inplace-update-grace"].is_string();
+    let wait = |pods: &[&Value]| pods.iter().all(|pod| graced(pod) && !serves(pod));
+    let waiting = field.until_pods("web", "all wait", wait).await;
+    refuse_image(&field, &before[0]).await;
+    for pod in &waiting {
+        const STATE: &str = "apps.kruise.io/inplace-update-state";
+        let text = pod["metadata"]["annotations"][STATE].as_str().unwrap();
+        let mut state: Value = serde_json::from_str(text).unwrap();
+        state["updateTimestamp"] = json!("2020-01-01T00:00:00Z");
+        let over = Patch::Merge(json!({ "metadata": { "annotations": { STATE: state.to_string() } } }));
+        let params = PatchParams::default();
+        field.pods().patch(&name(pod), &params, &over).await.unwrap();
+    }
+    says(&field, "FailedUpdate", REFUSAL).await;
+    let serve = |pods: &[&Value]| pods.iter().all(|pod| serves(pod));
+    field.until_pods("web", "all serve", serve).await;
+    more_dry_runs(&field, 2).await;
+    let after = field.until_pods("web", "all serve", serve).await;
+    assert_eq!(identities(&after), identities(&before));
+    assert!(after.iter().all(|pod| graced(pod) && !runs(pod, NEW)));
+    assert_eq!(left(), from + 2 * before.len(), "out and back, once for each");
+
+    lift(&field).await;
+    field.edit("web", json!({ "spec": grace(0) })).await;
+    field.settled("web").await;
+    let after = field.pods_of("web").await;
+    assert_eq!(identities(&after), identities(&before));
+    assert!(after.iter().all(|pod| !graced(pod) && runs(pod, NEW)));
 }

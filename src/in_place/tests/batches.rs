@@ -170,6 +170,49 @@ fn the_change_waits_for_its_grace_period() {
     assert_eq!(last.container_id.as_deref(), Some("containerd://main-0"));
 }
 
+/// A change that the API server would refuse is to take no Pod out of its Services, though it comes later.
+#[test]
+fn the_change_after_the_grace_period_can_be_tried_before_it() {
+    let mut pod = pod(&["main"]);
+    let mut spec = images(&[("main", "main:2")]);
+    let trials = |writes: &[Write]| -> Vec<Option<Value>> {
+        let trials = writes.iter().map(|write| write.trial.as_deref().cloned());
+        trials.collect()
+    };
+    let writes = start(&mut pod.clone(), &spec);
+    assert_eq!(trials(&writes), [None, None]);
+    let at_once = writes[1].patch.clone();
+    spec.grace_seconds = 10;
+    let writes = start(&mut pod, &spec);
+    assert_eq!(trials(&writes), [None, Some(at_once)]);
+    assert_eq!(image(&pod, 0), "main:1");
+}
+
+#[test]
+fn what_was_refused_after_its_grace_period_waits_for_another_try() {
+    let mut pod = pod(&["main", "side"]);
+    let mut spec = images(&[("main", "main:2")]);
+    spec.grace_seconds = 10;
+    spec.meta_data_patch = Some(in_base64(&json!({ "metadata": { "labels": { "tier": "b" } } })));
+    start(&mut pod, &spec);
+    let gate = ready::condition(keys::IN_PLACE_UPDATE_READY, true, "", "", at(10));
+    let served = json!({ "status": { "conditions": [gate] } });
+    let serve = Write::new(Target::Status, &Pod::of(&pod), served);
+    apply_all(&mut pod, &[serve]);
+    assert_eq!(next(&pod, 11), Refresh::Wait(Waiting::Retry));
+    // Another revision takes over what is still to be done.
+    let mut other = images(&[("side", "side:2")]);
+    other.meta_data_patch = Some(in_base64(&json!({ "metadata": { "labels": { "zone": "c" } } })));
+    let mut revision = revision(&pod, &images(&[("main", "main:2"), ("side", "side:2")]));
+    revision["spec"]["template"]["metadata"] = json!({ "labels": { "tier": "b", "zone": "c" } });
+    let writes = begin(&Pod::of(&pod), &revision, &other);
+    apply_all(&mut pod, &writes);
+    assert_eq!([image(&pod, 0), image(&pod, 1)], ["main:2", "side:2"]);
+    let labels = &pod["metadata"]["labels"];
+    assert_eq!([&labels["tier"], &labels["zone"]], ["b", "c"]);
+    assert_eq!(grace(&Pod::of(&pod)), Ok(None));
+}
+
 #[test]
 fn what_we_do_not_know_survives() {
     let mut pod = pod(&["main"]);

@@ -113,21 +113,16 @@ impl Done {
         memory.left.note(act, outcome(work, &result));
         let now = work.ctx.cluster.clock.now();
         let creation = matches!(act, Act::CreatePod { .. });
-        let update = matches!(
-            act,
-            Act::PatchPod {
-                why: Why::UpdateInPlace,
-                ..
-            }
-        );
+        let patched_for = |purpose| matches!(act, Act::PatchPod { why, .. } if *why == purpose);
+        let (update, goes_on) = (patched_for(Why::UpdateInPlace), patched_for(Why::GoOn));
+        let of_size = matches!(resize, Resize::Refused { .. });
         match &result {
             Ok(()) if update => memory.update_began(),
-            Err(error) if update && !error.retryable() => {
+            Err(error) if (update || goes_on && !of_size) && !error.retryable() => {
                 memory.update_refused(error, now);
             }
             _ => {}
         }
-        let goes_on = matches!(act, Act::PatchPod { why: Why::GoOn, .. });
         let Err(error) = result else {
             self.made += usize::from(creation);
             memory.succeeded(&act.subject());
@@ -335,16 +330,16 @@ async fn delete_pod(
     deleted
 }
 
-/// Tries the last of these writes, the change of the Pod itself, without storing it.
+/// Tries the change of the Pod itself without storing it: what the last of these writes leads to, or, with care, that write.
 async fn would_be_taken(work: &Work<'_>, name: &str, writes: &[Write], careful: bool) -> Result<(), Error> {
     let leaves = writes.first().is_some_and(|write| write.to == Target::Status);
-    match writes
-        .last()
-        .filter(|write| careful && leaves && write.to == Target::Pod)
-    {
-        Some(write) => write::try_strategic(&work.api::<RawPod>(), name, &write.patch).await,
-        None => Ok(()),
-    }
+    let last = writes.last().filter(|write| write.to == Target::Pod);
+    let patch = match last.map(|write| (write, &write.trial)) {
+        Some((_, Some(later))) => later.as_ref(),
+        Some((write, None)) if careful && leaves => &write.patch,
+        _ => return Ok(()),
+    };
+    write::try_strategic(&work.api::<RawPod>(), name, patch).await
 }
 
 async fn patch_pod(
@@ -449,8 +444,13 @@ async fn back_into_service(work: &Work<'_>, name: &str, in_doubt: bool) -> Resul
     let now = work.ctx.cluster.clock.now();
     let gate = pod.condition(keys::IN_PLACE_UPDATE_READY);
     let out = gate.is_some_and(|gate| !gate.holds) && !in_place::resize::under_way(&pod);
-    let idle = out && in_place::refresh(&pod, |_| true, in_place::Template::unknown(), now) == Refresh::Done;
-    let Some(ready) = in_place::ready::ready(&pod, now).filter(|_| idle) else {
+    let idle = match in_place::refresh(&pod, |_| true, in_place::Template::unknown(), now) {
+        Refresh::Done => true,
+        // Its grace period is over, and nothing of it is changed yet.
+        Refresh::Act(_) => in_place::graced(&pod),
+        Refresh::Wait(_) => false,
+    };
+    let Some(ready) = in_place::ready::ready(&pod, now).filter(|_| out && idle) else {
         return Ok(());
     };
     let patch = json!({ "status": { "conditions": [ready] } });

@@ -11,7 +11,7 @@ use super::view::{Draft, Seen, View};
 use super::waits::Kind;
 use super::{lifecycle, update, waits};
 use crate::api::lifecycle::LifecycleStateType as State;
-use crate::in_place::resize;
+use crate::in_place::{self, resize};
 
 /// Gives Pods the size of their revision: those that were resized for an update which they are not to have any more, or
 /// not now, and those whose resize was refused; of these, one at a time while it still is.
@@ -45,7 +45,7 @@ pub(super) fn take_back(
     for pod in left.into_iter().map(|at| &view.pods[at]) {
         let goes = pod.specified || pod.state == State::PreparingDelete;
         let busy = draft.touched(pod) || pending.get(&pod.uid).is_some_and(|p| p.first);
-        if goes || busy || room == 0 || update::graced(pod) || update::delayed(view, pod, draft) {
+        if goes || busy || room == 0 || in_place::graced(pod) || update::delayed(view, pod, draft) {
             continue;
         }
         let refused = resize::refused(pod);

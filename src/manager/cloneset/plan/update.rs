@@ -14,7 +14,7 @@ use super::{create, lifecycle, order, pods, sizes, waits};
 use crate::api::cloneset::PodUpdateStrategyType as Policy;
 use crate::api::keys;
 use crate::api::lifecycle::LifecycleStateType as State;
-use crate::in_place::{MustRecreate, Options, Pod, Revision, Spec, Target, Write, patch, resize, spec};
+use crate::in_place::{self, MustRecreate, Options, Pod, Revision, Spec, Target, Write, patch, resize, spec};
 
 /// What is known to lead from one revision to the target, by the name of the revision.
 type Specs = BTreeMap<String, Result<Spec, MustRecreate>>;
@@ -65,6 +65,7 @@ fn roll(
     if view.observed.failures.contains_key(&Subject::Updates) {
         *room = (*room).min(1);
     }
+    begin_again(view, &turns, pending, room, draft);
     let target = match forward {
         true => &view.observed.update,
         false => &view.observed.current,
@@ -212,15 +213,43 @@ fn beyond(view: &View<'_>, forward: bool) -> i64 {
 fn candidate(pod: &Seen<'_>, forward: bool) -> bool {
     pod.updated != forward
         && pod.state != State::PreparingDelete
-        && (!graced(pod) || pod.state == State::Updated)
+        && (!in_place::graced(pod) || in_place::interrupted(pod) || pod.state == State::Updated)
 }
 
-/// Whether the Pod's update waits for its grace period.
-pub(super) fn graced(pod: &Pod) -> bool {
-    let grace = [keys::IN_PLACE_UPDATE_GRACE, keys::IN_PLACE_UPDATE_GRACE_OLD];
-    grace
-        .iter()
-        .any(|key| pod.annotations.get(*key).is_some_and(|text| !text.is_empty()))
+/// Begins the updates again whose change was refused after the grace period, but for Pods that are to have another
+/// revision. These Pods are unavailable already.
+fn begin_again(
+    view: &View<'_>,
+    turns: &BTreeSet<usize>,
+    pending: &mut BTreeMap<String, Pending>,
+    room: &mut usize,
+    draft: &mut Draft,
+) {
+    for (at, pod) in view.pods.iter().enumerate() {
+        let goes = pod.specified || pod.state != State::Updating;
+        if !in_place::interrupted(pod) || goes || turns.contains(&at) || *room == 0 {
+            continue;
+        }
+        let spec = in_place::grace(pod).ok().flatten();
+        let Some((mut spec, revision)) = spec.zip(view.revision_of(pod)) else {
+            continue;
+        };
+        if draft.touched(pod) || delayed(view, pod, draft) {
+            continue;
+        }
+        spec.grace_seconds = grace_seconds(view);
+        let writes = begin(view, pod, &revision.name, &spec);
+        pending.remove(&pod.uid);
+        *room -= usize::from(draft.patch(view, pod, Why::UpdateInPlace, writes));
+    }
+}
+
+fn grace_seconds(view: &View<'_>) -> i32 {
+    let strategy = view
+        .spec
+        .rolling_update()
+        .and_then(|r| r.in_place_update_strategy.as_ref());
+    strategy.and_then(|s| s.grace_period_seconds).unwrap_or_default()
 }
 
 /// Lets Pods be that were prepared for an update which they are not to have any more.
@@ -307,15 +336,11 @@ fn in_place(view: &View<'_>, pod: &Pod, target: &str, specs: &mut Specs) -> Resu
     let revisions = view.revision_of(pod).zip(view.revision(target));
     let (old, new) = revisions.ok_or(MustRecreate::NoRevision)?;
     let switches = &view.observed.switches;
-    let grace = view
-        .spec
-        .rolling_update()
-        .and_then(|r| r.in_place_update_strategy.as_ref());
     let options = Options {
         env_from_metadata: switches.env_from_metadata,
         vertical: switches.vertical,
         recreate_for_claims: switches.recreate_for_claims && !only,
-        grace_seconds: grace.and_then(|g| g.grace_period_seconds).unwrap_or_default(),
+        grace_seconds: grace_seconds(view),
         stored: switches.stored,
     };
     let known = specs.entry(old.name.clone());

@@ -5,9 +5,12 @@ use serde_json::{Value, json};
 
 use super::cases::{condition, settle};
 use super::faults::Fault;
-use super::histories::spec;
+use super::histories::{rolling, spec};
 use super::world::World;
-use crate::manager::cloneset::plan::{Act, Plan};
+use crate::api::keys;
+use crate::in_place::Target;
+use crate::in_place::ready::condition as gate;
+use crate::manager::cloneset::plan::{Act, Concern, Failure, Plan, Subject, Why};
 
 /// A CloneSet of two with claims that are not reused; the next act fails in this way.
 fn two(fault: Fault) -> World {
@@ -203,4 +206,110 @@ fn a_pod_that_never_goes_keeps_no_other_from_claims_that_nobody_has() {
         names.iter().collect::<Vec<_>>()
     );
     assert_eq!(world.claims.len(), 2);
+}
+
+fn images(world: &mut World, [app, side]: [&str; 2]) {
+    let containers = json!([{ "name": "app", "image": app }, { "name": "side", "image": side }]);
+    world.edit(&json!({ "template": { "spec": { "containers": containers } } }));
+}
+
+/// Both Pods are to run `app:2` after a minute of grace; then that was refused, and they serve again.
+fn interrupted() -> World {
+    let mut world = World::new(spec(false, false));
+    world.edit(&json!({ "replicas": 2 }));
+    let grace = json!({ "gracePeriodSeconds": 60 });
+    rolling(
+        &mut world,
+        json!({ "maxUnavailable": 2, "inPlaceUpdateStrategy": grace }),
+    );
+    images(&mut world, ["app:1", "side:1"]);
+    settle(&mut world);
+    images(&mut world, ["app:2", "side:1"]);
+    world.reconcile();
+    for pod in world.pods.values_mut() {
+        assert!(pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_GRACE].is_string());
+        let open = gate(keys::IN_PLACE_UPDATE_READY, true, "", "", world.now);
+        let conditions = pod["status"]["conditions"].as_array_mut().unwrap();
+        conditions.retain(|c| c["type"] != keys::IN_PLACE_UPDATE_READY && c["type"] != "Ready");
+        conditions.push(open);
+    }
+    world.now = world.now.checked_add(61.seconds()).unwrap();
+    world
+}
+
+fn run(world: &World, images: [&str; 2]) {
+    for pod in world.pods.values() {
+        let containers = &pod["spec"]["containers"];
+        assert_eq!([&containers[0]["image"], &containers[1]["image"]], images);
+    }
+}
+
+/// Time enough for the grace period.
+fn in_the_end(world: &mut World) {
+    settle(world);
+    world.now = world.now.checked_add(61.seconds()).unwrap();
+    settle(world);
+}
+
+#[test]
+fn a_change_that_was_refused_after_its_grace_period_begins_again_with_one() {
+    let mut world = interrupted();
+    let (_, plan) = world.reconcile();
+    let mut count = 0;
+    for act in &plan.acts {
+        let Act::PatchPod { why, writes, .. } = act else {
+            panic!("{act:?}")
+        };
+        let targets: Vec<Target> = writes.iter().map(|write| write.to).collect();
+        assert_eq!(
+            (*why, &targets[..]),
+            (Why::UpdateInPlace, &[Target::Status, Target::Pod][..])
+        );
+        let trial = writes[1].trial.as_ref().unwrap().to_string();
+        assert!(trial.contains("app:2"), "{trial}");
+        count += 1;
+    }
+    assert_eq!(count, 2);
+    run(&world, ["app:1", "side:1"]);
+    in_the_end(&mut world);
+    run(&world, ["app:2", "side:1"]);
+    assert_eq!(world.set["status"]["availableReplicas"], 2);
+}
+
+/// As with updates that are yet to begin.
+#[test]
+fn changes_that_were_refused_after_their_grace_period_are_tried_one_at_a_time() {
+    let mut world = interrupted();
+    let failure = |world: &World, seconds: i64| Failure {
+        of: Concern::Update,
+        lasting: true,
+        of_resize: false,
+        answered: true,
+        until: world.now.checked_add(seconds.seconds()).unwrap(),
+        message: "no".to_owned(),
+    };
+    let mut observed = world.observe();
+    observed.failures.insert(Subject::Updates, failure(&world, 5));
+    let planned = crate::manager::cloneset::plan::plan(&observed, world.now);
+    assert_eq!(planned.acts, []);
+    assert_eq!(planned.wake, world.now.checked_add(5.seconds()).ok());
+    observed.failures.insert(Subject::Updates, failure(&world, 0));
+    let planned = crate::manager::cloneset::plan::plan(&observed, world.now);
+    assert_eq!(planned.acts.len(), 1, "{planned:?}");
+
+    rolling(&mut world, json!({ "paused": true }));
+    assert_eq!(world.reconcile().1.acts, []);
+    assert!(super::cases::waits(&world).contains("its change was refused after the grace period"));
+}
+
+#[test]
+fn another_revision_takes_over_a_change_that_was_refused_after_its_grace_period() {
+    let mut world = interrupted();
+    images(&mut world, ["app:2", "side:2"]);
+    in_the_end(&mut world);
+    run(&world, ["app:2", "side:2"]);
+    let mut world = interrupted();
+    images(&mut world, ["app:1", "side:1"]);
+    in_the_end(&mut world);
+    run(&world, ["app:1", "side:1"]);
 }
