@@ -16,6 +16,7 @@ use super::selector;
 use crate::api::cloneset::{NO_ROOM, texts};
 use crate::api::json::set;
 use crate::api::keys;
+use crate::api::lifecycle::{Lifecycle, LifecycleHook};
 use crate::api::schemas::LONGEST_INT_OR_STRING;
 use crate::api::selector::matches;
 use crate::cluster;
@@ -64,30 +65,66 @@ fn check_labels(spec: &Value, problems: &mut Problems) {
 /// Hooks that no Pod can have. Where they are stored they hold nothing, so these stop no CloneSet.
 fn hooks(lifecycle: &Value) -> Vec<String> {
     let mut problems = Problems::default();
-    let problems = &mut problems;
     for (name, hook) in lifecycle.as_object().into_iter().flatten() {
         let field = format!("spec.lifecycle.{name}");
         for (key, value) in hook["labelsHandler"].as_object().into_iter().flatten() {
-            let field = format!("{field}.labelsHandler[{key}]");
-            selector::check_key(key, &field, problems);
-            selector::check_value(value, &field, problems);
+            check_label(
+                key,
+                value,
+                &format!("{field}.labelsHandler[{key}]"),
+                &mut problems,
+            );
         }
         let finalizers = hook["finalizersHandler"].as_array();
         for (at, finalizer) in finalizers.into_iter().flatten().enumerate() {
             let field = format!("{field}.finalizersHandler[{at}]");
-            let text = finalizer.as_str().unwrap_or_default();
-            if text.contains('/') {
-                selector::check_key(text, &field, problems);
-            } else {
-                problems.add(
-                    field,
-                    finalizer,
-                    "Pods take only finalizers of the form DOMAIN/NAME",
-                );
-            }
+            check_finalizer(finalizer, &field, &mut problems);
         }
     }
-    std::mem::take(problems).into_words()
+    problems.into_words()
+}
+
+fn check_label(key: &str, value: &Value, field: &str, problems: &mut Problems) {
+    selector::check_key(key, field, problems);
+    selector::check_value(value, field, problems);
+}
+
+/// Finalizers of Kubernetes itself.
+const STANDARD: [&str; 3] = ["kubernetes", "orphan", "foregroundDeletion"];
+
+fn check_finalizer(finalizer: &Value, field: &str, problems: &mut Problems) {
+    let text = finalizer.as_str().unwrap_or_default();
+    if text.contains('/') {
+        selector::check_key(text, field, problems);
+    } else if !STANDARD.contains(&text) {
+        problems.add(
+            field,
+            finalizer,
+            "Pods take only finalizers of the form DOMAIN/NAME",
+        );
+    }
+}
+
+/// The hooks without the items that no Pod can have.
+pub fn possible(lifecycle: &Lifecycle) -> Lifecycle {
+    let fits = |check: &dyn Fn(&mut Problems)| {
+        let mut problems = Problems::default();
+        check(&mut problems);
+        problems.is_empty()
+    };
+    let only = |hook: &Option<LifecycleHook>| {
+        let mut hook = hook.clone()?;
+        hook.labels_handler
+            .retain(|key, value| fits(&|problems| check_label(key, &json!(value), "", problems)));
+        hook.finalizers_handler
+            .retain(|name| fits(&|problems| check_finalizer(&json!(name), "", problems)));
+        Some(hook)
+    };
+    Lifecycle {
+        pre_delete: only(&lifecycle.pre_delete),
+        in_place_update: only(&lifecycle.in_place_update),
+        pre_normal: only(&lifecycle.pre_normal),
+    }
 }
 
 fn check_priorities(rolling: &Value, problems: &mut Problems) {

@@ -137,6 +137,44 @@ fn mistakes_are_named() {
 }
 
 #[test]
+fn hook_items_are_possible_where_they_are_no_mistakes() {
+    let long = "a".repeat(64);
+    let finalizers = [
+        "ok.io/a",
+        "plain",
+        "",
+        "kubernetes",
+        "orphan",
+        "Not.io/a",
+        "a/b/c",
+        "a.io/",
+        "a.io/-",
+    ];
+    for finalizer in finalizers {
+        for hook in ["preDelete", "inPlaceUpdate", "preNormal"] {
+            let stored = json!({ hook: { "finalizersHandler": [finalizer], "markPodNotReady": true } });
+            let typed: Lifecycle = serde_json::from_value(stored.clone()).unwrap();
+            let possible = possible(&typed);
+            assert_eq!(possible == typed, hooks(&stored).is_empty(), "{stored}");
+        }
+    }
+    for (key, value) in [
+        ("a", ""),
+        ("a.io/b", "c"),
+        ("a b", "c"),
+        ("a", "-"),
+        (&long, "c"),
+        ("a", &long),
+    ] {
+        let stored = json!({ "preNormal": { "labelsHandler": { key: value, "fine": "yes" } } });
+        let typed: Lifecycle = serde_json::from_value(stored.clone()).unwrap();
+        let possible = possible(&typed);
+        assert_eq!(possible == typed, hooks(&stored).is_empty(), "{stored}");
+        assert_eq!(possible.pre_normal.unwrap().labels_handler["fine"], "yes");
+    }
+}
+
+#[test]
 fn limits_that_let_nothing_be_updated_are_refused_when_they_or_replicas_are_set() {
     let with = |replicas: i32, limits: Value| {
         changed(json!({ "replicas": replicas, "updateStrategy": { "rollingUpdate": limits } }))

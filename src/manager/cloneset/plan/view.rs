@@ -11,6 +11,7 @@ use super::pods;
 use super::refresh;
 use super::types::{self, Act, Claim, Event, Observed, Plan, Revision, Subject, Why};
 use super::waits;
+use crate::admission::cloneset::possible;
 use crate::api::cloneset::CloneSetSpec;
 use crate::api::keys;
 use crate::api::lifecycle::{Lifecycle, LifecycleHook, LifecycleStateType as State};
@@ -49,6 +50,8 @@ pub(super) struct View<'a> {
     pub spec: &'a CloneSetSpec,
     pub now: Timestamp,
     pub limits: Limits,
+    /// The hooks, without what no Pod can have: that would hold Pods for ever.
+    lifecycle: Option<Lifecycle>,
     /// Seconds that a Pod must be ready for to be available.
     pub min_ready: i32,
     /// The claims that are not being deleted, by the id of their Pod.
@@ -72,6 +75,7 @@ impl<'a> View<'a> {
             spec,
             now,
             limits: Limits::of(spec, &observed.switches),
+            lifecycle: spec.lifecycle.as_ref().map(possible),
             min_ready: spec.min_ready_seconds.unwrap_or_default(),
             claims,
             pods: Vec::with_capacity(observed.pods.len()),
@@ -111,15 +115,15 @@ impl<'a> View<'a> {
         Owner::clone_set(&self.observed.set.metadata)
     }
 
-    pub fn lifecycle(&self) -> Option<&'a Lifecycle> {
-        self.spec.lifecycle.as_ref()
+    pub fn lifecycle(&self) -> Option<&Lifecycle> {
+        self.lifecycle.as_ref()
     }
 
-    pub fn pre_delete(&self) -> Option<&'a LifecycleHook> {
+    pub fn pre_delete(&self) -> Option<&LifecycleHook> {
         self.lifecycle()?.pre_delete.as_ref()
     }
 
-    pub fn in_place_update(&self) -> Option<&'a LifecycleHook> {
+    pub fn in_place_update(&self) -> Option<&LifecycleHook> {
         self.lifecycle()?.in_place_update.as_ref()
     }
 

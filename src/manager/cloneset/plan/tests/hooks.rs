@@ -364,3 +364,47 @@ fn a_template_that_is_taken_back_takes_back_pods_that_are_not_in_use_yet() {
     let there = world.pods.values().any(|pod| pod["metadata"]["uid"] == new);
     assert!(there, "the same Pod, taken back where it is");
 }
+
+/// Hooks that are older than the rules that refuse them.
+#[test]
+fn hook_items_that_no_pod_can_have_hold_no_pod() {
+    let mut spec = spec(true, false);
+    let hook = json!({ "finalizersHandler": ["plain", HOOK], "labelsHandler": { "a b": "c", "d": "-" } });
+    spec["lifecycle"] = json!({ "preDelete": hook, "inPlaceUpdate": hook, "preNormal": hook });
+    let mut world = World::new(spec);
+    world.hooks = json!({ "preDelete": { "finalizersHandler": [HOOK] } });
+    world.edit(&json!({ "replicas": 2 }));
+    settle(&mut world);
+    assert_eq!(
+        states(&world),
+        ["PreparingNormal", "PreparingNormal"],
+        "the other item holds"
+    );
+    let told = waits(&world);
+    assert!(told.contains(HOOK) && !told.contains("plain"), "{told}");
+    hooks(&mut world);
+    settle(&mut world);
+    assert_eq!(states(&world), ["Normal", "Normal"]);
+    container(&mut world, "image", json!("app:2"));
+    rounds(&mut world, 1);
+    settle(&mut world);
+    assert_eq!(states(&world), ["Normal", "Updated"]);
+    // The hook is put on again for the next update.
+    container(&mut world, "image", json!("app:3"));
+    world.reconcile();
+    let finalizers = &in_state(&world, "PreparingUpdate")["metadata"]["finalizers"];
+    assert_eq!(*finalizers, json!([HOOK]));
+    rounds(&mut world, 8);
+    settle(&mut world);
+    assert_eq!(states(&world), ["Normal", "Normal"]);
+    assert!(all_run(&world, "app:3"));
+
+    let hook = json!({ "finalizersHandler": ["plain"] });
+    let none = json!({ "preDelete": hook, "inPlaceUpdate": hook, "preNormal": hook });
+    world.edit(&json!({ "lifecycle": null }));
+    world.edit(&json!({ "lifecycle": none, "replicas": 4 }));
+    container(&mut world, "image", json!("app:4"));
+    settle(&mut world);
+    assert_eq!(states(&world), ["Normal"; 4], "nobody is waited for");
+    assert!(all_run(&world, "app:4"));
+}
