@@ -10,6 +10,7 @@ mod cloneset_templates;
 mod cloneset_unhooked;
 mod conversion;
 mod fence;
+mod handbook;
 mod manager_fence;
 mod mounts;
 mod programs;

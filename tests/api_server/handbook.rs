@@ -1,0 +1,162 @@
+//! The commands of `deploy/README.md` that look for what needs kruise-rs, and those that save and restore a Helm release.
+
+use std::process::Command;
+use std::sync::LazyLock;
+
+use serde_json::{Value, json};
+use xtask::cluster::ControlPlane;
+
+/// An API server without controllers and without programs of ours.
+static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| ControlPlane::start().unwrap());
+
+/// The indented or plain block of code that has these words.
+fn block(words: &str) -> String {
+    let page = include_str!("../../deploy/README.md");
+    let mut blocks = page
+        .split("```")
+        .skip(1)
+        .step_by(2)
+        .filter(|block| block.contains(words));
+    let block = blocks
+        .next()
+        .unwrap_or_else(|| panic!("no block of code has {words:?}"));
+    assert!(blocks.next().is_none(), "several blocks of code have {words:?}");
+    block.to_owned()
+}
+
+/// What a shell prints, in which `kubectl` is that of the bed.
+fn shell(plane: &ControlPlane, script: &str) -> String {
+    let kubectl = plane.kubectl_command();
+    let folder = std::path::Path::new(kubectl.get_program()).parent().unwrap();
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", script])
+        .current_dir(plane.dir())
+        .env("PATH", path);
+    for (name, value) in kubectl.get_envs() {
+        command.env(name, value.unwrap());
+    }
+    let output = command.output().unwrap();
+    // `grep` fails where it finds nothing.
+    assert!(output.stderr.is_empty(), "{script}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn create(plane: &ControlPlane, objects: &[Value]) {
+    let list = json!({ "apiVersion": "v1", "kind": "List", "items": objects });
+    plane.apply(&list.to_string()).unwrap();
+}
+
+fn pod(name: &str, gates: &[&str], env: &Value, annotations: &Value) -> Value {
+    let gates: Vec<_> = gates
+        .iter()
+        .map(|gate| json!({ "conditionType": gate }))
+        .collect();
+    json!({ "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": name, "namespace": "handbook", "annotations": annotations },
+        "spec": { "readinessGates": gates, "serviceAccountName": "default", "automountServiceAccountToken": false,
+            "containers": [{ "name": "a", "image": "i" }, { "name": "b", "image": "i", "env": env }] } })
+}
+
+fn names(table: &str, column: usize) -> Vec<&str> {
+    let rows = table
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let named = rows.filter(|row| row.contains(&"handbook"));
+    named.map(|row| row[column]).collect()
+}
+
+#[test]
+fn the_commands_before_a_removal_list_what_needs_the_manager() {
+    let plane = &*PLANE;
+    let namespace = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "handbook" } });
+    let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount",
+        "metadata": { "name": "default", "namespace": "handbook" } });
+    create(plane, &[namespace, account]);
+    let deployment = |name: &str, gates: Value| {
+        json!({ "apiVersion": "apps/v1", "kind": "Deployment",
+            "metadata": { "name": name, "namespace": "handbook" },
+            "spec": { "selector": { "matchLabels": { "app": name } },
+                "template": { "metadata": { "labels": { "app": name } },
+                    "spec": { "readinessGates": gates, "containers": [{ "name": "a", "image": "i" }] } } } })
+    };
+    let both = json!([{ "conditionType": "other" }, { "conditionType": "KruisePodReady" }]);
+    create(
+        plane,
+        &[deployment("gated", both), deployment("plain", json!([]))],
+    );
+    let workloads = shell(plane, &block("get deployments,statefulsets"));
+    assert_eq!(names(&workloads, 2), ["gated"], "{workloads}");
+
+    let (no_env, none, gates) = (json!([]), json!({}), ["InPlaceUpdateReady", "KruisePodReady"]);
+    let barrier = json!([{ "name": "KRUISE_CONTAINER_BARRIER", "value": "x" }]);
+    let complete = json!({ "apps.kruise.io/container-launch-priority-completed": "true" });
+    let pods = [
+        pod("plain", &[], &no_env, &none),
+        pod("ready", &gates, &no_env, &none),
+        pod("updated", &gates[..1], &no_env, &none),
+        pod("held", &gates, &no_env, &none),
+        pod("unscheduled", &gates, &no_env, &none),
+        pod("ended", &gates, &no_env, &none),
+        pod("waits", &[], &barrier, &none),
+        pod("started", &[], &barrier, &complete),
+    ];
+    create(plane, &pods);
+    let status = |pod: &str, status: Value| {
+        let patch = json!({ "status": status }).to_string();
+        let (flag, patch) = ("--subresource=status", format!("--patch={patch}"));
+        let at = "--namespace=handbook";
+        plane.kubectl(&["patch", "pod", pod, at, flag, &patch]).unwrap();
+    };
+    let conditions = |update: &str, kruise: &str| json!({ "conditions": [{ "type": gates[0], "status": update }, { "type": gates[1], "status": kruise }] });
+    status("ready", conditions("True", "True"));
+    status(
+        "updated",
+        json!({ "conditions": [{ "type": gates[0], "status": "False" }] }),
+    );
+    status("held", conditions("True", "False"));
+    status("ended", json!({ "phase": "Failed" }));
+    let lists = block("KRUISE_CONTAINER_BARRIER");
+    let found = shell(plane, &lists);
+    assert_eq!(
+        names(&found, 1),
+        ["held", "unscheduled", "updated", "waits"],
+        "{found}"
+    );
+    assert_eq!(found.lines().count(), 4, "nothing else is printed: {found}");
+}
+
+/// With two revisions of some hundred kilobytes, which `kubectl apply` has no room for in an annotation.
+#[test]
+fn a_saved_helm_release_can_be_restored() {
+    let plane = &*PLANE;
+    let namespace = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "releases" } });
+    create(plane, &[namespace]);
+    let release = |revision: u8| {
+        json!({ "apiVersion": "v1", "kind": "Secret", "type": "helm.sh/release.v1",
+            "metadata": { "name": format!("sh.helm.release.v1.kruise.v{revision}"), "namespace": "releases",
+                "labels": { "owner": "helm", "name": "kruise", "version": revision.to_string() } },
+            "stringData": { "release": format!("{revision}").repeat(300_000) } })
+    };
+    create(plane, &[release(1), release(2)]);
+    let here = |script: &str| {
+        let script = script.replace("RELEASE_NAMESPACE", "releases");
+        script.replace("name=RELEASE", "name=kruise")
+    };
+    let data = || {
+        let path = "--output=jsonpath={range .items[*]}{.metadata.name}{.metadata.labels}{.type}{.data}{end}";
+        plane
+            .kubectl(&["get", "secrets", "--namespace=releases", path])
+            .unwrap()
+    };
+    let before = data();
+    assert!(before.len() > 800_000);
+    shell(plane, &here(&block("kruise-release.yaml")));
+    assert_eq!(data(), "");
+    let page = include_str!("../../deploy/README.md");
+    let restore = "kubectl create -f kruise-release.yaml";
+    assert!(page.contains(&format!("`{restore}`")));
+    shell(plane, restore);
+    assert_eq!(data(), before);
+}
