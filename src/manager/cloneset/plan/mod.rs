@@ -23,8 +23,9 @@
 //! Mended: `OnDelete` counts with the `maxUnavailable` of its `rollingUpdate`, which our CRD fills in for every type
 //! (20 %, rounded up), and makes no Pods ahead of an update that is for others to begin; orphans are adopted with their
 //! claims;
-//! conditions of failures go when they are over; fractions of percents count; Pods that cannot be made do not stop deletions that are due; Pods that are both unavailable and marked for
-//! deletion count as unavailable when others are deleted; a Pod that is marked for deletion takes its place first among
+//! conditions of failures go when they are over; fractions of percents count; Pods that cannot be made do not stop
+//! deletions that are due; Pods that are both unavailable and marked for deletion, or wait for their hook, count as
+//! unavailable when others are deleted; a Pod that is marked for deletion takes its place first among
 //! those to update, so that no other is taken for it; a Pod that is unavailable anyway is updated also while Pods are
 //! missing; claims that no Pod has wait for no Pod that is going; claims without an id are nobody's; claims of a Pod
 //! that is refused stay for the next try, which has the same name; claims are given to their Pod before it is deleted,
