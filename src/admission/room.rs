@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -35,41 +35,68 @@ const READ: Duration = Duration::from_secs(10);
 /// will come.
 #[derive(Clone)]
 pub(super) struct Room {
-    left: Arc<Semaphore>,
-    bytes: usize,
-    /// Bytes of the largest text, and of all texts of one address.
-    largest: usize,
-    /// What is left to each address that has any.
-    shares: Arc<Mutex<HashMap<IpAddr, Arc<Share>>>>,
+    /// Bytes of texts. The largest text may have the share of one address.
+    texts: Quota,
     memory: Option<Memory>,
     wait: Duration,
     read: Duration,
 }
 
-/// What one address may take: of the room for texts, and for what they are read into.
-struct Share {
-    texts: Arc<Semaphore>,
-    memory: Arc<Semaphore>,
-}
-
 /// The room for what texts are read into.
 #[derive(Clone)]
 struct Memory {
+    /// Bytes. One text may take the share of one address.
+    bytes: Quota,
+    weigh: fn(&[u8]) -> usize,
+}
+
+/// A quota of which each address has a share; clones are the same quota.
+#[derive(Clone)]
+pub(super) struct Quota {
     left: Arc<Semaphore>,
     all: usize,
-    /// Bytes of one text's, and of all of one address.
-    most: usize,
-    weigh: fn(&[u8]) -> usize,
+    /// What one address may have of it.
+    share: usize,
+    /// What is left to each address that holds some. What it holds keeps its share alive.
+    shares: Arc<Mutex<HashMap<IpAddr, Weak<Semaphore>>>>,
+}
+
+impl Quota {
+    /// So much in all, and of it so much for each address.
+    pub fn new(all: usize, share: usize) -> Self {
+        Self {
+            left: Arc::new(Semaphore::new(all)),
+            all,
+            share,
+            shares: Arc::default(),
+        }
+    }
+
+    /// What is left to an address.
+    fn of(&self, address: IpAddr) -> Arc<Semaphore> {
+        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(share) = shares.get(&address).and_then(Weak::upgrade) {
+            return share;
+        }
+        let share = Arc::new(Semaphore::new(self.share));
+        shares.retain(|_, share| share.strong_count() > 0);
+        shares.insert(address, Arc::downgrade(&share));
+        share
+    }
+
+    /// Takes some of it, as soon as that is left.
+    pub async fn take(&self, address: IpAddr, some: u32) -> Result<[Held; 2], AcquireError> {
+        // The own share first: who waits for it takes nothing from others.
+        let own = self.of(address).acquire_many_owned(some).await?;
+        Ok([own, Arc::clone(&self.left).acquire_many_owned(some).await?])
+    }
 }
 
 impl Room {
     /// Room for so many bytes, of which one text, and all texts of one address, have `largest` at most.
     pub fn new(bytes: usize, largest: usize) -> Self {
         Self {
-            left: Arc::new(Semaphore::new(bytes)),
-            bytes,
-            largest,
-            shares: Arc::default(),
+            texts: Quota::new(bytes, largest),
             memory: None,
             wait: WAIT,
             read: READ,
@@ -78,57 +105,39 @@ impl Room {
 
     /// Bounds what texts are read into, too: to `most` bytes for one and to `all`, as `weigh` says.
     pub fn weigh(&mut self, most: usize, all: usize, weigh: fn(&[u8]) -> usize) {
-        let left = Arc::new(Semaphore::new(all));
-        self.memory = Some(Memory {
-            left,
-            all,
-            most,
-            weigh,
-        });
+        let bytes = Quota::new(all, most);
+        self.memory = Some(Memory { bytes, weigh });
     }
 
     /// Bytes that are left.
     #[cfg(test)]
     pub fn left(&self) -> usize {
-        self.left.available_permits()
-    }
-
-    /// What is left to an address.
-    fn share(&self, address: IpAddr) -> Arc<Share> {
-        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
-        shares.retain(|_, share| Arc::strong_count(share) > 1);
-        let share = shares.entry(address);
-        let memory = self.memory.as_ref().map_or(0, |memory| memory.most);
-        Arc::clone(share.or_insert_with(|| {
-            Arc::new(Share {
-                texts: Arc::new(Semaphore::new(self.largest)),
-                memory: Arc::new(Semaphore::new(memory)),
-            })
-        }))
+        self.texts.left.available_permits()
     }
 
     /// Reads a text, and holds the room that it takes of the address's share and of all.
     async fn hold(
         &self,
-        share: &Share,
+        address: IpAddr,
         mut body: Body,
     ) -> Result<(Vec<u8>, Vec<Held>), (StatusCode, String)> {
         let (mut text, mut held) = (Vec::new(), Vec::new());
+        let (share, largest) = (self.texts.of(address), self.texts.share);
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|why| {
                 let why = format!("the review did not arrive: {why}");
                 (StatusCode::BAD_REQUEST, why)
             })?;
             let Ok(data) = frame.into_data() else { continue };
-            if text.len() + data.len() > self.largest {
-                let why = format!("the review is too large: {} bytes are the most", self.largest);
+            if text.len() + data.len() > largest {
+                let why = format!("the review is too large: {largest} bytes are the most");
                 return Err((StatusCode::PAYLOAD_TOO_LARGE, why));
             }
             let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
             // The own share first: who waits for it takes no room from others.
             for (room, bytes, whose) in [
-                (&share.texts, self.largest, " of this client"),
-                (&self.left, self.bytes, ""),
+                (&share, largest, " of this client"),
+                (&self.texts.left, self.texts.all, ""),
             ] {
                 let more = timeout(self.wait, Arc::clone(room).acquire_many_owned(length)).await;
                 let Ok(Ok(more)) = more else {
@@ -142,7 +151,7 @@ impl Room {
             text.extend_from_slice(&data);
         }
         if let Some(memory) = &self.memory {
-            held.extend(memory.hold(&share.memory, &text, self.wait).await?);
+            held.extend(memory.hold(address, &text, self.wait).await?);
         }
         Ok((text, held))
     }
@@ -152,27 +161,22 @@ impl Memory {
     /// Holds the room that a text takes when it is read, of the address's share and of all.
     async fn hold(
         &self,
-        share: &Arc<Semaphore>,
+        address: IpAddr,
         text: &[u8],
         wait: Duration,
     ) -> Result<[Held; 2], (StatusCode, String)> {
-        let bytes = (self.weigh)(text);
-        if bytes > self.most {
+        let (bytes, most) = ((self.weigh)(text), self.bytes.share);
+        if bytes > most {
             let why = format!(
-                "the review is too large: answering it takes {bytes} bytes of memory, {} are the most",
-                self.most
+                "the review is too large: answering it takes {bytes} bytes of memory, {most} are the most"
             );
             return Err((StatusCode::PAYLOAD_TOO_LARGE, why));
         }
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let both = async {
-            let own = Arc::clone(share).acquire_many_owned(bytes).await?;
-            Ok::<_, AcquireError>([own, Arc::clone(&self.left).acquire_many_owned(bytes).await?])
-        };
-        let Ok(Ok(held)) = timeout(wait, both).await else {
+        let Ok(Ok(held)) = timeout(wait, self.bytes.take(address, bytes)).await else {
             let why = format!(
                 "reviews that take {} bytes of memory are being answered: there is no room for more",
-                self.all
+                self.bytes.all
             );
             return Err((StatusCode::TOO_MANY_REQUESTS, why));
         };
@@ -180,8 +184,8 @@ impl Memory {
     }
 }
 
-/// Room that is held.
-type Held = OwnedSemaphorePermit;
+/// Part of a quota that is held.
+pub(super) type Held = OwnedSemaphorePermit;
 
 /// Adds to what is held of the same room.
 fn keep(held: &mut Vec<Held>, more: Held) {
@@ -201,8 +205,7 @@ pub(super) async fn held(State(room): State<Room>, request: Request, next: Next)
     let address = caller
         .as_ref()
         .map_or(Ipv4Addr::UNSPECIFIED.into(), |caller| caller.address);
-    let share = room.share(address);
-    let (text, held) = match timeout(room.read, room.hold(&share, body)).await {
+    let (text, held) = match timeout(room.read, room.hold(address, body)).await {
         Ok(Ok(read)) => read,
         Ok(Err((code, why))) => return refused(code, why),
         Err(_) => {
@@ -419,5 +422,34 @@ mod tests {
         assert_eq!(room.left(), 6, "it is not sent yet");
         drop(part);
         assert_eq!(room.left(), 10);
+    }
+
+    /// An address that reads none of its answers gets no second share meanwhile, of texts or of memory.
+    #[tokio::test]
+    async fn the_share_of_an_address_comes_back_when_its_answers_are_sent() {
+        let room = |largest, memory| {
+            let mut room = Room::new(100, largest);
+            room.wait = SOON;
+            room.weigh(memory, 100, <[u8]>::len);
+            room
+        };
+        for (room, whose) in [(room(4, 50), "reviews of this client"), (room(50, 4), "memory")] {
+            let router = Router::new().route("/", post(async || "answer"));
+            let router = router.layer(from_fn_with_state(room, held));
+            let ask = async |client: u8| {
+                let caller = Caller::new([10, 0, 0, client].into());
+                let request = Request::post("/").extension(caller).body(Body::from("abcd"));
+                router.clone().oneshot(request.unwrap()).await.unwrap()
+            };
+            let unread = ask(1).await;
+            assert_eq!(ask(2).await.status(), 200);
+            let refused = ask(1).await;
+            assert_eq!(refused.status(), 429);
+            let why = to_bytes(refused.into_body(), usize::MAX).await.unwrap();
+            let why = String::from_utf8_lossy(&why);
+            assert!(why.contains(whose), "{why}");
+            drop(unread);
+            assert_eq!(ask(1).await.status(), 200);
+        }
     }
 }
