@@ -7,8 +7,9 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 
 use json_patch::jsonptr::PointerBuf;
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::review::{Decision, LONGEST_FIELD, LONGEST_VALUE, Problems, Request, cut};
@@ -325,10 +326,29 @@ pub(super) fn newly_to_delete(asked: &Request) -> Vec<&str> {
 }
 
 /// Whether a Pod that is not going already is controlled by the CloneSet with this UID.
-pub(super) fn owns(uid: &str, pod: &Pod) -> bool {
+pub(super) fn owns(uid: &str, pod: &Owned) -> bool {
     let owners = pod.metadata.owner_references.iter().flatten();
     let mut controllers = owners.filter(|owner| owner.controller == Some(true));
     pod.metadata.deletion_timestamp.is_none() && controllers.any(|owner| owner.uid == uid)
+}
+
+/// What is read of a Pod to know whose it is.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Owned {
+    metadata: OwnedMetadata,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct OwnedMetadata {
+    deletion_timestamp: Option<IgnoredAny>,
+    owner_references: Option<Vec<Owner>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Owner {
+    uid: String,
+    controller: Option<bool>,
 }
 
 /// Whether the Pods of a CloneSet are never replaced by an update.

@@ -5,12 +5,17 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{Container, ContainerStatus, LifecycleHandler, Pod};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerPort, ContainerStatus, Lifecycle, LifecycleHandler, Pod, PodSpec, PodStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::review::{Decision, Problems, Request};
 use crate::api::json::{default, set};
 use crate::api::{keys, names};
+use crate::cluster::Form;
 
 /// Containers in one request; a Pod has few.
 const MOST_CONTAINERS: usize = 256;
@@ -22,6 +27,93 @@ pub(super) struct Seen {
     pub pod: Option<Pod>,
     /// Whether it is on a virtual node, where there is no daemon.
     pub virtual_node: bool,
+}
+
+/// What is read of a Pod: the rest, such as its environment, may take a hundred times the memory of its text.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Target {
+    metadata: TargetMetadata,
+    spec: Option<TargetSpec>,
+    status: Option<PodStatus>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TargetMetadata {
+    uid: Option<String>,
+    deletion_timestamp: Option<Time>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TargetSpec {
+    node_name: Option<String>,
+    termination_grace_period_seconds: Option<i64>,
+    containers: Vec<TargetContainer>,
+    init_containers: Option<Vec<TargetContainer>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TargetContainer {
+    name: String,
+    lifecycle: Option<TargetLifecycle>,
+    ports: Option<Vec<ContainerPort>>,
+    restart_policy: Option<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TargetLifecycle {
+    pre_stop: Option<LifecycleHandler>,
+}
+
+impl Form for Target {
+    type Kind = Pod;
+}
+
+impl From<Target> for Pod {
+    fn from(target: Target) -> Self {
+        let Target {
+            metadata,
+            spec,
+            status,
+        } = target;
+        let spec = spec.map(|spec| PodSpec {
+            node_name: spec.node_name,
+            termination_grace_period_seconds: spec.termination_grace_period_seconds,
+            containers: spec.containers.into_iter().map(Container::from).collect(),
+            init_containers: spec
+                .init_containers
+                .map(|all| all.into_iter().map(Container::from).collect()),
+            ..PodSpec::default()
+        });
+        Self {
+            metadata: ObjectMeta {
+                uid: metadata.uid,
+                deletion_timestamp: metadata.deletion_timestamp,
+                ..ObjectMeta::default()
+            },
+            spec,
+            status,
+        }
+    }
+}
+
+impl From<TargetContainer> for Container {
+    fn from(container: TargetContainer) -> Self {
+        let lifecycle = container.lifecycle.map(|lifecycle| Lifecycle {
+            pre_stop: lifecycle.pre_stop,
+            ..Lifecycle::default()
+        });
+        Self {
+            name: container.name,
+            lifecycle,
+            ports: container.ports,
+            restart_policy: container.restart_policy,
+            ..Self::default()
+        }
+    }
 }
 
 /// Whether the request may be created, and how it is completed.

@@ -2,12 +2,14 @@
 //! refused while there are active Pods or bound claims in it. Words and rule are OpenKruise's.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use super::review::{Decision, Object};
 use crate::api::{keys, names};
-use crate::cluster;
 use crate::cluster::write::Metadata;
+use crate::cluster::{self, Form};
 
 /// Path of the webhook; OpenKruise's.
 pub(super) const PATH: &str = "/validate-namespace";
@@ -34,10 +36,33 @@ pub(super) fn is_active(pod: &Metadata) -> bool {
     pod.deletion_timestamp.is_none()
 }
 
+/// What is read of a claim. Whatever else its owner writes into it takes no memory, and keeps no claim from being counted.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Claim {
+    metadata: ClaimMetadata,
+    status: ClaimStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct ClaimMetadata {
+    deletion_timestamp: Option<IgnoredAny>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct ClaimStatus {
+    phase: Option<String>,
+}
+
+impl Form for Claim {
+    type Kind = PersistentVolumeClaim;
+}
+
 /// Whether a claim has a volume, and keeps it.
-pub(super) fn is_bound(claim: &PersistentVolumeClaim) -> bool {
-    let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
-    phase == Some("Bound") && claim.metadata.deletion_timestamp.is_none()
+pub(super) fn is_bound(claim: &Claim) -> bool {
+    claim.status.phase.as_deref() == Some("Bound") && claim.metadata.deletion_timestamp.is_none()
 }
 
 /// Decides about a protected Namespace by what is in it.

@@ -4,7 +4,7 @@
 use std::convert::Infallible;
 use std::future::pending;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -111,8 +111,25 @@ async fn router_to(server: SocketAddr) -> (Router, impl Future<Output = ()>) {
 /// Every request that an API server was asked, as method, path and query.
 type Recorded = Arc<Mutex<Vec<String>>>;
 
-/// Asks the webhook server, which asks an API server that records what it is asked. It has no nodes, and one Pod: `me`, in
-/// every namespace.
+/// A bound claim as large as etcd takes them, of a tenant's making: with 50,000 labels, and with managed fields of a time that
+/// no type of ours holds.
+static CLAIM: LazyLock<String> = LazyLock::new(|| {
+    let labels = |value: &str, prefix: &str| {
+        let labels: Vec<_> = (0..50_000)
+            .map(|n| format!(r#""{prefix}l{n}":{value}"#))
+            .collect();
+        labels.join(",")
+    };
+    format!(
+        r#"{{"metadata":{{"name":"c","labels":{{{}}},"managedFields":[{{"time":"9999-12-31T23:59:59Z","fieldsV1":
+            {{"f:metadata":{{"f:labels":{{{}}}}}}}}}]}},"status":{{"phase":"Bound"}}}}"#,
+        labels("\"\"", ""),
+        labels("{}", "f:"),
+    )
+});
+
+/// Asks the webhook server, which asks an API server that records what it is asked. It has no nodes, in every namespace one
+/// Pod that is read by its name, `me`, and as many claims as are asked for.
 fn on_an_api_server<T: Send + 'static>(
     ask: impl AsyncFnOnce(Router) -> T + Send + 'static,
 ) -> (T, Vec<String>) {
@@ -147,9 +164,19 @@ async fn api_server(asked: &str, body: Vec<u8>) -> (StatusCode, Vec<u8>) {
             json!({ "kind": "NodeList", "apiVersion": "v1", "metadata": { "resourceVersion": "1" }, "items": [] }),
         );
     }
+    if asked.contains("/pods?") {
+        return good(json!({ "metadata": {}, "items": [] }));
+    }
+    if let Some((_, query)) = asked.split_once("/persistentvolumeclaims?") {
+        let limit = query.split('&').find_map(|pair| pair.strip_prefix("limit="));
+        let claims = vec![CLAIM.as_str(); limit.unwrap().parse().unwrap()];
+        let list = format!(r#"{{"metadata":{{}},"items":[{}]}}"#, claims.join(","));
+        return (StatusCode::OK, list.into_bytes());
+    }
     if asked.starts_with("GET ") && asked.ends_with("/pods/me") {
         return good(json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "me", "namespace": "ns", "uid": "u" },
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "me", "namespace": "ns", "uid": "u",
+                "managedFields": [{ "time": "9999-12-31T23:59:59Z" }] },
             "spec": { "nodeName": "n", "containers": [{ "name": "c" }] },
             "status": { "phase": "Running", "containerStatuses": [{ "name": "c", "containerID": "containerd://1",
                 "restartCount": 0, "ready": true, "image": "", "imageID": "" }] },
@@ -186,6 +213,14 @@ fn reviews(kind: &str, object: &str, old: &str) -> Vec<(String, String)> {
     ["mutate", "validate"]
         .map(|step| (format!("/{step}-apps-kruise-io-{kind}"), body.clone()))
         .into()
+}
+
+/// The review of the deletion of a Namespace that is protected by what is in it.
+fn deletion() -> (String, String) {
+    let namespace = json!({ "metadata": { "name": "ns", "labels": { keys::DELETE_PROTECTION: keys::PROTECT_CASCADING } } });
+    let review = json!({ "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": { "uid": "u", "kind": { "version": "v1" }, "oldObject": namespace } });
+    ("/validate-namespace".into(), review.to_string())
 }
 
 fn conversion(objects: &[&str], to: &str) -> (String, String) {
@@ -392,11 +427,31 @@ fn with_little_memory() {
                 );
             }
         }
+        let (path, body) = deletion();
+        let (status, said) = answer(&router, &path, Body::from(body)).await;
+        assert_eq!(status, 200);
+        assert!(said.message().contains("status pvc 3>0"), "{said:?}");
         for (path, body) in reviews("cloneset", &set("{}"), "null") {
             assert_eq!(answer(&router, &path, Body::from(body)).await.0, 200);
         }
         eprintln!("all were answered");
     });
+}
+
+/// Claims of any size and shape are counted in pages of bounded size, so that the Namespace can be deleted once they are gone.
+#[test]
+fn claims_are_counted_in_bounded_pages_whatever_is_in_them() {
+    let ((status, said), asked) = on_an_api_server(async |router| {
+        let (path, body) = deletion();
+        answer(&router, &path, Body::from(body)).await
+    });
+    assert_eq!((status, said.response.allowed), (200, Some(false)));
+    assert!(said.message().contains("\"Bound\" status pvc 3>0"), "{said:?}");
+    let limits = asked
+        .iter()
+        .filter_map(|asked| asked.split_once("/persistentvolumeclaims?"));
+    let limits: Vec<_> = limits.map(|(_, query)| query.trim_start_matches('&')).collect();
+    assert_eq!(limits, ["limit=50", "limit=12", "limit=3"]);
 }
 
 #[test]

@@ -7,10 +7,12 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::Api;
 use kube::api::ListParams;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use super::container_recreate_request::Seen;
-use super::deletion::{Kept, is_active, is_bound};
+use super::cloneset::Owned;
+use super::container_recreate_request::{Seen, Target};
+use super::deletion::{Claim, Kept, is_active, is_bound};
 use super::review::{LONGEST_VALUE, Request, cut};
 use super::{Options, cloneset};
 use crate::api::{keys, names};
@@ -34,7 +36,7 @@ const NAMED: usize = 500;
 /// Whether no node has that name, as far as that can be said.
 async fn is_absent(nodes: &Api<Node>, name: &str) -> bool {
     matches!(
-        write::get(nodes, name).await,
+        write::get_partial::<_, IgnoredAny>(nodes, &(), name).await,
         Ok(None) | Err(cluster::Error::Name { .. })
     )
 }
@@ -115,12 +117,13 @@ impl Look {
         let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), &asked.namespace);
         let looking = async {
             self.virtual_nodes.synced().await;
-            write::get(&pods, name).await
+            write::read::<Target>(pods, name).await
         };
         let pod = match tokio::time::timeout(READ, looking).await {
             Ok(pod) => pod.map_err(|why| why.to_string())?,
             Err(_) => return Err(format!("no answer within {READ:?}")),
         };
+        let pod = pod.transpose()?.map(Pod::from);
         let node = pod
             .as_ref()
             .and_then(|pod| pod.spec.as_ref()?.node_name.as_deref());
@@ -198,7 +201,7 @@ impl Look {
         let bound = |params| {
             let claims = claims.clone();
             async move {
-                let page = write::list(&claims, &params).await?;
+                let page = write::list::<Claim>(&claims, &params).await?;
                 Ok((count(&page.items, is_bound), page.metadata))
             }
         };
@@ -226,7 +229,7 @@ impl Look {
         let lookups = names.into_iter().map(|name| {
             let pods = &pods;
             async move {
-                let pod = match write::get(pods, &name).await {
+                let pod: Option<Owned> = match write::get_partial(pods, &(), &name).await {
                     Err(cluster::Error::Name { .. }) => None,
                     found => found.ok()?,
                 };

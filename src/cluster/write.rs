@@ -389,13 +389,23 @@ pub async fn list_metadata<K: Resource + Clone + Debug + DeserializeOwned>(
     }
 }
 
-/// Reads a page of objects.
+/// Reads a page of objects as `R`s; of fewer than were asked for where these are too large.
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn list<K: Object>(api: &Api<K>, params: &ListParams) -> Result<ObjectList<K>, Error> {
+pub async fn list<R>(api: &Api<R::Kind>, params: &ListParams) -> Result<ObjectList<R>, Error>
+where
+    R: Form<Kind: Clone> + Clone + DeserializeOwned,
+{
     checked(api, None)?;
-    bounded(&K::kind(&()), "list", api.list(params)).await
+    let (client, mut params) = (api.clone().into_client(), params.clone());
+    loop {
+        let list = page::read(&client, api.resource_url(), &params);
+        if let Some(list) = bounded(&R::Kind::kind(&()), "list", list).await? {
+            return Ok(list);
+        }
+        page::shrink(&mut params);
+    }
 }
 
 /// Reads the metadata of the object of that name, `None` when there is none.
@@ -407,19 +417,28 @@ pub async fn get_metadata(
     resource: &ApiResource,
     name: &str,
 ) -> Result<Option<Metadata>, Error> {
-    checked_as(api, resource, Some(name))?;
+    let object: Option<Partial> = get_partial(api, resource, name).await?;
+    Ok(object.map(|object| object.metadata))
+}
+
+/// Asks for the metadata of the object of that name, and reads it as an `R`, `None` when there is none.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn get_partial<K: Resource + Clone, R: DeserializeOwned>(
+    api: &Api<K>,
+    kind: &K::DynamicType,
+    name: &str,
+) -> Result<Option<R>, Error> {
+    checked_as(api, kind, Some(name))?;
     let request = Request::new(api.resource_url()).get_metadata(name, &GetParams::default());
     let client = api.clone().into_client();
     let get = async {
         client
-            .request::<Partial>(request.map_err(kube::Error::BuildRequest)?)
+            .request::<R>(request.map_err(kube::Error::BuildRequest)?)
             .await
     };
-    found(
-        bounded(&resource.kind, "get", get)
-            .await
-            .map(|object| object.metadata),
-    )
+    found(bounded(&K::kind(kind), "get", get).await)
 }
 
 /// Sends a JSON merge patch of the object itself, of which nothing but metadata comes back.

@@ -330,18 +330,16 @@ fn pods_to_delete_are_those_of_the_cloneset() {
         "{why}"
     );
 
-    let mut pod = Pod::default();
-    assert!(!owns("u", &pod));
-    pod.metadata.owner_references = Some(vec![
-        serde_json::from_value(
-            json!({ "apiVersion": "v", "kind": "k", "name": "n", "uid": "u", "controller": true }),
-        )
-        .unwrap(),
-    ]);
-    assert!(owns("u", &pod));
-    assert!(!owns("v", &pod));
-    pod.metadata.deletion_timestamp = Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
-    assert!(!owns("u", &pod));
+    let owns = |uid, metadata: Value| {
+        let pod = serde_json::from_value(json!({ "metadata": metadata })).unwrap();
+        owns(uid, &pod)
+    };
+    let owners = json!([{ "apiVersion": "v", "kind": "k", "name": "n", "uid": "u", "controller": true }]);
+    assert!(!owns("u", json!({ "name": "p" })));
+    assert!(owns("u", json!({ "ownerReferences": owners })));
+    assert!(!owns("v", json!({ "ownerReferences": owners })));
+    let going = json!({ "ownerReferences": owners, "deletionTimestamp": "2026-01-01T00:00:00Z" });
+    assert!(!owns("u", going));
 }
 
 #[test]

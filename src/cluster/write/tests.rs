@@ -73,6 +73,7 @@ async fn all(api: &Api<Pod>, name: &str) -> Vec<Result<(), Error>> {
         try_strategic(api, name, &patch).await,
         replace(api, &pod()).await.map(drop),
         get_metadata(&untyped, &dynamic, name).await.map(drop),
+        get_partial::<_, IgnoredAny>(api, &(), name).await.map(drop),
         patch_metadata(&untyped, &dynamic, name, &patch).await,
     ]
 }
@@ -90,7 +91,7 @@ async fn nameless(api: &Api<Pod>) -> Vec<Result<(), Error>> {
             .await
             .map(drop),
         list_metadata(api, &(), &ListParams::default()).await.map(drop),
-        list(api, &ListParams::default()).await.map(drop),
+        list::<Pod>(api, &ListParams::default()).await.map(drop),
     ]
 }
 
