@@ -4,11 +4,12 @@
 use std::convert::Infallible;
 use std::future::pending;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use futures::{StreamExt, stream};
+use futures::{StreamExt, future, stream};
 use http::{Request, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -106,6 +107,30 @@ async fn router_to(server: SocketAddr) -> (Router, impl Future<Output = ()>) {
     };
     let (look, looking) = Look::new(&cluster, &options);
     (review::router(look, &options), looking)
+}
+
+/// Requests that are being answered.
+#[derive(Default)]
+struct InFlight {
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+/// One of them, until it is dropped.
+struct OneInFlight(Arc<InFlight>);
+
+impl OneInFlight {
+    fn new(all: &Arc<InFlight>) -> Self {
+        let now = all.now.fetch_add(1, Ordering::Relaxed) + 1;
+        all.most.fetch_max(now, Ordering::Relaxed);
+        Self(Arc::clone(all))
+    }
+}
+
+impl Drop for OneInFlight {
+    fn drop(&mut self) {
+        self.0.now.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Every request that an API server was asked, as method, path and query.
@@ -428,9 +453,14 @@ fn with_little_memory() {
             }
         }
         let (path, body) = deletion();
-        let (status, said) = answer(&router, &path, Body::from(body)).await;
-        assert_eq!(status, 200);
-        assert!(said.message().contains("status pvc 3>0"), "{said:?}");
+        let many = (1..=64).map(|client| answer_to(client, &router, &path, Body::from(body.clone())));
+        let counted = future::join_all(many).await;
+        let counted = counted.iter().filter(|(status, said)| {
+            assert_eq!(*status, 200);
+            assert!(said.message().contains("ResourcesProtectionDeletion"), "{said:?}");
+            said.message().contains("status pvc 3>0")
+        });
+        assert!(counted.count() > 0);
         for (path, body) in reviews("cloneset", &set("{}"), "null") {
             assert_eq!(answer(&router, &path, Body::from(body)).await.0, 200);
         }
@@ -452,6 +482,81 @@ fn claims_are_counted_in_bounded_pages_whatever_is_in_them() {
         .filter_map(|asked| asked.split_once("/persistentvolumeclaims?"));
     let limits: Vec<_> = limits.map(|(_, query)| query.trim_start_matches('&')).collect();
     assert_eq!(limits, ["limit=50", "limit=12", "limit=3"]);
+}
+
+/// However many reviews come at once, the API server is asked for a bounded number of things at a time, and no address keeps
+/// another from asking.
+#[test]
+fn what_reviews_ask_of_the_api_server_is_bounded_for_each_address_and_for_all() {
+    let in_flight = Arc::<InFlight>::default();
+    let seen = Arc::clone(&in_flight);
+    on_a_small_stack(async move |_| {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (router, looking) = router_to(listener.local_addr().unwrap()).await;
+        let (asked_tx, mut asked) = mpsc::unbounded_channel();
+        // Pods of namespace `slow` are never answered.
+        let server = Router::new().fallback(async move |request: axum::extract::Request| {
+            let asked = format!("{} {}", request.method(), request.uri());
+            let _one = (!asked.contains("/nodes")).then(|| OneInFlight::new(&seen));
+            if asked.contains("/slow/") {
+                asked_tx.send(()).unwrap();
+                return pending().await;
+            }
+            api_server(&asked, Vec::new()).await
+        });
+        let names: Vec<_> = (0..500).map(|n| format!("p{n}")).collect();
+        let set = json!({ "metadata": { "name": "web", "uid": "u" }, "spec": { "scaleStrategy": { "podsToDelete": names } } });
+        let recreate = json!({ "metadata": { "name": "r" }, "spec": { "podName": "me", "containers": [{ "name": "c" }] } });
+        let review = |namespace: &str, object: &Value| {
+            let request = json!({ "uid": "u", "kind": { "version": "v1beta1" }, "namespace": namespace, "object": object });
+            json!({ "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request })
+                .to_string()
+        };
+        let many = |client, path, body: String, times| {
+            let router = &router;
+            future::join_all(
+                (0..times).map(move |_| answer_to(client, router, path, Body::from(body.clone()))),
+            )
+        };
+        let (validate, mutate) = (
+            "/validate-apps-kruise-io-cloneset",
+            "/mutate-apps-kruise-io-containerrecreaterequest",
+        );
+        let attack = async {
+            let other = async {
+                for _ in 0..8 {
+                    asked.recv().await.unwrap();
+                }
+                answer_to(2, &router, mutate, Body::from(review("ns", &recreate)))
+                    .await
+                    .1
+            };
+            let (_, other) = tokio::join!(many(1, validate, review("slow", &set), 50), other);
+            assert_eq!(other.response.allowed, Some(true), "{other:?}");
+            while asked.try_recv().is_ok() {}
+            let later = async {
+                for _ in 0..4 {
+                    asked.recv().await.unwrap();
+                }
+                let (path, body) = deletion();
+                answer_to(1, &router, &path, Body::from(body)).await.1
+            };
+            let (_, later) = tokio::join!(many(1, mutate, review("slow", &recreate), 8), later);
+            assert_eq!(later.response.allowed, Some(false));
+            assert!(
+                later.message().contains("too many requests are waiting"),
+                "{later:?}"
+            );
+        };
+        tokio::select! {
+            () = attack => {}
+            () = looking => panic!("the mirror ended"),
+            served = axum::serve(listener, server) => panic!("{served:?}"),
+        }
+    });
+    // Eight of one address, and what another one asks for meanwhile.
+    let most = in_flight.most.load(Ordering::Relaxed);
+    assert!((8..=16).contains(&most), "{most}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What answers need to know of the cluster.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use futures::{StreamExt, future, stream};
@@ -9,11 +10,14 @@ use kube::Api;
 use kube::api::ListParams;
 use serde::de::IgnoredAny;
 use serde_json::Value;
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::cloneset::Owned;
+use super::connections::Caller;
 use super::container_recreate_request::{Seen, Target};
 use super::deletion::{Claim, Kept, is_active, is_bound};
 use super::review::{LONGEST_VALUE, Request, cut};
+use super::room::Quota;
 use super::{Options, cloneset};
 use crate::api::{keys, names};
 use crate::cluster::pod_template::{self, Answer, Defaults, Templates};
@@ -28,18 +32,20 @@ const GLANCE: Duration = Duration::from_secs(2);
 const CHECK: Duration = Duration::from_secs(4);
 /// Nodes that are looked up for a warning, and Pods that are at once.
 const LOOKED_UP: usize = 16;
+/// Requests to the API server at a time, weighed by what their answers may take of our memory: some MiB each.
+const REQUESTS: usize = 32;
+/// The same on behalf of one address.
+const SHARE: usize = 16;
+/// What a request weighs whose answer is an object's metadata, or a dry run, whose review has room for both.
+const LIGHT: u32 = 2;
+/// What one for a Pod weighs.
+const POD: u32 = 4;
+/// What one for a page of a list weighs.
+const LIST: u32 = 16;
 /// Objects of a namespace that are listed at a time.
 const PAGE: u32 = 50;
 /// Names of Pods that are looked up.
 const NAMED: usize = 500;
-
-/// Whether no node has that name, as far as that can be said.
-async fn is_absent(nodes: &Api<Node>, name: &str) -> bool {
-    matches!(
-        write::get_partial::<_, IgnoredAny>(nodes, &(), name).await,
-        Ok(None) | Err(cluster::Error::Name { .. })
-    )
-}
 
 /// How many of a page count.
 fn count<T>(page: &[T], counts: impl Fn(&T) -> bool) -> usize {
@@ -61,19 +67,17 @@ async fn first_page<F: Future<Output = Result<(usize, ListMeta), cluster::Error>
     }
 }
 
-/// What the API server answers in time.
-async fn bounded<T>(
-    verb: &'static str,
-    kind: &str,
-    answer: impl Future<Output = Result<T, cluster::Error>>,
-) -> Result<T, cluster::Error> {
-    match tokio::time::timeout(CHECK, answer).await {
-        Ok(answer) => answer,
-        Err(_) => Err(cluster::Error::Timeout {
-            verb,
-            kind: kind.to_owned(),
-            after: CHECK,
-        }),
+/// When an answer must be there.
+#[derive(Clone, Copy)]
+struct Deadline {
+    at: Instant,
+    after: Duration,
+}
+
+impl Deadline {
+    fn after(after: Duration) -> Self {
+        let at = Instant::now() + after;
+        Self { at, after }
     }
 }
 
@@ -85,6 +89,8 @@ pub(super) struct Look {
     defaults: Defaults,
     vertical: bool,
     virtual_nodes: Mirror<()>,
+    requests: Quota,
+    caller: IpAddr,
 }
 
 impl Look {
@@ -100,8 +106,49 @@ impl Look {
                 defaults: options.defaults,
                 vertical: options.vertical,
                 virtual_nodes,
+                requests: Quota::new(REQUESTS, SHARE),
+                caller: Ipv4Addr::UNSPECIFIED.into(),
             },
             watching,
+        )
+    }
+
+    /// The same on behalf of a caller.
+    pub fn asked_by(&self, caller: &Caller) -> Self {
+        Self {
+            caller: caller.address,
+            ..self.clone()
+        }
+    }
+
+    /// What the API server answers in time, once there is room for another request of this caller.
+    async fn request<T>(
+        &self,
+        (verb, kind, weight): (&'static str, &str, u32),
+        Deadline { at, after }: Deadline,
+        answer: impl Future<Output = Result<T, cluster::Error>>,
+    ) -> Result<T, cluster::Error> {
+        let kind = || kind.to_owned();
+        let Ok(Ok(_held)) = timeout_at(at, self.requests.take(self.caller, weight)).await else {
+            let kind = kind();
+            return Err(cluster::Error::Crowded { verb, kind, after });
+        };
+        match timeout_at(at, answer).await {
+            Ok(answer) => answer,
+            Err(_) => Err(cluster::Error::Timeout {
+                verb,
+                kind: kind(),
+                after,
+            }),
+        }
+    }
+
+    /// Whether no node has that name, as far as that can be said in time.
+    async fn is_absent(&self, nodes: &Api<Node>, name: &str, until: Deadline) -> bool {
+        let get = write::get_partial::<_, IgnoredAny>(nodes, &(), name);
+        matches!(
+            self.request(("get", "Node", LIGHT), until, get).await,
+            Ok(None) | Err(cluster::Error::Name { .. })
         )
     }
 
@@ -115,14 +162,12 @@ impl Look {
             return Ok(Seen::default());
         }
         let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), &asked.namespace);
-        let looking = async {
-            self.virtual_nodes.synced().await;
-            write::read::<Target>(pods, name).await
-        };
-        let pod = match tokio::time::timeout(READ, looking).await {
-            Ok(pod) => pod.map_err(|why| why.to_string())?,
-            Err(_) => return Err(format!("no answer within {READ:?}")),
-        };
+        let until = Deadline::after(READ);
+        let synced = timeout_at(until.at, self.virtual_nodes.synced()).await;
+        synced.map_err(|_| format!("no answer within {READ:?}"))?;
+        let get = write::read::<Target>(pods, name);
+        let pod = self.request(("get", "Pod", POD), until, get).await;
+        let pod = pod.map_err(|why| why.to_string())?;
         let pod = pod.transpose()?.map(Pod::from);
         let node = pod
             .as_ref()
@@ -140,17 +185,18 @@ impl Look {
             .filter_map(Value::as_str)
             .take(LOOKED_UP);
         let nodes: Api<Node> = Api::all(self.cluster.client.clone());
+        let until = Deadline::after(GLANCE);
         let lookups = names.map(|name| {
             let nodes = &nodes;
             async move {
-                is_absent(nodes, name)
-                    .await
-                    .then(|| cut(name, LONGEST_VALUE).into_owned())
+                let absent = self.is_absent(nodes, name, until).await;
+                absent.then(|| cut(name, LONGEST_VALUE).into_owned())
             }
         });
-        let all = tokio::time::timeout(GLANCE, future::join_all(lookups)).await;
-        all.unwrap_or_default().into_iter().flatten().collect()
+        let all = future::join_all(lookups).await;
+        all.into_iter().flatten().collect()
     }
+
     /// What the API server says to the templates of a CloneSet, if they are new.
     pub async fn templates(&self, asked: &Request) -> Option<Result<Answer, cluster::Error>> {
         let templates = cloneset::new_templates(asked)?;
@@ -182,32 +228,33 @@ impl Look {
     pub async fn kept(&self, namespace: &str) -> Result<Option<Kept>, (&'static str, cluster::Error)> {
         let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), namespace);
         let running = ListParams::default().fields("status.phase!=Succeeded,status.phase!=Failed");
+        let until = Deadline::after(CHECK);
         let active = |params| {
-            let pods = pods.clone();
+            let pods = &pods;
             async move {
-                let page = write::list_metadata(&pods, &(), &params).await?;
+                let list = write::list_metadata(pods, &(), &params);
+                let page = self.request(("list", "Pod", LIST), until, list).await?;
                 Ok((count(&page.items, |pod| is_active(&pod.metadata)), page.metadata))
             }
         };
-        let count_pods = first_page(running, active);
-        match bounded("list", "Pod", count_pods)
-            .await
-            .map_err(|why| ("pods", why))?
-        {
+        let active = first_page(running, active).await;
+        match active.map_err(|why| ("pods", why))? {
             0 => {}
             count => return Ok(Some(Kept::Pods(count))),
         }
+        let until = Deadline::after(CHECK);
         let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.cluster.client.clone(), namespace);
         let bound = |params| {
-            let claims = claims.clone();
+            let claims = &claims;
             async move {
-                let page = write::list::<Claim>(&claims, &params).await?;
+                let list = write::list::<Claim>(claims, &params);
+                let kind = "PersistentVolumeClaim";
+                let page = self.request(("list", kind, LIST), until, list).await?;
                 Ok((count(&page.items, is_bound), page.metadata))
             }
         };
-        let count_claims = first_page(ListParams::default(), bound);
-        let count = bounded("list", "PersistentVolumeClaim", count_claims).await;
-        Ok(Some(count.map_err(|why| ("pvc", why))?)
+        let bound = first_page(ListParams::default(), bound).await;
+        Ok(Some(bound.map_err(|why| ("pvc", why))?)
             .filter(|count| *count > 0)
             .map(Kept::Claims))
     }
@@ -217,7 +264,9 @@ impl Look {
         templates.labels = metadata["labels"].clone();
         templates.annotations = metadata["annotations"].clone();
         let answer = pod_template::ask(&self.cluster, &asked.namespace, templates, self.defaults);
-        bounded("create", "PodTemplate", Box::pin(answer)).await
+        let until = Deadline::after(CHECK);
+        self.request(("create", "PodTemplate", LIGHT), until, Box::pin(answer))
+            .await
     }
 
     /// Names newly in `podsToDelete` that no Pod of the CloneSet has, if that can be said in time.
@@ -226,10 +275,12 @@ impl Look {
         let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), &asked.namespace);
         let names = cloneset::newly_to_delete(asked).into_iter().take(NAMED);
         let names: Vec<String> = names.map(str::to_owned).collect();
+        let until = Deadline::after(GLANCE);
         let lookups = names.into_iter().map(|name| {
             let pods = &pods;
             async move {
-                let pod: Option<Owned> = match write::get_partial(pods, &(), &name).await {
+                let get = write::get_partial(pods, &(), &name);
+                let pod: Option<Owned> = match self.request(("get", "Pod", LIGHT), until, get).await {
                     Err(cluster::Error::Name { .. }) => None,
                     found => found.ok()?,
                 };
@@ -238,7 +289,7 @@ impl Look {
             }
         });
         let found = stream::iter(lookups).buffer_unordered(LOOKED_UP);
-        let in_time = found.take_until(tokio::time::sleep(GLANCE));
+        let in_time = found.take_until(sleep_until(until.at));
         let mut missing: Vec<String> = in_time.filter_map(future::ready).collect().await;
         missing.sort_unstable();
         missing

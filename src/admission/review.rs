@@ -17,6 +17,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio::sync::Semaphore;
 
+use super::connections::Caller;
 use super::look::Look;
 use super::room::{Kept, Room, held};
 use super::wire::{self, Unreadable};
@@ -359,7 +360,12 @@ fn label(object: &Value) -> &'static str {
     known.unwrap_or("other")
 }
 
-async fn admit(State(served): State<Served>, Path(step): Path<String>, body: Bytes) -> Response {
+async fn admit(
+    State(served): State<Served>,
+    Extension(caller): Extension<Caller>,
+    Path(step): Path<String>,
+    body: Bytes,
+) -> Response {
     let Some((kind, mutate)) = route(&step) else {
         return (StatusCode::NOT_FOUND, format!("no webhook at /{step}")).into_response();
     };
@@ -378,13 +384,17 @@ async fn admit(State(served): State<Served>, Path(step): Path<String>, body: Byt
             code: 403,
             why: format!("feature gate {gate} of kruise-manager is off"),
         },
-        None => decide(&served.look, kind, mutate, &asked).await,
+        None => decide(&served.look.asked_by(&caller), kind, mutate, &asked).await,
     };
     note(kind, mutate, &asked.namespace, &decision);
     Json(review.decided(&asked.object, decision)).into_response()
 }
 
-async fn judge_deletion(State(served): State<Served>, body: Bytes) -> Response {
+async fn judge_deletion(
+    State(served): State<Served>,
+    Extension(caller): Extension<Caller>,
+    body: Bytes,
+) -> Response {
     let (review, going) = match wire::deletion(&body) {
         Ok(read) => read,
         Err(why) => return unread(NAMESPACE, false, why),
@@ -393,7 +403,7 @@ async fn judge_deletion(State(served): State<Served>, body: Bytes) -> Response {
     let Some(name) = going.as_ref().and_then(deletion::protected) else {
         return Json(review.agreed()).into_response();
     };
-    let decision = deletion::decide(name, served.look.kept(name).await);
+    let decision = deletion::decide(name, served.look.asked_by(&caller).kept(name).await);
     note(NAMESPACE, false, name, &decision);
     Json(review.decided(&Value::Null, decision)).into_response()
 }

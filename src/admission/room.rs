@@ -1,6 +1,6 @@
 //! Room for the texts of reviews: all that are being read or answered at a time are bounded, and whoever sends slowly, or
 //! more than that, gets an answer that says so. No address gets all the room, and none comes back before the answer is
-//! sent.
+//! sent. What reviews make us ask of the API server is bounded in the same way.
 //!
 //! In:  requests of anybody who reaches the port.
 //! Out: the same with their text complete, or a refusal.
@@ -201,11 +201,9 @@ fn keep(held: &mut Vec<Held>, more: Held) {
 /// Reads the text of a request, and has it answered.
 pub(super) async fn held(State(room): State<Room>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
-    let caller = parts.extensions.get::<Caller>().cloned();
-    let address = caller
-        .as_ref()
-        .map_or(Ipv4Addr::UNSPECIFIED.into(), |caller| caller.address);
-    let (text, held) = match timeout(room.read, room.hold(address, body)).await {
+    let unknown = || Caller::new(Ipv4Addr::UNSPECIFIED.into());
+    let caller = parts.extensions.get_or_insert_with(unknown).clone();
+    let (text, held) = match timeout(room.read, room.hold(caller.address, body)).await {
         Ok(Ok(read)) => read,
         Ok(Err((code, why))) => return refused(code, why),
         Err(_) => {
@@ -216,7 +214,7 @@ pub(super) async fn held(State(room): State<Room>, request: Request, next: Next)
     let kept = Kept(Arc::new(held));
     parts.extensions.insert(kept.clone());
     let response = next.run(Request::from_parts(parts, Body::from(text))).await;
-    if let Some(caller) = caller.filter(|_| response.status().is_success()) {
+    if response.status().is_success() {
         caller.note_review();
     }
     response.map(|body| Body::new(Answer { body, kept }))

@@ -36,6 +36,18 @@ pub enum Error {
         /// The deadline of the call.
         after: Duration,
     },
+    /// Not sent in time, as too many requests of ours are waiting for their answers.
+    #[error(
+        "cannot {verb} {kind}: too many requests are waiting for the API server, and none ended within {after:?}"
+    )]
+    Crowded {
+        /// The verb of the request.
+        verb: &'static str,
+        /// The kind that the request would have been about.
+        kind: String,
+        /// The deadline of the call.
+        after: Duration,
+    },
     /// The API server's own answer.
     #[error("API server refused: {} (HTTP {})", .0.message, .0.code)]
     Api(Box<kube::core::Status>),
@@ -94,7 +106,7 @@ impl Error {
     pub fn retryable(&self) -> bool {
         match self {
             Self::Config(_) | Self::Name { .. } | Self::Namespace { .. } => false,
-            Self::Timeout { .. } | Self::Transport(_) => true,
+            Self::Timeout { .. } | Self::Crowded { .. } | Self::Transport(_) => true,
             Self::Api(_) if self.too_large() => false,
             Self::Api(status) => status.code >= 500 || self.throttled() || self.conflict(),
         }
@@ -142,7 +154,7 @@ impl Error {
     #[must_use]
     pub fn in_doubt(&self) -> bool {
         match self {
-            Self::Config(_) | Self::Name { .. } | Self::Namespace { .. } => false,
+            Self::Config(_) | Self::Name { .. } | Self::Namespace { .. } | Self::Crowded { .. } => false,
             Self::Timeout { .. } | Self::Transport(_) => true,
             Self::Api(status) => status.code >= 500,
         }
@@ -163,6 +175,7 @@ impl Error {
             Self::Config(_) => "config",
             Self::Name { .. } | Self::Namespace { .. } => "invalid_name",
             Self::Timeout { .. } => "timeout",
+            Self::Crowded { .. } => "crowded",
             Self::Transport(_) => "unreachable",
             Self::Api(status) => match status.code {
                 401 => "unauthorized",
