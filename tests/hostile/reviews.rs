@@ -1,12 +1,17 @@
 //! Forged reviews on the port that anybody may reach.
 
+use std::net::{Ipv4Addr, SocketAddr};
+
 use futures::{StreamExt, stream};
 use http::Request;
 use kube::{Client, Config};
 use serde_json::{Value, json};
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpSocket, TcpStream};
 
 use crate::support::shapes::{KINDS, admission_reviews, conversion_reviews, every_shape, full};
-use crate::world::{World, count, world};
+use crate::support::waits;
+use crate::world::{Objects, World, count, world};
 
 /// A stranger who reaches the webhooks' port.
 fn stranger(world: &World) -> Client {
@@ -106,4 +111,54 @@ async fn a_forged_namespace_or_name_stores_nothing_and_shows_no_secret() {
     assert_eq!(count(&world.admin().await, "PodTemplate").await, 0);
     assert!(!world.webhook_log().contains(SECRET), "a Secret is in the log");
     world.still_works("after-names").await;
+}
+
+/// Connections that each of two addresses opens; all may have 512, one 256.
+const FLOOD: usize = 300;
+/// What the container of the webhooks has, in bytes.
+const CONTAINER: u64 = 512 << 20;
+
+/// A connection from that address to the webhooks.
+async fn connection(world: &World, from: Ipv4Addr) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(SocketAddr::new(from.into(), 0)).unwrap();
+    let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), world.webhooks);
+    socket.connect(to).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_flood_of_connections_is_refused_and_the_api_server_is_answered() {
+    let world = world().await;
+    let refusals = || {
+        let log = world.webhook_log();
+        log.matches("refused a connection: this address has its share")
+            .count()
+    };
+    let before = refusals();
+    let mut flood = Vec::new();
+    for last in [2, 3] {
+        for _ in 0..FLOOD {
+            flood.push(connection(&world, Ipv4Addr::new(127, 0, 0, last)).await);
+        }
+    }
+    let surplus = FLOOD - 256;
+    let _: () = waits::until("the surplus is refused", &|| world.tail(), || async {
+        (refusals() >= before + surplus).then_some(())
+    })
+    .await;
+    // Only the webhook knows that.
+    let requests = Objects::ours(&world.admin().await, "v1beta1", "ContainerRecreateRequest");
+    let spec = json!({ "podName": "none", "containers": [{ "name": "main" }] });
+    let words = requests
+        .make(&json!({ "metadata": { "name": "flooded" }, "spec": spec }))
+        .await;
+    let words = words.unwrap_err();
+    assert!(words.contains("there is no such Pod"), "{words}");
+    let closed = &mut flood[FLOOD - 1];
+    let ended = tokio::time::timeout(waits::PATIENCE, closed.read(&mut [0])).await;
+    assert!(matches!(ended, Ok(Ok(0) | Err(_))), "{ended:?}");
+    world.still_works("after-flood").await;
+    let most = world.webhook_memory();
+    assert!(most < CONTAINER, "{most} bytes");
+    drop(flood);
 }

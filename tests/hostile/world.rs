@@ -126,8 +126,17 @@ impl World {
         std::fs::read_to_string(lock(&self.webhook).log()).unwrap()
     }
 
+    /// The most memory that the webhooks have had, in bytes.
+    pub fn webhook_memory(&self) -> u64 {
+        let pid = lock(&self.webhook).pid().unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kibibytes = most.unwrap().split_whitespace().next().unwrap();
+        kibibytes.parse::<u64>().unwrap() << 10
+    }
+
     /// The ends of all logs.
-    fn tail(&self) -> String {
+    pub fn tail(&self) -> String {
         let (controllers, webhook) = (lock(&self.controllers).tail(), lock(&self.webhook).tail());
         format!("{controllers}\n{webhook}\n{}", lock(&self.daemon).tail())
     }
