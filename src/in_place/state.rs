@@ -3,6 +3,7 @@
 use serde::de::DeserializeOwned;
 
 use super::pod::Pod;
+use super::ready;
 use super::spec::Spec;
 use crate::api::in_place::InPlaceUpdateState;
 use crate::api::keys;
@@ -36,7 +37,7 @@ pub fn graced(pod: &Pod) -> bool {
 #[must_use]
 pub fn interrupted(pod: &Pod) -> bool {
     let gate = pod.condition(keys::IN_PLACE_UPDATE_READY);
-    graced(pod) && pod.gated(keys::IN_PLACE_UPDATE_READY) && gate.is_some_and(|gate| gate.holds)
+    graced(pod) && gate.is_some_and(|gate| gate.holds && gate.reason == ready::REFUSED)
 }
 
 fn read<T: DeserializeOwned>(pod: &Pod, key: &str, old: &str) -> Result<Option<T>, String> {

@@ -195,7 +195,7 @@ fn what_was_refused_after_its_grace_period_waits_for_another_try() {
     spec.grace_seconds = 10;
     spec.meta_data_patch = Some(in_base64(&json!({ "metadata": { "labels": { "tier": "b" } } })));
     start(&mut pod, &spec);
-    let gate = ready::condition(keys::IN_PLACE_UPDATE_READY, true, "", "", at(10));
+    let gate = ready::refused(&Pod::of(&pod), at(10)).unwrap();
     let served = json!({ "status": { "conditions": [gate] } });
     let serve = Write::new(Target::Status, &Pod::of(&pod), served);
     apply_all(&mut pod, &[serve]);

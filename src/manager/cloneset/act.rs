@@ -444,13 +444,13 @@ async fn back_into_service(work: &Work<'_>, name: &str, in_doubt: bool) -> Resul
     let now = work.ctx.cluster.clock.now();
     let gate = pod.condition(keys::IN_PLACE_UPDATE_READY);
     let out = gate.is_some_and(|gate| !gate.holds) && !in_place::resize::under_way(&pod);
-    let idle = match in_place::refresh(&pod, |_| true, in_place::Template::unknown(), now) {
-        Refresh::Done => true,
+    let ready = match in_place::refresh(&pod, |_| true, in_place::Template::unknown(), now) {
+        Refresh::Done => in_place::ready::ready(&pod, now),
         // Its grace period is over, and nothing of it is changed yet.
-        Refresh::Act(_) => in_place::graced(&pod),
-        Refresh::Wait(_) => false,
+        Refresh::Act(_) if in_place::graced(&pod) => in_place::ready::refused(&pod, now),
+        Refresh::Act(_) | Refresh::Wait(_) => None,
     };
-    let Some(ready) = in_place::ready::ready(&pod, now).filter(|_| out && idle) else {
+    let Some(ready) = ready.filter(|_| out) else {
         return Ok(());
     };
     let patch = json!({ "status": { "conditions": [ready] } });

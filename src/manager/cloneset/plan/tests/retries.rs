@@ -9,7 +9,7 @@ use super::histories::{rolling, spec};
 use super::world::World;
 use crate::api::keys;
 use crate::in_place::Target;
-use crate::in_place::ready::condition as gate;
+use crate::in_place::ready::{REFUSED, condition as gate};
 use crate::manager::cloneset::plan::{Act, Concern, Failure, Plan, Subject, Why};
 
 /// A CloneSet of two with claims that are not reused; the next act fails in this way.
@@ -228,7 +228,7 @@ fn interrupted() -> World {
     world.reconcile();
     for pod in world.pods.values_mut() {
         assert!(pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_GRACE].is_string());
-        let open = gate(keys::IN_PLACE_UPDATE_READY, true, "", "", world.now);
+        let open = gate(keys::IN_PLACE_UPDATE_READY, true, REFUSED, "", world.now);
         let conditions = pod["status"]["conditions"].as_array_mut().unwrap();
         conditions.retain(|c| c["type"] != keys::IN_PLACE_UPDATE_READY && c["type"] != "Ready");
         conditions.push(open);
