@@ -157,6 +157,29 @@ impl Room {
     }
 }
 
+impl Room {
+    /// Holds so many bytes more of an address's share and of all, if any.
+    async fn more(
+        &self,
+        address: IpAddr,
+        bytes: usize,
+    ) -> Result<Option<Arc<[Held; 2]>>, (StatusCode, String)> {
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        match timeout(self.wait, self.texts.take(address, bytes)).await {
+            Ok(Ok(more)) => Ok(Some(Arc::new(more))),
+            _ => {
+                let why = format!(
+                    "there is no room for the answer of {bytes} bytes beside those that are not read yet"
+                );
+                Err((StatusCode::TOO_MANY_REQUESTS, why))
+            }
+        }
+    }
+}
+
 impl Memory {
     /// Holds the room that a text takes when it is read, of the address's share and of all.
     async fn hold(
@@ -213,10 +236,18 @@ pub(super) async fn held(State(room): State<Room>, request: Request, next: Next)
     };
     let kept = Kept(Arc::new(held));
     parts.extensions.insert(kept.clone());
+    let length = text.len();
     let response = next.run(Request::from_parts(parts, Body::from(text))).await;
     if response.status().is_success() {
         caller.note_review();
     }
+    // A short review may ask for a long answer, which waits until its caller reads it.
+    let answer = usize::try_from(response.body().size_hint().lower()).unwrap_or(usize::MAX);
+    let beyond = answer.saturating_sub(length.saturating_mul(2));
+    let kept = match room.more(caller.address, beyond).await {
+        Ok(more) => (kept, more),
+        Err((code, why)) => return refused(code, why),
+    };
     response.map(|body| Body::new(Answer { body, kept }))
 }
 
@@ -225,16 +256,19 @@ pub(super) async fn held(State(room): State<Room>, request: Request, next: Next)
 #[derive(Clone)]
 pub(super) struct Kept(#[expect(dead_code, reason = "held until it is dropped")] Arc<Vec<Held>>);
 
+/// The room of a review, and of what its answer is longer.
+type Sending = (Kept, Option<Arc<[Held; 2]>>);
+
 /// An answer, which keeps the room of its review until all its bytes have been sent or dropped.
 struct Answer {
     body: Body,
-    kept: Kept,
+    kept: Sending,
 }
 
 /// Bytes of an answer. A connection drops the body when it has the last of them, and these when they are sent.
 struct Part {
     bytes: Bytes,
-    _kept: Kept,
+    _kept: Sending,
 }
 
 impl AsRef<[u8]> for Part {
@@ -449,5 +483,24 @@ mod tests {
             drop(unread);
             assert_eq!(ask(1).await.status(), 200);
         }
+    }
+
+    #[tokio::test]
+    async fn answers_that_nobody_reads_are_bounded_however_short_their_reviews_are() {
+        let mut room = Room::new(100, 50);
+        room.wait = SOON;
+        let router = Router::new().route("/", post(async || "x".repeat(42)));
+        let router = router.layer(from_fn_with_state(room.clone(), held));
+        let ask = async |client: u8| {
+            let caller = Caller::new([10, 0, 0, client].into());
+            let request = Request::post("/").extension(caller).body(Body::from("a"));
+            router.clone().oneshot(request.unwrap()).await.unwrap()
+        };
+        let unread = [ask(1).await, ask(2).await];
+        assert_eq!(room.left(), 100 - 2 * 41);
+        assert_eq!([ask(1).await.status(), ask(3).await.status()], [429, 429]);
+        drop(unread);
+        assert_eq!(room.left(), 100);
+        assert_eq!(ask(1).await.status(), 200);
     }
 }
