@@ -35,8 +35,6 @@ pub enum Waiting {
     Unreadable(String),
     /// The end of the grace period.
     Grace(Option<Timestamp>),
-    /// Another try of the change that was refused after the grace period.
-    Retry,
     /// The daemon's word on the environment of a container.
     Environment(String),
     /// The same in a Pod that cannot be taken out of its Services, so that the daemon does not restart the container.
@@ -57,7 +55,6 @@ impl fmt::Display for Waiting {
             Self::Unreadable(why) => f.write_str(why),
             Self::Grace(Some(until)) => write!(f, "grace period until {}", super::ready::seconds(*until)),
             Self::Grace(None) => f.write_str("grace period"),
-            Self::Retry => f.write_str("its change was refused after the grace period"),
             Self::Environment(name) => write!(f, "container {name}: its environment is not known to be new"),
             Self::NoGate(name) => write!(
                 f,

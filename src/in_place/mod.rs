@@ -27,6 +27,6 @@ pub use complete::{Progress, Waiting, progress};
 pub use pod::{Condition, Container, ContainerStatus, Pod, priority};
 pub use refresh::{Refresh, refresh};
 pub use spec::{MustRecreate, Options, Revision, Spec};
-pub use state::{grace, graced, interrupted, state};
+pub use state::{grace, graced, state};
 pub use template::Template;
 pub use write::{Target, Write};

@@ -216,13 +216,28 @@ fn overlay<T>(new: &mut BTreeMap<String, T>, rest: BTreeMap<String, T>) {
     }
 }
 
-/// One patch of metadata for two. Their values are the template's, so the keys matter alone.
-fn both(one: Option<String>, other: Option<String>) -> Option<String> {
-    let (Some(one), Some(other)) = (&one, &other) else {
-        return one.or(other);
+/// One patch of metadata for two, of which `new` wins; its lists are sets of names.
+fn both(new: Option<String>, old: Option<String>) -> Option<String> {
+    let (Some(new), Some(old)) = (&new, &old) else {
+        return new.or(old);
     };
-    let mut patch = decoded(one);
-    merge(&mut patch, decoded(other));
+    let (mut patch, new) = (decoded(old), decoded(new));
+    for (part, new) in new["metadata"].as_object().into_iter().flatten() {
+        match new {
+            Value::Object(new) => {
+                for (key, value) in new {
+                    set(&mut patch, &["metadata", part, key], value.clone());
+                }
+            }
+            Value::Array(new) => {
+                let old = patch["metadata"][part].as_array().into_iter().flatten();
+                let mut all: Vec<Value> = old.filter(|name| !new.contains(name)).cloned().collect();
+                all.extend_from_slice(new);
+                set(&mut patch, &["metadata", part], all.into());
+            }
+            _ => {}
+        }
+    }
     Some(STANDARD.encode(patch.to_string()))
 }
 
@@ -431,17 +446,13 @@ fn annotate(pod: &Pod, patch: &mut Value, key: &str, value: Option<&str>) {
     }
 }
 
-/// Lays `other` over `patch`; objects merge, and lists, which are sets of names.
+/// Lays `other` over `patch`; objects merge.
 fn merge(patch: &mut Value, other: Value) {
     match (patch, other) {
         (Value::Object(into), Value::Object(from)) => {
             for (key, value) in from {
                 merge(into.entry(key).or_insert(Value::Null), value);
             }
-        }
-        (Value::Array(into), Value::Array(from)) => {
-            let new: Vec<Value> = from.into_iter().filter(|name| !into.contains(name)).collect();
-            into.extend(new);
         }
         (_, Value::Null) => {}
         (into, from) => *into = from,

@@ -8,8 +8,6 @@ use crate::api::keys;
 
 /// Reason of condition InPlaceUpdateReady while it is false.
 const STARTED: &str = "StartInPlaceUpdate";
-/// Its reason while the Pod is in its Services because its change was refused after the grace period.
-pub const REFUSED: &str = "InPlaceUpdateRefused";
 
 /// Conditions that take the Pod out of its Services; empty when it lacks the gate, or is out already.
 #[must_use]
@@ -55,15 +53,6 @@ pub fn ready(pod: &Pod, now: Timestamp) -> Option<Value> {
         "",
         since(current, true, now),
     ))
-}
-
-/// Condition InPlaceUpdateReady of a Pod whose change was refused after its grace period; `None` when it lacks the gate.
-#[must_use]
-pub fn refused(pod: &Pod, now: Timestamp) -> Option<Value> {
-    let current = pod.condition(keys::IN_PLACE_UPDATE_READY);
-    let since = since(current, true, now);
-    pod.gated(keys::IN_PLACE_UPDATE_READY)
-        .then(|| condition(keys::IN_PLACE_UPDATE_READY, true, REFUSED, "", since))
 }
 
 /// A Pod condition as it is patched. Empty reasons and messages take off what stood there.

@@ -34,9 +34,6 @@ pub fn refresh(pod: &Pod, is_at: impl Fn(&str) -> bool, template: Template<'_>, 
         if !is_at(&grace.revision) {
             return Refresh::Act(vec![patch::forget_grace(pod)]);
         }
-        if state::interrupted(pod) {
-            return Refresh::Wait(Waiting::Retry);
-        }
         let began = state.update_timestamp.as_ref().map_or(now, |t| t.0);
         let until = began
             .saturating_add(i64::from(grace.grace_seconds).seconds())

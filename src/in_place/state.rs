@@ -3,7 +3,6 @@
 use serde::de::DeserializeOwned;
 
 use super::pod::Pod;
-use super::ready;
 use super::spec::Spec;
 use crate::api::in_place::InPlaceUpdateState;
 use crate::api::keys;
@@ -30,14 +29,6 @@ pub fn graced(pod: &Pod) -> bool {
     let keys = [keys::IN_PLACE_UPDATE_GRACE, keys::IN_PLACE_UPDATE_GRACE_OLD];
     let mut texts = keys.iter().filter_map(|key| pod.annotations.get(*key));
     texts.any(|text| !text.is_empty())
-}
-
-/// Whether the Pod is in its Services though its update waits for its grace period: the change that was due after that
-/// was refused.
-#[must_use]
-pub fn interrupted(pod: &Pod) -> bool {
-    let gate = pod.condition(keys::IN_PLACE_UPDATE_READY);
-    graced(pod) && gate.is_some_and(|gate| gate.holds && gate.reason == ready::REFUSED)
 }
 
 fn read<T: DeserializeOwned>(pod: &Pod, key: &str, old: &str) -> Result<Option<T>, String> {

@@ -189,27 +189,40 @@ fn the_change_after_the_grace_period_can_be_tried_before_it() {
 }
 
 #[test]
-fn what_was_refused_after_its_grace_period_waits_for_another_try() {
+fn another_revision_takes_over_what_waits_for_its_grace_period() {
     let mut pod = pod(&["main", "side"]);
     let mut spec = images(&[("main", "main:2")]);
     spec.grace_seconds = 10;
-    spec.meta_data_patch = Some(in_base64(&json!({ "metadata": { "labels": { "tier": "b" } } })));
+    let labels = |labels: Value| Some(in_base64(&json!({ "metadata": { "labels": labels } })));
+    spec.meta_data_patch = labels(json!({ "tier": "b", "old": "x" }));
     start(&mut pod, &spec);
-    let gate = ready::refused(&Pod::of(&pod), at(10)).unwrap();
-    let served = json!({ "status": { "conditions": [gate] } });
-    let serve = Write::new(Target::Status, &Pod::of(&pod), served);
-    apply_all(&mut pod, &[serve]);
-    assert_eq!(next(&pod, 11), Refresh::Wait(Waiting::Retry));
-    // Another revision takes over what is still to be done.
     let mut other = images(&[("side", "side:2")]);
-    other.meta_data_patch = Some(in_base64(&json!({ "metadata": { "labels": { "zone": "c" } } })));
+    other.meta_data_patch = labels(json!({ "tier": "c", "old": null }));
     let mut revision = revision(&pod, &images(&[("main", "main:2"), ("side", "side:2")]));
-    revision["spec"]["template"]["metadata"] = json!({ "labels": { "tier": "b", "zone": "c" } });
+    revision["spec"]["template"]["metadata"] = json!({ "labels": { "tier": "c" } });
+    // With a grace period of its own, what is written down is what OpenKruise would apply.
+    other.grace_seconds = 10;
+    let waits = begin(&Pod::of(&pod), &revision, &other);
+    let mut waiting = pod.clone();
+    apply_all(&mut waiting, &waits);
+    let written = grace(&Pod::of(&waiting))
+        .unwrap()
+        .unwrap()
+        .meta_data_patch
+        .unwrap();
+    let written = base64::Engine::decode(&base64::engine::general_purpose::STANDARD, written).unwrap();
+    let written: Value = serde_json::from_slice(&written).unwrap();
+    assert_eq!(
+        written,
+        json!({ "metadata": { "labels": { "tier": "c", "old": null } } })
+    );
+
+    other.grace_seconds = 0;
     let writes = begin(&Pod::of(&pod), &revision, &other);
     apply_all(&mut pod, &writes);
     assert_eq!([image(&pod, 0), image(&pod, 1)], ["main:2", "side:2"]);
     let labels = &pod["metadata"]["labels"];
-    assert_eq!([&labels["tier"], &labels["zone"]], ["b", "c"]);
+    assert_eq!([&labels["tier"], &labels["old"]], [&json!("c"), &Value::Null]);
     assert_eq!(grace(&Pod::of(&pod)), Ok(None));
 }
 

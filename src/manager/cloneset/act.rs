@@ -117,7 +117,7 @@ impl Done {
         let (update, goes_on) = (patched_for(Why::UpdateInPlace), patched_for(Why::GoOn));
         let of_size = matches!(resize, Resize::Refused { .. });
         match &result {
-            Ok(()) if update => memory.update_began(),
+            Ok(()) if update || goes_on => memory.update_began(),
             Err(error) if (update || goes_on && !of_size) && !error.retryable() => {
                 memory.update_refused(error, now);
             }
@@ -444,13 +444,8 @@ async fn back_into_service(work: &Work<'_>, name: &str, in_doubt: bool) -> Resul
     let now = work.ctx.cluster.clock.now();
     let gate = pod.condition(keys::IN_PLACE_UPDATE_READY);
     let out = gate.is_some_and(|gate| !gate.holds) && !in_place::resize::under_way(&pod);
-    let ready = match in_place::refresh(&pod, |_| true, in_place::Template::unknown(), now) {
-        Refresh::Done => in_place::ready::ready(&pod, now),
-        // Its grace period is over, and nothing of it is changed yet.
-        Refresh::Act(_) if in_place::graced(&pod) => in_place::ready::refused(&pod, now),
-        Refresh::Act(_) | Refresh::Wait(_) => None,
-    };
-    let Some(ready) = ready.filter(|_| out) else {
+    let idle = out && in_place::refresh(&pod, |_| true, in_place::Template::unknown(), now) == Refresh::Done;
+    let Some(ready) = in_place::ready::ready(&pod, now).filter(|_| idle) else {
         return Ok(());
     };
     let patch = json!({ "status": { "conditions": [ready] } });

@@ -31,6 +31,9 @@ use crate::ops::progress::Step;
 const STOP_TRIES: Duration = Duration::from_secs(1);
 /// The longest such pause, and the longest after a panic.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// How often a preStop hook that the runtime's end broke off begins: one that breaks the connection must not keep its
+/// container for ever. Where the runtime is away none begins, for its containers are listed before.
+const HOOK_TRIES: u32 = 3;
 /// How long what is being written at shutdown may take; the process has two seconds.
 const FLUSH: Duration = Duration::from_millis(1500);
 
@@ -357,7 +360,7 @@ impl Machine {
             begun: old
                 .and_then(|attempt| attempt.begun)
                 .or_else(|| slot.is_some().then_some(now.mono)),
-            hooked: stage == Stage::Stopping,
+            hooked: begin.act.hook.is_none(),
             spent: old.map(|attempt| attempt.spent).unwrap_or_default(),
             stage,
             live: true,
@@ -399,14 +402,15 @@ impl Machine {
             return;
         };
         attempt.begun.get_or_insert(now);
-        attempt.hooked |= matches!(what, What::Stopping);
+        let failures = self.failures.entry(key.clone()).or_default();
+        attempt.hooked |= matches!(what, What::Stopping) || *failures + 1 >= HOOK_TRIES;
         attempt.stage = match what {
             What::Hook => Stage::Hook,
             What::Stopping => Stage::Stopping,
             What::Stopped => Stage::Stopped(now),
             What::Failed { error, spent } => {
                 attempt.spent += spent;
-                failed(&error, self.failures.entry(key.clone()).or_default(), now)
+                failed(&error, failures, now)
             }
         };
         attempt.live = matches!(attempt.stage, Stage::Hook | Stage::Stopping);

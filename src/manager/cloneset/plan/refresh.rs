@@ -54,7 +54,6 @@ pub(super) fn refresh(view: &View<'_>, pod: &Seen<'_>, draft: &mut Draft) -> Opt
             }
             let kind = match &waiting {
                 Waiting::Grace(_) => Kind::GracePeriod,
-                Waiting::Retry => Kind::Failed,
                 _ => Kind::PodsNotReady,
             };
             match waits::trouble(pod) {

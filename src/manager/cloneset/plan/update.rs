@@ -65,7 +65,6 @@ fn roll(
     if view.observed.failures.contains_key(&Subject::Updates) {
         *room = (*room).min(1);
     }
-    begin_again(view, &turns, pending, room, draft);
     let target = match forward {
         true => &view.observed.update,
         false => &view.observed.current,
@@ -94,7 +93,8 @@ fn roll(
             continue;
         }
         wanted -= 1;
-        if pending.get(&pod.uid).is_some_and(|p| p.first) || delayed(view, pod, draft) {
+        let first = pending.get(&pod.uid).is_some_and(|p| p.first) && !refused(view, pod);
+        if first || delayed(view, pod, draft) {
             continue;
         }
         match step(view, pod, target, &mut specs) {
@@ -135,7 +135,7 @@ fn choose(view: &View<'_>, numbers: &Numbers, forward: bool) -> (Vec<usize>, usi
     }
     let candidates = (0..view.pods.len()).filter(|at| {
         let pod = &view.pods[*at];
-        candidate(pod, forward) && !(enough && pod.available)
+        candidate(view, pod, forward) && !(enough && pod.available)
     });
     let pods: Vec<&Pod> = view.pods.iter().map(|seen| seen.pod).collect();
     let mut candidates = order::update(&pods, candidates.collect(), view.spec.rolling_update());
@@ -210,38 +210,16 @@ fn beyond(view: &View<'_>, forward: bool) -> i64 {
 }
 
 /// Whether the Pod is one to update, if `forward`, or else one to take back.
-fn candidate(pod: &Seen<'_>, forward: bool) -> bool {
+fn candidate(view: &View<'_>, pod: &Seen<'_>, forward: bool) -> bool {
     pod.updated != forward
         && pod.state != State::PreparingDelete
-        && (!in_place::graced(pod) || in_place::interrupted(pod) || pod.state == State::Updated)
+        && (!in_place::graced(pod) || refused(view, pod) || pod.state == State::Updated)
 }
 
-/// Begins the updates again whose change was refused after the grace period, but for Pods that are to have another
-/// revision. These Pods are unavailable already.
-fn begin_again(
-    view: &View<'_>,
-    turns: &BTreeSet<usize>,
-    pending: &mut BTreeMap<String, Pending>,
-    room: &mut usize,
-    draft: &mut Draft,
-) {
-    for (at, pod) in view.pods.iter().enumerate() {
-        let goes = pod.specified || pod.state != State::Updating;
-        if !in_place::interrupted(pod) || goes || turns.contains(&at) || *room == 0 {
-            continue;
-        }
-        let spec = in_place::grace(pod).ok().flatten();
-        let Some((mut spec, revision)) = spec.zip(view.revision_of(pod)) else {
-            continue;
-        };
-        if draft.touched(pod) || delayed(view, pod, draft) {
-            continue;
-        }
-        spec.grace_seconds = grace_seconds(view);
-        let writes = begin(view, pod, &revision.name, &spec);
-        pending.remove(&pod.uid);
-        *room -= usize::from(draft.patch(view, pod, Why::UpdateInPlace, writes));
-    }
+/// Whether the change that was due after the Pod's grace period is refused, so that another revision is to take over.
+fn refused(view: &View<'_>, pod: &Pod) -> bool {
+    let failure = view.observed.failures.get(&Subject::Pod(pod.uid.clone()));
+    in_place::graced(pod) && failure.is_some_and(|failure| failure.lasting && !failure.of_resize)
 }
 
 fn grace_seconds(view: &View<'_>) -> i32 {

@@ -8,8 +8,6 @@ use super::faults::Fault;
 use super::histories::{rolling, spec};
 use super::world::World;
 use crate::api::keys;
-use crate::in_place::Target;
-use crate::in_place::ready::{REFUSED, condition as gate};
 use crate::manager::cloneset::plan::{Act, Concern, Failure, Plan, Subject, Why};
 
 /// A CloneSet of two with claims that are not reused; the next act fails in this way.
@@ -213,8 +211,9 @@ fn images(world: &mut World, [app, side]: [&str; 2]) {
     world.edit(&json!({ "template": { "spec": { "containers": containers } } }));
 }
 
-/// Both Pods are to run `app:2` after a minute of grace; then that was refused, and they serve again.
-fn interrupted() -> World {
+/// What the plan does about two Pods that are to run `app:2` after a minute of grace, which is over, and of which that is
+/// refused or not; the template has these images by now.
+fn after_the_grace_period(wanted: [&str; 2], is_refused: bool) -> Vec<(Why, String)> {
     let mut world = World::new(spec(false, false));
     world.edit(&json!({ "replicas": 2 }));
     let grace = json!({ "gracePeriodSeconds": 60 });
@@ -226,90 +225,55 @@ fn interrupted() -> World {
     settle(&mut world);
     images(&mut world, ["app:2", "side:1"]);
     world.reconcile();
-    for pod in world.pods.values_mut() {
-        assert!(pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_GRACE].is_string());
-        let open = gate(keys::IN_PLACE_UPDATE_READY, true, REFUSED, "", world.now);
-        let conditions = pod["status"]["conditions"].as_array_mut().unwrap();
-        conditions.retain(|c| c["type"] != keys::IN_PLACE_UPDATE_READY && c["type"] != "Ready");
-        conditions.push(open);
-    }
-    world.now = world.now.checked_add(61.seconds()).unwrap();
-    world
-}
-
-fn run(world: &World, images: [&str; 2]) {
     for pod in world.pods.values() {
-        let containers = &pod["spec"]["containers"];
-        assert_eq!([&containers[0]["image"], &containers[1]["image"]], images);
+        assert!(pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_GRACE].is_string());
     }
-}
-
-/// Time enough for the grace period.
-fn in_the_end(world: &mut World) {
-    settle(world);
     world.now = world.now.checked_add(61.seconds()).unwrap();
-    settle(world);
-}
-
-#[test]
-fn a_change_that_was_refused_after_its_grace_period_begins_again_with_one() {
-    let mut world = interrupted();
-    let (_, plan) = world.reconcile();
-    let mut count = 0;
-    for act in &plan.acts {
-        let Act::PatchPod { why, writes, .. } = act else {
-            panic!("{act:?}")
-        };
-        let targets: Vec<Target> = writes.iter().map(|write| write.to).collect();
-        assert_eq!(
-            (*why, &targets[..]),
-            (Why::UpdateInPlace, &[Target::Status, Target::Pod][..])
-        );
-        let trial = writes[1].trial.as_ref().unwrap().to_string();
-        assert!(trial.contains("app:2"), "{trial}");
-        count += 1;
-    }
-    assert_eq!(count, 2);
-    run(&world, ["app:1", "side:1"]);
-    in_the_end(&mut world);
-    run(&world, ["app:2", "side:1"]);
-    assert_eq!(world.set["status"]["availableReplicas"], 2);
-}
-
-/// As with updates that are yet to begin.
-#[test]
-fn changes_that_were_refused_after_their_grace_period_are_tried_one_at_a_time() {
-    let mut world = interrupted();
-    let failure = |world: &World, seconds: i64| Failure {
+    images(&mut world, wanted);
+    let mut observed = world.observe();
+    let failure = Failure {
         of: Concern::Update,
         lasting: true,
         of_resize: false,
         answered: true,
-        until: world.now.checked_add(seconds.seconds()).unwrap(),
+        until: world.now,
         message: "no".to_owned(),
     };
-    let mut observed = world.observe();
-    observed.failures.insert(Subject::Updates, failure(&world, 5));
+    if is_refused {
+        let uids = world
+            .pods
+            .values()
+            .map(|pod| pod["metadata"]["uid"].as_str().unwrap());
+        let failures = uids.map(|uid| (Subject::Pod(uid.to_owned()), failure.clone()));
+        observed.failures.extend(failures);
+    }
     let planned = crate::manager::cloneset::plan::plan(&observed, world.now);
-    assert_eq!(planned.acts, []);
-    assert_eq!(planned.wake, world.now.checked_add(5.seconds()).ok());
-    observed.failures.insert(Subject::Updates, failure(&world, 0));
-    let planned = crate::manager::cloneset::plan::plan(&observed, world.now);
-    assert_eq!(planned.acts.len(), 1, "{planned:?}");
-
-    rolling(&mut world, json!({ "paused": true }));
-    assert_eq!(world.reconcile().1.acts, []);
-    assert!(super::cases::waits(&world).contains("its change was refused after the grace period"));
+    let patches = planned.acts.iter().filter_map(|act| match act {
+        Act::PatchPod { why, writes, .. } => {
+            let last = writes.last().unwrap();
+            Some((*why, last.trial.as_deref().unwrap_or(&last.patch).to_string()))
+        }
+        _ => None,
+    });
+    patches.collect()
 }
 
 #[test]
-fn another_revision_takes_over_a_change_that_was_refused_after_its_grace_period() {
-    let mut world = interrupted();
-    images(&mut world, ["app:2", "side:2"]);
-    in_the_end(&mut world);
-    run(&world, ["app:2", "side:2"]);
-    let mut world = interrupted();
-    images(&mut world, ["app:1", "side:1"]);
-    in_the_end(&mut world);
-    run(&world, ["app:1", "side:1"]);
+fn another_revision_takes_over_a_change_that_is_refused_after_its_grace_period() {
+    let goes_on = after_the_grace_period(["app:2", "side:2"], false);
+    assert!(
+        goes_on.len() == 2 && goes_on.iter().all(|(why, _)| *why == Why::GoOn),
+        "{goes_on:?}"
+    );
+    let again = after_the_grace_period(["app:2", "side:1"], true);
+    assert!(
+        again.len() == 2 && again.iter().all(|(why, _)| *why == Why::GoOn),
+        "{again:?}"
+    );
+    let next = after_the_grace_period(["app:2", "side:2"], true);
+    assert_eq!(next.len(), 2);
+    for (why, trial) in next {
+        assert_eq!(why, Why::UpdateInPlace);
+        assert!(trial.contains("app:2") && trial.contains("side:2"), "{trial}");
+    }
 }
