@@ -112,12 +112,16 @@ impl Error {
         }
     }
 
-    /// A rule, quota, policy or webhook refuses it, and will until somebody changes something.
+    /// A rule, quota, policy or webhook refuses it, and will until somebody changes something. A role that is missing may
+    /// be there in a moment.
     #[must_use]
     pub fn refused(&self) -> bool {
+        // In the words of the authorizer.
+        let no_role =
+            matches!(self, Self::Api(status) if status.message.contains("\" cannot create resource \""));
         let refusal = self.code().is_some_and(|code| (400..500).contains(&code));
         let other = matches!(self.code(), Some(401 | 404 | 408 | 410 | 413));
-        refusal && !other && !self.retryable() && !self.namespace_terminating()
+        refusal && !other && !no_role && !self.retryable() && !self.namespace_terminating()
     }
 
     /// The namespace is being deleted, so that nothing can be created in it any more.

@@ -424,6 +424,8 @@ fn only_what_is_wrong_with_the_template_is_a_mistake() {
         let error = Error::Api(Box::new(status(code, reason, "", &[])));
         assert!(!error.refused(), "{error}");
     }
+    let no_role = r#"podtemplates is forbidden: User "system:serviceaccount:kruise-system:kruise-manager" cannot create resource "podtemplates" in API group "" in the namespace "default""#;
+    assert!(!Error::Api(Box::new(status(403, "Forbidden", no_role, &[]))).refused());
     let mut terminating = status(403, "Forbidden", "", &[""]);
     for cause in terminating
         .details
