@@ -304,14 +304,12 @@ impl Duty {
             }
             Some(Err(error)) if lasting(&error) => {
                 let category = error.category();
-                if self.publisher.refused(now) {
-                    tracing::warn!(
-                        category,
-                        "NodeImage status not written: {error}; it is written without messages"
-                    );
+                let next = if self.publisher.refused(now) {
+                    "it is written without messages"
                 } else {
-                    tracing::debug!(category, "NodeImage status not written: {error}");
-                }
+                    "it had no messages; it is tried again, every 5 minutes in the end"
+                };
+                tracing::warn!(category, "NodeImage status not written: {error}; {next}");
             }
             Some(Err(error)) => {
                 tracing::warn!(
