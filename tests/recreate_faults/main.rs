@@ -240,6 +240,23 @@ async fn a_hook_that_the_runtimes_end_broke_off_runs_again() {
     node.succeeded("hook").await;
 }
 
+#[tokio::test]
+async fn a_hook_that_always_ends_the_runtimes_connection_keeps_no_container() {
+    let node = Node::start("ends").await;
+    let hook = json!({"containers": [{"name": "main", "image": "i",
+        "lifecycle": {"preStop": {"exec": {"command": ["kill-it"]}}}}]});
+    let pod = node.pod_with("ends", hook).await;
+    node.runs(&pod, "e0", 0).await;
+    node.runtime.fault("ExecSync", Fault::Die);
+    node.request("ends", &pod, "containerd://e0", json!({})).await;
+    node.runtime
+        .until("the stop", |state| !state.containers["e0"].running)
+        .await;
+    assert_eq!(node.runtime.calls("ExecSync"), 3, "{}", node.tail());
+    node.runs(&pod, "e1", 1).await;
+    node.succeeded("ends").await;
+}
+
 /// Neither the daemon nor the runtime overflows, and the container is stopped.
 #[tokio::test]
 async fn no_grace_period_is_too_long() {
