@@ -57,6 +57,14 @@ fn roll(
     if view.held() || view.spec.rolling_update().is_some_and(|r| r.paused) {
         return BTreeSet::new();
     }
+    // They do not go on with what was refused: it would be tried in each pause of the update that takes over.
+    for pod in turns
+        .iter()
+        .map(|at| &view.pods[*at])
+        .filter(|pod| refused(view, pod))
+    {
+        pending.remove(&pod.uid);
+    }
     // What was refused for several Pods would be for the next: one is tried at a time, ever later.
     if let Some(until) = view.delayed(&Subject::Updates) {
         draft.wake_at(until);
@@ -93,8 +101,7 @@ fn roll(
             continue;
         }
         wanted -= 1;
-        let first = pending.get(&pod.uid).is_some_and(|p| p.first) && !refused(view, pod);
-        if first || delayed(view, pod, draft) {
+        if pending.get(&pod.uid).is_some_and(|p| p.first) || delayed(view, pod, draft) {
             continue;
         }
         match step(view, pod, target, &mut specs) {

@@ -211,9 +211,9 @@ fn images(world: &mut World, [app, side]: [&str; 2]) {
     world.edit(&json!({ "template": { "spec": { "containers": containers } } }));
 }
 
-/// What the plan does about two Pods that are to run `app:2` after a minute of grace, which is over, and of which that is
-/// refused or not; the template has these images by now.
-fn after_the_grace_period(wanted: [&str; 2], is_refused: bool) -> Vec<(Why, String)> {
+/// What the plan does about two Pods that are to run `app:2` after a minute of grace, which is over; the template has these
+/// images by now. Where that was refused, the next update may begin after so many seconds.
+fn after_the_grace_period(wanted: [&str; 2], refusals: &[i64]) -> Vec<(Why, String)> {
     let mut world = World::new(spec(false, false));
     world.edit(&json!({ "replicas": 2 }));
     let grace = json!({ "gracePeriodSeconds": 60 });
@@ -231,20 +231,21 @@ fn after_the_grace_period(wanted: [&str; 2], is_refused: bool) -> Vec<(Why, Stri
     world.now = world.now.checked_add(61.seconds()).unwrap();
     images(&mut world, wanted);
     let mut observed = world.observe();
-    let failure = Failure {
+    let failure = |seconds: i64| Failure {
         of: Concern::Update,
         lasting: true,
         of_resize: false,
         answered: true,
-        until: world.now,
+        until: world.now.checked_add(seconds.seconds()).unwrap(),
         message: "no".to_owned(),
     };
-    if is_refused {
+    for updates in refusals {
+        observed.failures.insert(Subject::Updates, failure(*updates));
         let uids = world
             .pods
             .values()
             .map(|pod| pod["metadata"]["uid"].as_str().unwrap());
-        let failures = uids.map(|uid| (Subject::Pod(uid.to_owned()), failure.clone()));
+        let failures = uids.map(|uid| (Subject::Pod(uid.to_owned()), failure(0)));
         observed.failures.extend(failures);
     }
     let planned = crate::manager::cloneset::plan::plan(&observed, world.now);
@@ -260,18 +261,19 @@ fn after_the_grace_period(wanted: [&str; 2], is_refused: bool) -> Vec<(Why, Stri
 
 #[test]
 fn another_revision_takes_over_a_change_that_is_refused_after_its_grace_period() {
-    let goes_on = after_the_grace_period(["app:2", "side:2"], false);
+    let goes_on = after_the_grace_period(["app:2", "side:2"], &[]);
     assert!(
         goes_on.len() == 2 && goes_on.iter().all(|(why, _)| *why == Why::GoOn),
         "{goes_on:?}"
     );
-    let again = after_the_grace_period(["app:2", "side:1"], true);
+    let again = after_the_grace_period(["app:2", "side:1"], &[0]);
     assert!(
         again.len() == 2 && again.iter().all(|(why, _)| *why == Why::GoOn),
         "{again:?}"
     );
-    let next = after_the_grace_period(["app:2", "side:2"], true);
-    assert_eq!(next.len(), 2);
+    assert_eq!(after_the_grace_period(["app:2", "side:2"], &[5]), []);
+    let next = after_the_grace_period(["app:2", "side:2"], &[0]);
+    assert_eq!(next.len(), 1, "one is tried while updates are refused");
     for (why, trial) in next {
         assert_eq!(why, Why::UpdateInPlace);
         assert!(trial.contains("app:2") && trial.contains("side:2"), "{trial}");
