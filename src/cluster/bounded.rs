@@ -7,19 +7,21 @@ use serde_json::value::RawValue;
 use super::Form;
 use crate::api::json::memory;
 
-/// The most memory that an object may take as JSON, in bytes: some 500 KiB of text with small values. Texts, as scripts or
-/// configuration, count little more than their length.
-const MOST: usize = 8 << 20;
-
-/// An object that takes a bounded amount of memory.
+/// An object that takes `MOST` bytes of memory as JSON at most, as [`memory`] estimates it, and its text. Texts, as scripts
+/// or configuration, count little more than their length.
 #[derive(Clone, Debug)]
-pub struct Bounded<T>(pub T);
+pub struct Bounded<T, const MOST: usize> {
+    /// The object.
+    pub object: T,
+    /// Its JSON.
+    pub text: Box<str>,
+}
 
-impl<T: Form> Form for Bounded<T> {
+impl<T: Form, const MOST: usize> Form for Bounded<T, MOST> {
     type Kind = T::Kind;
 }
 
-impl<'de, T: DeserializeOwned> Deserialize<'de> for Bounded<T> {
+impl<'de, T: DeserializeOwned, const MOST: usize> Deserialize<'de> for Bounded<T, MOST> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = <&RawValue>::deserialize(deserializer)?.get();
         let memory = memory(text.as_bytes());
@@ -29,7 +31,11 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Bounded<T> {
             );
             return Err(D::Error::custom(why));
         }
-        serde_json::from_str(text).map(Self).map_err(D::Error::custom)
+        let object = serde_json::from_str(text).map_err(D::Error::custom)?;
+        Ok(Self {
+            object,
+            text: text.into(),
+        })
     }
 }
 
@@ -47,10 +53,12 @@ mod tests {
                     "spec":{{"selector":{{}},"template":{{"spec":{{"x":[{inner}]}}}}}}}}"#
             )
         };
-        let read = |text: String| serde_json::from_str::<Bounded<CloneSet>>(&text).map(|set| set.0);
+        let read = |text: String| serde_json::from_str::<Bounded<CloneSet, { 8 << 20 }>>(&text);
         let many = read(set(vec![r#"{"":0}"#; 200_000].join(","))).unwrap_err();
         assert!(many.to_string().contains("it has too many values"), "{many}");
         let long = format!("\"{}\"", "x".repeat(1 << 20));
-        assert_eq!(read(set(long)).unwrap().metadata.name.as_deref(), Some("web"));
+        let long = read(set(long)).unwrap();
+        assert_eq!(long.object.metadata.name.as_deref(), Some("web"));
+        assert!(long.text.len() > 1 << 20);
     }
 }

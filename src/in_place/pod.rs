@@ -1,6 +1,7 @@
 //! A Pod, reduced to what decisions about it need.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -24,7 +25,7 @@ pub struct Pod {
     /// Generation of the spec that kubelet's status is of; `None` before Kubernetes 1.34.
     pub observed: Option<i64>,
     /// Its labels.
-    pub labels: BTreeMap<String, String>,
+    pub labels: Arc<BTreeMap<String, String>>,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
     /// Its finalizers.
@@ -133,7 +134,7 @@ impl Pod {
             resource_version: text(&meta["resourceVersion"]),
             generation: meta["generation"].as_i64().unwrap_or_default(),
             observed: status["observedGeneration"].as_i64(),
-            labels: texts(&meta["labels"]),
+            labels: Arc::new(texts(&meta["labels"])),
             annotations,
             finalizers: list(&meta["finalizers"], text),
             created: time(&meta["creationTimestamp"]),

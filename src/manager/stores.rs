@@ -8,7 +8,7 @@ use kube::Api;
 use kube::api::ListParams;
 use serde::de::DeserializeOwned;
 
-use super::view::{ClaimView, NodeImageView, NodeView, PodView, RawPod, RevisionView};
+use super::view::{ClaimView, CloneSetView, NodeImageView, NodeView, PodView, RawPod, RevisionView};
 use crate::api::cloneset::CloneSet;
 use crate::api::container_recreate_request::ContainerRecreateRequest;
 use crate::api::image_pull_job::ImagePullJob;
@@ -31,7 +31,7 @@ pub struct Stores {
     /// All ContainerRecreateRequests.
     pub requests: Mirror<ContainerRecreateRequest>,
     /// All CloneSets.
-    pub clone_sets: Mirror<CloneSet>,
+    pub clone_sets: Mirror<CloneSetView>,
     /// Revisions that a CloneSet controls, or nobody.
     pub revisions: Mirror<RevisionView>,
     /// Claims of CloneSets' Pods.
@@ -40,6 +40,10 @@ pub struct Stores {
 
 /// Objects that a list returns at a time: a whole list of ten thousand nodes would be held twice in memory.
 const PAGE: u32 = 200;
+/// The most memory that an object of ours may take as JSON, in bytes: some 5,000 environment variables.
+const OBJECT: usize = 4 << 20;
+/// The same of a revision, which holds the template of a CloneSet with the API server's defaults.
+const REVISION: usize = 2 * OBJECT;
 
 impl Stores {
     /// Starts the watches.
@@ -51,20 +55,24 @@ impl Stores {
             node_images: start.watch("watch of nodeimages", None, |o: NodeImage| {
                 Some(NodeImageView::from(o))
             }),
-            jobs: start.watch("watch of imagepulljobs", None, Some::<ImagePullJob>),
+            jobs: start.watch(
+                "watch of imagepulljobs",
+                None,
+                |o: Bounded<ImagePullJob, OBJECT>| Some(o.object),
+            ),
             pods: start.watch("watch of pods", None, |o: RawPod| Some(PodView::from(&o))),
             requests: start.watch(
                 "watch of containerrecreaterequests",
                 None,
-                Some::<ContainerRecreateRequest>,
+                |o: Bounded<ContainerRecreateRequest, OBJECT>| Some(o.object),
             ),
-            clone_sets: start.watch("watch of clonesets", None, |Bounded(set): Bounded<CloneSet>| {
-                Some(set)
+            clone_sets: start.watch("watch of clonesets", None, |o: Bounded<CloneSet, OBJECT>| {
+                Some(CloneSetView::of(&o.object, o.text))
             }),
             revisions: start.watch(
                 "watch of controllerrevisions",
                 Some(keys::REVISION_HASH),
-                |o: ControllerRevision| RevisionView::of(&o),
+                |o: Bounded<ControllerRevision, REVISION>| RevisionView::of(&o.object),
             ),
             claims: start.watch(
                 "watch of persistentvolumeclaims",

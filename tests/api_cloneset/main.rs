@@ -20,6 +20,7 @@ mod life;
 mod locked;
 mod lost;
 mod manuals;
+mod memory;
 mod on_delete;
 mod order;
 mod proxy;

@@ -25,7 +25,7 @@ use crate::api::image_pull_job::ImagePullJob;
 use crate::api::keys;
 use crate::cluster::{Error, Key, write};
 use crate::in_place::{self, Pod, Refresh, Target, Write};
-use crate::manager::view::RawPod;
+use crate::manager::view::{CloneSetView, RawPod};
 
 /// Acts of all CloneSets that are under way at once: what the API server can take without queueing.
 pub const AT_ONCE: usize = 64;
@@ -503,6 +503,6 @@ async fn patch_set(work: &Work<'_>, patch: &Value) -> Result<(), Error> {
 /// Takes note of the CloneSet as a write of ours returned it.
 pub fn keep_set(work: &Work<'_>, mut stored: CloneSet) {
     stored.metadata.managed_fields = None;
-    let at = set_at(Arc::new(stored));
+    let at = set_at(Arc::new(CloneSetView::from(&stored)));
     work.index().sets.wrote(work.name, at, Instant::now());
 }

@@ -23,13 +23,15 @@ use crate::cluster::{Error, Key, write};
 use crate::in_place::Pod;
 use crate::manager::view::RevisionView;
 
+/// The most memory that revisions take in a pass, in bytes; those that the CloneSet itself names are read in any case.
+const OLD: usize = 16 << 20;
 /// Names that may be taken before somebody must look.
 const COLLISIONS: i32 = 20;
 
 /// The revisions of a CloneSet, and what they are to it.
 pub struct History {
     /// All of them, the oldest first.
-    pub all: Vec<Revision>,
+    pub all: Vec<Arc<Revision>>,
     /// Name of the newest revision; empty when there is none.
     pub update: String,
     /// Name of the revision that Pods had before.
@@ -84,7 +86,7 @@ pub fn reference(set: &CloneSet) -> Value {
 /// The revisions. The newest is what the template stands for, unless there can be no such revision for now: then it is
 /// the last that there could be.
 pub async fn settle(work: &Work<'_>, known: &[Arc<RevisionView>], memory: &mut Memory) -> History {
-    let mut all: Vec<Revision> = known.iter().map(|view| view.revision.clone()).collect();
+    let mut all: Vec<Arc<Revision>> = known.iter().map(|view| Arc::clone(&view.revision)).collect();
     revision::sort(&mut all);
     let status = work.set.status.as_ref();
     let before = Some(collisions(status, memory));
@@ -108,11 +110,15 @@ pub async fn settle(work: &Work<'_>, known: &[Arc<RevisionView>], memory: &mut M
     }
     let (template, again) = unsettled.unzip();
     let newest = all.last().cloned().unwrap_or_default();
-    let (update, current) = (newest.name, status.map_or("", |s| &s.current_revision));
+    let (update, current) = (newest.name.clone(), status.map_or("", |s| &s.current_revision));
     let current = revision::current(current, &update, &all).to_owned();
     let mut template = template.unwrap_or_default();
-    if let Some(why) = newest.unfit.filter(|_| template == plan::Template::Taken) {
-        template = plan::Template::Refused(no_template(&update, &why));
+    if let Some(why) = newest
+        .unfit
+        .as_ref()
+        .filter(|_| template == plan::Template::Taken)
+    {
+        template = plan::Template::Refused(no_template(&update, why));
     }
     History {
         all,
@@ -136,7 +142,7 @@ fn collisions(status: Option<&CloneSetStatus>, memory: &Memory) -> i32 {
 async fn newest(
     work: &Work<'_>,
     known: &[Arc<RevisionView>],
-    all: &mut Vec<Revision>,
+    all: &mut Vec<Arc<Revision>>,
     collisions: &mut Option<i32>,
     memory: &mut Memory,
 ) -> Result<(), Unfit> {
@@ -154,12 +160,12 @@ async fn newest(
             let stored = promote(work, &name, version, number, claim_hash).await?;
             tracing::info!(set = %work.name, revision = name, number, "made an old revision the newest");
             all.retain(|one| one.name != name);
-            all.push(stored);
+            all.push(Arc::new(stored));
         }
         Step::Create { number } => {
             let made = create(work, wanted, number, collisions).await?;
             tracing::info!(set = %work.name, revision = made.name, number, "created a revision");
-            all.push(made);
+            all.push(Arc::new(made));
             memory.collisions = *collisions;
         }
     }
@@ -192,7 +198,7 @@ async fn adopt(work: &Work<'_>, known: &[Arc<RevisionView>]) -> Result<(), Error
 /// What the template stands for: found out once for each generation.
 async fn wanted(
     work: &Work<'_>,
-    all: &[Revision],
+    all: &[Arc<Revision>],
     collisions: Option<i32>,
     memory: &mut Memory,
 ) -> Result<Wanted, Unfit> {
@@ -206,16 +212,18 @@ async fn wanted(
     Ok(wanted)
 }
 
-async fn find_out(work: &Work<'_>, all: &[Revision], collisions: Option<i32>) -> Result<Wanted, Unfit> {
-    let spec = json!(work.set.spec);
-    let mistakes = mistakes(&spec);
-    if !mistakes.is_empty() {
-        return Err(Unfit::Mistake(mistakes.join("; ")));
-    }
-    let asked = Templates {
-        labels: json!(work.set.metadata.labels),
-        annotations: json!(work.set.metadata.annotations),
-        ..templates(&spec)
+async fn find_out(work: &Work<'_>, all: &[Arc<Revision>], collisions: Option<i32>) -> Result<Wanted, Unfit> {
+    let asked = {
+        let spec = json!(work.set.spec);
+        let mistakes = mistakes(&spec);
+        if !mistakes.is_empty() {
+            return Err(Unfit::Mistake(mistakes.join("; ")));
+        }
+        Templates {
+            labels: json!(work.set.metadata.labels),
+            annotations: json!(work.set.metadata.annotations),
+            ..templates(&spec)
+        }
     };
     let owner = owner(work.set);
     let of = |template: &Value, claims: &[Value]| revision::wanted(&owner, template, claims, collisions);
@@ -232,7 +240,7 @@ async fn find_out(work: &Work<'_>, all: &[Revision], collisions: Option<i32>) ->
         // A quota or policy for PodTemplates, of which none is to be made. Its defaults make no other revision, so it is the
         // same once the dry run is taken.
         Err(error) if error.refused() => {
-            let templates = pod_template::unchecked(templates(&spec), defaults);
+            let templates = pod_template::unchecked(templates(&json!(work.set.spec)), defaults);
             if revision::no_template(&templates.template).is_some() {
                 return Err(error.into());
             }
@@ -347,15 +355,37 @@ fn read(stored: Value) -> Result<ControllerRevision, Error> {
 }
 
 impl History {
-    /// The revisions as the plan takes them: those of the CloneSet, and of its Pods.
+    /// The revisions as the plan takes them: those of the CloneSet, and of its Pods, of these the newest that there is
+    /// memory for. A Pod of another cannot be updated in place.
     pub fn observed(&self, pods: &[Arc<Pod>]) -> Vec<Arc<plan::Revision>> {
-        let used = self.used(pods);
-        let needed = self
-            .all
-            .iter()
-            .filter(|one| used.iter().any(|label| revision::same(label, &one.name)));
-        let fit = needed.filter(|one| one.unfit.is_none());
-        fit.map(|one| Arc::new(one.into())).collect()
+        let (used, own) = (self.used(pods), [&self.update, &self.current]);
+        let mut memory = 0;
+        let mut taken: Vec<_> = self
+            .fit()
+            .rev()
+            .filter(|one| used.iter().any(|label| revision::same(label, &one.name)))
+            .filter(|one| {
+                memory += one.memory();
+                memory <= OLD || own.contains(&&one.name)
+            })
+            .map(|one| Arc::new(plan::Revision::from(one)))
+            .collect();
+        taken.reverse();
+        taken
+    }
+
+    /// Those that Pods can be made of.
+    fn fit(&self) -> impl DoubleEndedIterator<Item = &Revision> {
+        let all = self.all.iter().map(AsRef::as_ref);
+        all.filter(|one: &&Revision| one.unfit.is_none())
+    }
+
+    /// The memory that the larger of the CloneSet's two revisions takes, in bytes.
+    pub fn memory(&self) -> usize {
+        let own = self
+            .fit()
+            .filter(|one| [&self.update, &self.current].contains(&&one.name));
+        own.map(Revision::memory).max().unwrap_or_default()
     }
 
     /// Warnings of revisions that no Pods can be made of. They count as if they were not there.

@@ -26,17 +26,19 @@ use k8s_openapi::NamespaceResourceScope;
 use kube::{Api, Resource};
 use tokio::sync::{Semaphore, mpsc};
 
+use super::view::CloneSetView;
 use super::{Context, Gate, Gates};
 use crate::api::cloneset::CloneSet;
 use crate::api::owner::Owner;
 use crate::cluster::queue::Again;
 use crate::cluster::{Error, Key, write};
+use crate::in_place::Pod;
 use crate::in_place::normal::Stored;
 use crate::ops::metrics::metrics;
 use history::History;
 use memory::{Memories, Memory, slice};
 use observe::{Belongings, Changes, Index};
-use plan::{Observed, Switches, Template, plan};
+use plan::{Observed, Plan, Switches, Template, plan};
 
 /// The controller's name in `/healthz` and in the log.
 const NAME: &str = "cloneset";
@@ -62,6 +64,8 @@ struct Work<'a> {
     owner: Owner,
     /// What the index calls it.
     group: String,
+    /// The memory that it takes, in bytes.
+    memory: usize,
 }
 
 /// Runs until shutdown.
@@ -155,11 +159,15 @@ impl Work<'_> {
 
 /// Works on one CloneSet; what is remembered of it is in nobody else's hands meanwhile.
 async fn look_after(shared: Arc<Shared>, key: Key) -> Result<Again, Error> {
-    let set = shared.index().sets.get(&key).cloned();
-    let Some(set) = set.filter(|set| set.metadata.deletion_timestamp.is_none()) else {
+    let view = shared.index().sets.get(&key).cloned();
+    let Some(view) = view.filter(|set| set.metadata.deletion_timestamp.is_none()) else {
         shared.memories.take(&key);
         return Ok(None);
     };
+    let set = view
+        .read()
+        .map_err(|why| Error::Transport(format!("cannot read the CloneSet: {why}")))?;
+    let set = Arc::new(set);
     let uid = set.metadata.uid.as_deref().unwrap_or_default();
     let mut memory = shared.memories.lend(&key, uid);
     let work = Work {
@@ -169,7 +177,8 @@ async fn look_after(shared: Arc<Shared>, key: Key) -> Result<Again, Error> {
         name: &key,
         set: &set,
         owner: Owner::clone_set(&set.metadata),
-        group: observe::group_of(&set),
+        group: observe::group_of(&set.metadata),
+        memory: view.memory(),
     };
     match memory.too_early(Instant::now()) {
         Some(pause) => Ok(Some(pause)),
@@ -204,11 +213,10 @@ async fn pass(work: &Work<'_>, memory: &mut Memory, word: &mut &'static str) -> 
     let gathered = begin.elapsed();
     let history = history::settle(work, &seen.revisions, memory).await;
     let begin = Instant::now();
-    let observed = observed(work, seen, &history, memory);
-    let mut planned = plan(&observed, now);
+    let (mut planned, pods) = planned(work, seen, &history, memory, now);
     planned.events.extend(history.warnings());
     let (planned_at, cost) = (Instant::now(), gathered + begin.elapsed());
-    tracing::debug!(set = %work.name, update = observed.update, current = observed.current, pods = observed.pods.len(),
+    tracing::debug!(set = %work.name, update = history.update, current = history.current, pods = pods.len(),
         acts = planned.acts.len(), wake = ?planned.wake, "planned");
     let wake = planned.wake.map(|at| until(at, now));
     let done = act::carry_out(work, planned.acts, slice(cost), memory).await;
@@ -222,7 +230,7 @@ async fn pass(work: &Work<'_>, memory: &mut Memory, word: &mut &'static str) -> 
     let status = report::status(work, planned.status, !done.acted, memory).await?;
     if !done.acted
         && memory.may_trim(Instant::now())
-        && let Err(error) = history::trim(work, &history, &observed.pods).await
+        && let Err(error) = history::trim(work, &history, &pods).await
     {
         tracing::warn!(set = %work.name, %error, "cannot delete old revisions; will retry");
         memory.not_trimmed(Instant::now());
@@ -237,6 +245,19 @@ async fn pass(work: &Work<'_>, memory: &mut Memory, word: &mut &'static str) -> 
     let unseen = work.index().next_look_up(work.name, &work.group, Instant::now());
     let all = [wake, status, defaults, at_once, unseen, history.again];
     Ok(all.into_iter().flatten().min())
+}
+
+/// The plan, and the Pods that it is about. What it was made of, parsed revisions above all, is not kept for as long as the
+/// plan is acted by.
+fn planned(
+    work: &Work<'_>,
+    seen: Belongings,
+    history: &History,
+    memory: &Memory,
+    now: Timestamp,
+) -> (Plan, Vec<Arc<Pod>>) {
+    let observed = observed(work, seen, history, memory);
+    (plan(&observed, now), observed.pods)
 }
 
 /// How long it is until then; nothing when it has passed.
@@ -260,7 +281,7 @@ async fn look_up(work: &Work<'_>) -> Result<(), Error> {
     };
     if set == Some(Duration::ZERO) {
         let found = write::get(&work.api::<CloneSet>(), &work.name.name).await?;
-        let at = found.map(|found| observe::set_at(Arc::new(found)));
+        let at = found.map(|found| observe::set_at(Arc::new(CloneSetView::from(&found))));
         work.index().sets.read(work.name, at, Instant::now());
     }
     for key in pods {
@@ -303,6 +324,7 @@ fn observed(work: &Work<'_>, seen: Belongings, history: &History, memory: &Memor
         update: history.update.clone(),
         template: history.template.clone(),
         collisions: history.collisions,
+        memory: work.memory.max(history.memory()),
         jobs: seen.jobs,
         nodes,
         failures: memory.failures.clone(),

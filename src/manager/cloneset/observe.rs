@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::mpsc;
 
 use super::known::{At, Known};
@@ -15,13 +16,13 @@ use crate::api::owner::Owner;
 use crate::cluster::{Change, Key};
 use crate::in_place::Pod;
 use crate::manager::Stores;
-use crate::manager::view::{ClaimView, PodView, RevisionView, matches};
+use crate::manager::view::{ClaimView, CloneSetView, PodView, RevisionView, matches};
 
 /// All that is known.
 #[derive(Default)]
 pub struct Index {
     /// CloneSets, by namespace.
-    pub sets: Known<CloneSet>,
+    pub sets: Known<CloneSetView>,
     /// Pods, by their controller ([`Owner::group`]), or by their namespace where nobody controls them.
     pub pods: Known<Pod>,
     /// Revisions, as Pods.
@@ -62,8 +63,7 @@ fn controlled(key: &Key, controller: Option<&Owner>) -> String {
 }
 
 /// The group of what a CloneSet controls.
-pub fn group_of(set: &CloneSet) -> String {
-    let metadata = &set.metadata;
+pub fn group_of(metadata: &ObjectMeta) -> String {
     Owner::clone_set(metadata).group(metadata.namespace.as_deref())
 }
 
@@ -102,7 +102,7 @@ pub fn revision_at(key: &Key, view: Arc<RevisionView>) -> At<RevisionView> {
 }
 
 /// A CloneSet as it is kept.
-pub fn set_at(set: Arc<CloneSet>) -> At<CloneSet> {
+pub fn set_at(set: Arc<CloneSetView>) -> At<CloneSetView> {
     let metadata = &set.metadata;
     At {
         uid: metadata.uid.clone().unwrap_or_default(),
@@ -139,7 +139,10 @@ impl Index {
     /// What belongs to this CloneSet.
     pub fn belongings(&self, set: &CloneSet) -> Belongings {
         let owner = Owner::clone_set(&set.metadata);
-        let (group, nobodys) = (group_of(set), nobodys(set.metadata.namespace.as_deref()));
+        let (group, nobodys) = (
+            group_of(&set.metadata),
+            nobodys(set.metadata.namespace.as_deref()),
+        );
         let selector = &set.spec.selector;
         let own = self.pods.of(&group);
         let strays = self.strays.get(&owner.uid).into_iter().flatten();
@@ -229,7 +232,7 @@ impl Index {
             return;
         }
         let sets = self.sets.of(key.namespace.as_deref().unwrap_or_default());
-        for (name, set, _) in sets.filter(|(_, set, _)| matches(&set.spec.selector, &pod.labels)) {
+        for (name, set, _) in sets.filter(|(_, set, _)| matches(&set.selector, &pod.labels)) {
             wake.insert(name.clone());
             let uid = set.metadata.uid.clone().unwrap_or_default();
             let strays = self.strays.entry(uid).or_default();
@@ -242,28 +245,29 @@ impl Index {
     }
 
     /// The Pods of nobody that a CloneSet selects, found once.
-    fn find_strays(&mut self, set: &CloneSet, uid: &str) {
+    fn find_strays(&mut self, set: &CloneSetView, uid: &str) {
         let nobodys = nobodys(set.metadata.namespace.as_deref());
         let all = self.pods.of(&nobodys);
-        let selected = all.filter(|(_, pod, _)| matches(&set.spec.selector, &pod.labels));
+        let selected = all.filter(|(_, pod, _)| matches(&set.selector, &pod.labels));
         let keys = selected.map(|(key, ..)| key.clone()).collect();
         self.strays.insert(uid.to_owned(), keys);
     }
 
-    fn set(&mut self, change: &Change<CloneSet>, wake: &mut BTreeSet<Key>) {
-        let at = |set: &Option<Arc<CloneSet>>| set.clone().map(set_at);
+    fn set(&mut self, change: &Change<CloneSetView>, wake: &mut BTreeSet<Key>) {
+        let at = |set: &Option<Arc<CloneSetView>>| set.clone().map(set_at);
         let (old, new) = (at(&change.old), at(&change.new));
-        let same = |a: &At<CloneSet>, b: &At<CloneSet>| {
-            a.uid == b.uid && a.object.spec.selector == b.object.spec.selector
+        let same = |a: &At<CloneSetView>, b: &At<CloneSetView>| {
+            a.uid == b.uid && a.object.selector == b.object.selector
         };
         if let Some(old) = &old {
-            self.names.remove(&group_of(&old.object));
+            self.names.remove(&group_of(&old.object.metadata));
             if new.as_ref().is_none_or(|new| new.uid != old.uid) {
                 self.strays.remove(&old.uid);
             }
         }
         if let Some(new) = &new {
-            self.names.insert(group_of(&new.object), change.key.clone());
+            self.names
+                .insert(group_of(&new.object.metadata), change.key.clone());
             if !old.as_ref().is_some_and(|old| same(old, new)) {
                 self.find_strays(&new.object, &new.uid);
             }
@@ -320,7 +324,7 @@ impl Index {
 
 /// What the watches say.
 pub struct Changes {
-    sets: mpsc::UnboundedReceiver<Change<CloneSet>>,
+    sets: mpsc::UnboundedReceiver<Change<CloneSetView>>,
     pods: mpsc::UnboundedReceiver<Change<PodView>>,
     revisions: mpsc::UnboundedReceiver<Change<RevisionView>>,
     claims: mpsc::UnboundedReceiver<Change<ClaimView>>,
@@ -329,7 +333,7 @@ pub struct Changes {
 
 /// What one of them says.
 pub enum Said {
-    Set(Change<CloneSet>),
+    Set(Change<CloneSetView>),
     Pod(Change<PodView>),
     Revision(Change<RevisionView>),
     Claim(Change<ClaimView>),

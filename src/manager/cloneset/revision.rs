@@ -3,6 +3,7 @@
 //! Labels, annotations and data are OpenKruise's, byte for byte, so that either program takes the other's revisions
 //! for its own: a revision that is thought new replaces all Pods. So are names.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
@@ -11,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::api::json::set;
+use crate::api::json::{memory, set};
 use crate::api::{GROUP, V1BETA1, go_json, keys};
 use crate::in_place::normal::{Stored, same as same_template};
 
@@ -138,6 +139,11 @@ pub fn no_template(template: &Value) -> Option<String> {
 }
 
 impl Revision {
+    /// The memory that its data takes when it is parsed, in bytes, as [`memory`] estimates it.
+    pub fn memory(&self) -> usize {
+        memory(self.data.as_bytes())
+    }
+
     /// The Pod template that the revision holds.
     pub fn template(&self) -> Option<Value> {
         template(&self.data)
@@ -246,8 +252,9 @@ impl Wanted {
 }
 
 /// Sorts revisions, the newest last.
-pub fn sort(revisions: &mut [Revision]) {
+pub fn sort(revisions: &mut [impl Borrow<Revision>]) {
     revisions.sort_by(|one, other| {
+        let (one, other) = (one.borrow(), other.borrow());
         let key = |revision: &Revision| (revision.number, revision.created.as_ref().map(|time| time.0));
         key(one).cmp(&key(other)).then_with(|| one.name.cmp(&other.name))
     });
@@ -255,9 +262,10 @@ pub fn sort(revisions: &mut [Revision]) {
 
 /// The template of a revision that holds the same as `template`, whatever defaults either has: of the newest, or else of one
 /// with the same bytes, or else of the newest that does. One that no Pods can be made of stands for nothing.
-pub fn stands_for(template: &Value, known: &[Revision], stored: Stored) -> Option<Value> {
+pub fn stands_for(template: &Value, known: &[impl Borrow<Revision>], stored: Stored) -> Option<Value> {
     let bytes = data(template);
-    let fit = || known.iter().rev().filter(|revision| revision.unfit.is_none());
+    let known = || known.iter().rev().map(Borrow::borrow);
+    let fit = || known().filter(|revision| revision.unfit.is_none());
     let same = |revision: &Revision| {
         let known = revision.template()?;
         (revision.data == bytes || same_template(template, &known, stored)).then_some(known)
@@ -273,12 +281,13 @@ pub fn stands_for(template: &Value, known: &[Revision], stored: Stored) -> Optio
 /// How the wanted revision comes to be the newest of those known, which are sorted.
 ///
 /// A change of claim templates alone makes no revision, as with upstream.
-pub fn plan(wanted: &Wanted, known: &[Revision]) -> Step {
+pub fn plan(wanted: &Wanted, known: &[impl Borrow<Revision>]) -> Step {
     let next = known
         .last()
-        .map_or(0, |revision| revision.number)
+        .map_or(0, |revision| revision.borrow().number)
         .saturating_add(1);
-    match known.iter().enumerate().rfind(|(_, one)| wanted.is(one)) {
+    let all = known.iter().map(Borrow::borrow).enumerate();
+    match all.rev().find(|(_, one)| wanted.is(one)) {
         Some((at, same)) if at + 1 == known.len() => Step::Use {
             name: same.name.clone(),
         },
@@ -298,18 +307,23 @@ pub fn plan(wanted: &Wanted, known: &[Revision]) -> Step {
 
 /// The name of the current revision: that of the status, if there is such a revision, or else the update
 /// revision.
-pub fn current<'a>(status: &'a str, update: &'a str, known: &[Revision]) -> &'a str {
+pub fn current<'a>(status: &'a str, update: &'a str, known: &[impl Borrow<Revision>]) -> &'a str {
     let fits = |revision: &Revision| revision.name == status && revision.unfit.is_none();
-    if known.iter().any(fits) { status } else { update }
+    if known.iter().map(Borrow::borrow).any(fits) {
+        status
+    } else {
+        update
+    }
 }
 
 /// Names of the revisions to delete, the oldest first, so that `limit` of those that nobody uses stay.
 ///
 /// `known` is sorted; `used` holds the names of the current and the update revision, and the values of the
 /// revision labels of all Pods. A negative limit is 0.
-pub fn trim(known: &[Revision], used: &BTreeSet<&str>, limit: i32) -> Vec<String> {
-    let idle: Vec<_> = known
+pub fn trim(known: &[impl Borrow<Revision>], used: &BTreeSet<&str>, limit: i32) -> Vec<String> {
+    let idle: Vec<&Revision> = known
         .iter()
+        .map(Borrow::borrow)
         .filter(|revision| !used.iter().any(|label| same(label, &revision.name)))
         .collect();
     let keep = usize::try_from(limit).unwrap_or(0);

@@ -5,6 +5,7 @@
 //!
 //! Objects are reduced at the watch, so ten thousand nodes cost megabytes.
 
+mod clone_set;
 mod node;
 mod node_image;
 mod owned;
@@ -12,6 +13,7 @@ mod pod;
 mod raw_pod;
 
 pub use crate::api::selector::matches;
+pub use clone_set::CloneSetView;
 pub use node::NodeView;
 pub use node_image::{NodeImageView, Owner, TagStatusView, TagView, pulse};
 pub use owned::{ClaimView, RevisionView};

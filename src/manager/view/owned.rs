@@ -1,5 +1,7 @@
 //! What CloneSets own besides Pods, reduced: revisions and claims.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -21,7 +23,7 @@ pub struct RevisionView {
     /// Whether it is being deleted.
     pub deleting: bool,
     /// What it holds.
-    pub revision: Revision,
+    pub revision: Arc<Revision>,
 }
 
 /// What the manager knows of a claim.
@@ -52,7 +54,7 @@ impl RevisionView {
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
             controller,
             deleting: metadata.deletion_timestamp.is_some(),
-            revision: Revision::from(object),
+            revision: Arc::new(Revision::from(object)),
         })
     }
 }

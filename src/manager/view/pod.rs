@@ -17,7 +17,7 @@ pub struct PodView {
     /// Identity of the object.
     pub uid: String,
     /// Its labels.
-    pub labels: BTreeMap<String, String>,
+    pub labels: Arc<BTreeMap<String, String>>,
     /// The node it is on, once it is.
     pub node: Option<String>,
     /// Whether it is being deleted.
@@ -74,9 +74,11 @@ impl From<&RawPod> for PodView {
             .filter(|c| c["type"] == keys::KRUISE_POD_READY)
             .map(|c| c["status"] == "True");
         let containers = items(&status["containerStatuses"]).chain(items(&status["initContainerStatuses"]));
+        let workload = concerns_workloads(meta).then(|| Arc::new(in_place::Pod::of(json)));
+        let labels = workload.as_ref().map(|pod| Arc::clone(&pod.labels));
         Self {
             uid: text(&meta["uid"]),
-            labels: texts(&meta["labels"]),
+            labels: labels.unwrap_or_else(|| Arc::new(texts(&meta["labels"]))),
             node: Some(text(&spec["nodeName"])).filter(|n| !n.is_empty()),
             deleting: meta["deletionTimestamp"].is_string(),
             ended: matches!(status["phase"].as_str(), Some("Succeeded" | "Failed")),
@@ -84,7 +86,7 @@ impl From<&RawPod> for PodView {
             kruise_ready: kruise_ready.next(),
             containers: containers.map(container).collect(),
             barriers: barriers(json),
-            workload: concerns_workloads(meta).then(|| Arc::new(in_place::Pod::of(json))),
+            workload,
         }
     }
 }

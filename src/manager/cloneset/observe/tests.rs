@@ -22,6 +22,10 @@ fn set_of(app: &str) -> Arc<CloneSet> {
     Arc::new(serde_json::from_value(set).unwrap())
 }
 
+fn view_of(app: &str) -> Arc<CloneSetView> {
+    Arc::new(CloneSetView::from(&*set_of(app)))
+}
+
 /// Names of the Pods that belong to the CloneSet, after it was told so much.
 fn pods_of(index: &Index, app: &str) -> Vec<String> {
     let pods = index.belongings(&set_of(app)).pods;
@@ -36,7 +40,7 @@ fn pods_of_nobody_are_looked_at_by_those_who_select_them() {
         index.apply(&Said::Pod(Change { key, old, new }))
     };
     let made = |index: &mut Index, app: &str| {
-        let (key, new) = (Key::namespaced("n", app), Some(set_of(app)));
+        let (key, new) = (Key::namespaced("n", app), Some(view_of(app)));
         index.apply(&Said::Set(Change { key, old: None, new }));
     };
     let early = stray("early", "1", "web");
@@ -75,7 +79,7 @@ fn pods_of_nobody_are_looked_at_by_those_who_select_them() {
     told(&mut index, "late", Some(stray("late", "4", "db")), None);
     assert_eq!(pods_of(&index, "db"), Vec::<String>::new());
     assert_eq!(index.strays["set-db"].len(), 0);
-    let (key, old) = (Key::namespaced("n", "db"), Some(set_of("db")));
+    let (key, old) = (Key::namespaced("n", "db"), Some(view_of("db")));
     index.apply(&Said::Set(Change { key, old, new: None }));
     assert!(!index.strays.contains_key("set-db"));
 }
@@ -168,7 +172,7 @@ fn theirs(set: usize, at: usize, version: &str) -> [Said; 3] {
 fn looks(sets: usize, each: usize) -> usize {
     let mut index = Index::default();
     for set in (0..sets).map(|set| set.to_string()) {
-        let (key, new) = (Key::namespaced("n", &set), Some(set_of(&set)));
+        let (key, new) = (Key::namespaced("n", &set), Some(view_of(&set)));
         index.apply(&Said::Set(Change { key, old: None, new }));
     }
     for (set, at) in (0..sets).flat_map(|set| (0..each).map(move |at| (set, at))) {
@@ -190,8 +194,8 @@ fn looks(sets: usize, each: usize) -> usize {
     let (set, one) = (set_of("1"), Key::namespaced("n", "1"));
     let edit = Change {
         key: one.clone(),
-        old: Some(Arc::clone(&set)),
-        new: Some(Arc::clone(&set)),
+        old: Some(view_of("1")),
+        new: Some(view_of("1")),
     };
     for said in theirs(1, 0, "2").into_iter().chain([Said::Set(edit)]) {
         assert_eq!(index.apply(&said), BTreeSet::from([one.clone()]));
@@ -200,7 +204,10 @@ fn looks(sets: usize, each: usize) -> usize {
             (seen.pods.len(), seen.claims.len(), seen.revisions.len()),
             (each, each, each)
         );
-        assert_eq!(index.next_look_up(&one, &group_of(&set), Instant::now()), None);
+        assert_eq!(
+            index.next_look_up(&one, &group_of(&set.metadata), Instant::now()),
+            None
+        );
     }
     counters(&index).iter().sum()
 }
@@ -257,7 +264,7 @@ fn taken_in(namespace: &str, owner: &serde_json::Value) -> [usize; 4] {
         new: Some(Arc::new(job)),
     }));
     let set = set_of("web");
-    let (key, new) = (Key::namespaced("n", "web"), Some(Arc::clone(&set)));
+    let (key, new) = (Key::namespaced("n", "web"), Some(view_of("web")));
     index.apply(&Said::Set(Change { key, old: None, new }));
     let of = index.belongings(&set);
     [of.pods.len(), of.claims.len(), of.revisions.len(), of.jobs.len()]

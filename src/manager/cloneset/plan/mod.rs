@@ -90,17 +90,13 @@ pub fn plan(observed: &Observed, now: Timestamp) -> Plan {
     plan
 }
 
-/// How many Pods one plan patches at most. Each patch is an object, and there is news by the time that these are
-/// sent; ten thousand of them would be made anew in each pass.
-const PATCHES: usize = 500;
-
 /// Scales, refreshes and updates.
 fn work(view: &View<'_>, early: bool, draft: &mut Draft) {
     let claims = volumes::clean_up(view, draft);
     let scaled = early || scale::scale(view, &claims, draft);
     volumes::take_back(view, draft);
     let mut pending: BTreeMap<String, Pending> = BTreeMap::new();
-    let mut room = PATCHES;
+    let mut room = view.room();
     for pod in &view.pods {
         if pod.rests || draft.touched(pod) {
             continue;

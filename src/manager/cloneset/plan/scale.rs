@@ -13,9 +13,6 @@ use super::{create, volumes, waits};
 use crate::api::lifecycle::LifecycleStateType as State;
 use crate::in_place::Pod;
 
-/// How many Pods one plan makes, or deletes, at most: there is news by the time that so many are.
-const AT_ONCE: usize = 500;
-
 /// Plans the first of these that there is anything to do for, and says whether there was: Pods that need not be
 /// deleted after all, new Pods, Pods whose hook let go, Pods that somebody named, Pods that are too many.
 ///
@@ -118,7 +115,7 @@ fn make(view: &View<'_>, claims: &BTreeSet<&str>, numbers: &Numbers, draft: &mut
         return false;
     }
     let size = |number: i64| usize::try_from(number).unwrap_or_default();
-    let count = size(numbers.scale_up_limit).min(AT_ONCE);
+    let count = size(numbers.scale_up_limit).min(view.room());
     if count < size(numbers.scale_up_limit) {
         draft.wake_at(view.now);
     }
@@ -207,7 +204,7 @@ fn delete<'a>(
     draft: &mut Draft,
 ) -> bool {
     let mut done = false;
-    let mut room = AT_ONCE;
+    let mut room = view.room();
     for pod in pods {
         if room == 0 {
             draft.wake_at(view.now);

@@ -23,6 +23,8 @@ pub struct Observed {
     pub claims: Vec<Claim>,
     /// The claims that its Pods own, by the Pod's UID, without those that are being deleted.
     pub given: BTreeMap<String, Vec<Claim>>,
+    /// The most memory that the CloneSet or one of its revisions takes, in bytes: an object made of it takes no more.
+    pub memory: usize,
     /// Its revisions, the oldest first. Those named below are among them, unless there are none at all.
     pub revisions: Vec<Arc<Revision>>,
     /// Name of the revision that Pods had before the update.

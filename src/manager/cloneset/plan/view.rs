@@ -62,7 +62,18 @@ pub(super) struct View<'a> {
     named: BTreeSet<&'a str>,
 }
 
+/// How many Pods one plan makes, patches or deletes at most: there is news by the time that these requests are sent, and the
+/// rest would be planned anew in each pass.
+pub const AT_ONCE: usize = 500;
+/// The memory that what a plan makes or patches may take, in bytes. All passes that run have theirs at the same time.
+const MEMORY: usize = 16 << 20;
+
 impl<'a> View<'a> {
+    /// How many Pods this plan makes, patches or deletes at most: fewer of those that take much memory.
+    pub fn room(&self) -> usize {
+        (MEMORY / self.observed.memory.max(1)).clamp(1, AT_ONCE)
+    }
+
     pub fn new(observed: &'a Observed, now: Timestamp) -> Self {
         let spec = &observed.set.spec;
         let mut claims: BTreeMap<&str, Vec<&Claim>> = BTreeMap::new();

@@ -198,7 +198,10 @@ fn a_roll_back_takes_the_old_revision_up_again() {
         }
     );
     assert_eq!(plan(&of("i:3", &[]), &known), Step::Create { number: 3 });
-    assert_eq!(plan(&of("i:3", &[]), &[]), Step::Create { number: 1 });
+    assert_eq!(
+        plan(&of("i:3", &[]), &[] as &[Revision]),
+        Step::Create { number: 1 }
+    );
 
     let claims = [json!({ "metadata": { "name": "p" }, "spec": {} })];
     let changed = of("i:2", &claims);

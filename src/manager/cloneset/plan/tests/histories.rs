@@ -112,11 +112,13 @@ struct Shape {
     daemons: bool,
     /// Whether generations of Pods are counted.
     counts: bool,
+    /// Whether a plan has memory for one Pod alone.
+    large: bool,
 }
 
 fn shape() -> impl Strategy<Value = Shape> {
     let items = prop_oneof![Just((true, false)), Just((false, true)), Just((true, true))];
-    let of = |(hooks, on): (_, [bool; 7])| Shape {
+    let of = |(hooks, on): (_, [bool; 8])| Shape {
         hooks,
         claims: on[0],
         two: on[1],
@@ -125,8 +127,9 @@ fn shape() -> impl Strategy<Value = Shape> {
         restarts: on[4],
         daemons: on[5],
         counts: on[6],
+        large: on[7],
     };
-    (prop::option::of(items), any::<[bool; 7]>()).prop_map(of)
+    (prop::option::of(items), any::<[bool; 8]>()).prop_map(of)
 }
 
 impl Shape {
@@ -182,6 +185,7 @@ proptest! {
         // An environment is not known to be new but by its word.
         world.daemons = shape.daemons || shape.env;
         world.counts = shape.counts;
+        world.memory = if shape.large { usize::MAX } else { 0 };
         for one in &history {
             happen(&mut world, one);
         }

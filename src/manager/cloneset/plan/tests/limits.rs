@@ -14,7 +14,8 @@ use crate::api::keys;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::{Pod, Write};
 use crate::manager::cloneset::plan::limits::{Limits, on_delete};
-use crate::manager::cloneset::plan::{Act, Observed, PATCHES, Plan, Subject, Template, Why, pods};
+use crate::manager::cloneset::plan::view::AT_ONCE;
+use crate::manager::cloneset::plan::{Act, Observed, Plan, Subject, Template, Why, pods};
 
 /// What a pass does to the Pods.
 #[derive(Default)]
@@ -272,6 +273,30 @@ fn in_order(pod: &Pod, why: Why, writes: &[Write]) {
     }
 }
 
+/// A template of a few hundred kilobytes may take megabytes as JSON, once for each Pod that a plan makes.
+#[test]
+fn a_pass_makes_and_patches_fewer_pods_where_each_takes_much_memory() {
+    let mut world = World::new(spec(false, true));
+    world.memory = 4 << 20;
+    world.edit(&json!({ "replicas": 10 }));
+    rolling(&mut world, json!({ "maxUnavailable": "100%" }));
+    let made = |world: &mut World| {
+        let plan = world.reconcile().1;
+        let create = |act: &&Act| matches!(act, Act::CreatePod { .. });
+        plan.acts.iter().filter(create).count()
+    };
+    assert_eq!([made(&mut world), made(&mut world), made(&mut world)], [4, 4, 2]);
+    settle(&mut world);
+    container(&mut world, "image", json!("app:2"));
+    let updating = |world: &mut World| patched(&world.reconcile().1);
+    assert_eq!(
+        [updating(&mut world), updating(&mut world), updating(&mut world)],
+        [4, 4, 2]
+    );
+    settle(&mut world);
+    assert_eq!(world.set["status"]["updatedAvailableReplicas"], 10);
+}
+
 /// How many Pods a plan patches.
 fn patched(plan: &Plan) -> usize {
     let patch = |act: &&Act| matches!(act, Act::PatchPod { .. });
@@ -281,20 +306,20 @@ fn patched(plan: &Plan) -> usize {
 #[test]
 fn a_pass_patches_as_many_pods_as_it_can_send_and_the_next_ones_go_on() {
     let mut world = World::new(spec(false, true));
-    world.edit(&json!({ "replicas": PATCHES + 20 }));
+    world.edit(&json!({ "replicas": AT_ONCE + 20 }));
     rolling(&mut world, json!({ "maxUnavailable": "100%" }));
     settle(&mut world);
     container(&mut world, "image", json!("app:2"));
     let updating = |world: &mut World| patched(&world.reconcile().1);
-    assert_eq!([updating(&mut world), updating(&mut world)], [PATCHES, 20]);
+    assert_eq!([updating(&mut world), updating(&mut world)], [AT_ONCE, 20]);
     kubelets(&mut world);
     // All are to be taken into use again; those that failed are not in the way of others.
-    world.failing = PATCHES;
-    assert_eq!(updating(&mut world), PATCHES);
+    world.failing = AT_ONCE;
+    assert_eq!(updating(&mut world), AT_ONCE);
     assert_eq!(updating(&mut world), 20);
     world.now = world.now.checked_add(10.seconds()).unwrap();
     settle(&mut world);
-    assert_eq!(world.set["status"]["updatedAvailableReplicas"], PATCHES + 20);
+    assert_eq!(world.set["status"]["updatedAvailableReplicas"], AT_ONCE + 20);
 }
 
 /// A rollout of `app:2` that has just been asked for, where one Pod may be unavailable: an old one that is broken, and

@@ -18,7 +18,7 @@ use crate::manager::cloneset::plan::{
     Claim, Failure, Job, LeftOver, Observed, Plan, Revision, Subject, Switches, Template, plan,
 };
 
-use crate::manager::view::{ClaimView, PodView, RawPod};
+use crate::manager::view::{ClaimView, CloneSetView, PodView, RawPod};
 
 /// The hook that users put on Pods.
 pub const HOOK: &str = "example.io/hold";
@@ -52,6 +52,8 @@ pub struct World {
     /// Names of jobs that are being deleted.
     pub going: BTreeSet<String>,
     pub switches: Switches,
+    /// What an object of the CloneSet takes.
+    pub memory: usize,
     /// Whether there is a daemon on the node.
     pub daemons: bool,
     /// Whether the API server counts the generations of Pods.
@@ -89,6 +91,7 @@ impl World {
             slow: false,
             going: BTreeSet::new(),
             switches: Switches::default(),
+            memory: 0,
             daemons: false,
             counts: false,
             spent: BTreeSet::new(),
@@ -172,6 +175,7 @@ impl World {
             update,
             template: self.template.clone(),
             collisions: None,
+            memory: self.memory,
             jobs: jobs.collect(),
             nodes: BTreeMap::new(),
             failures: self.failures.clone(),
@@ -207,7 +211,7 @@ impl World {
             let (key, new) = (Key::namespaced("n", name), Some(Arc::new(view)));
             index.apply(&Said::Claim(Change { key, old: None, new }));
         }
-        let (key, new) = (Key::namespaced("n", "s"), Some(Arc::new(set.clone())));
+        let (key, new) = (Key::namespaced("n", "s"), Some(Arc::new(CloneSetView::from(set))));
         index.apply(&Said::Set(Change { key, old: None, new }));
         index
     }
