@@ -1,7 +1,8 @@
 //! Our certificates: what they are, when new ones are due, and how they are made.
 //!
-//! One authority of our own signs one serving certificate. Both live in one Secret that all replicas
-//! share. A new authority is announced together with the old one until that has expired.
+//! An authority of our own signs one serving certificate, and its key is not kept: nobody can sign another one. Both
+//! certificates live in one Secret that all replicas share. A new authority is announced together with those before it,
+//! because other replicas still serve what they signed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,19 +15,18 @@ use rcgen::{
 
 use super::Error;
 
-const AUTHORITY_DAYS: i64 = 3650;
-const SERVING_DAYS: i64 = 365;
+const DAYS: i64 = 365;
 /// Renewed when less than this is left.
-const RENEW_SERVING_DAYS: i64 = 120;
-const RENEW_AUTHORITY_DAYS: i64 = 730;
+const RENEW_DAYS: i64 = 120;
+/// Authorities that are announced: replicas that start with other names one after the other make one each.
+const AUTHORITIES: usize = 4;
+const END: &str = "-----END CERTIFICATE-----";
 
-/// The certificates with their keys, all in PEM. `Debug` shows no key.
+/// The certificates and the key of the serving one, all in PEM. `Debug` shows no key.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Bundle {
-    /// What callers trust: the authority, and the one before it while that is valid.
+    /// What callers trust: the authority, and those before it.
     pub ca: String,
-    ca_key: String,
-    ca_until: Timestamp,
     /// The serving certificate.
     pub certificate: String,
     /// Key of the serving certificate.
@@ -44,64 +44,31 @@ impl std::fmt::Debug for Bundle {
     }
 }
 
-/// What a set of certificates needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Need {
-    /// Nothing.
-    Nothing,
-    /// Another serving certificate.
-    Serving,
-    /// Another authority, and then another serving certificate.
-    Authority,
-}
-
 impl Bundle {
-    /// When the serving certificate expires.
+    /// When the certificates expire.
     pub fn until(&self) -> Timestamp {
         self.until
     }
 
-    /// The names that it is for.
+    /// The names that the serving certificate is for.
     pub fn names(&self) -> String {
         let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
         names.join(",")
     }
 
-    /// What is needed for `names` to be served at `now` and for long enough.
-    pub fn need(&self, names: &BTreeSet<String>, now: Timestamp) -> Need {
-        if self.ca_until < days_after(now, RENEW_AUTHORITY_DAYS) {
-            Need::Authority
-        } else if self.until < days_after(now, RENEW_SERVING_DAYS) || !names.is_subset(&self.names) {
-            Need::Serving
-        } else {
-            Need::Nothing
-        }
+    /// Whether `names` are served at `now` and for long enough.
+    pub fn serves(&self, names: &BTreeSet<String>, now: Timestamp) -> bool {
+        self.until >= days_after(now, RENEW_DAYS) && names.is_subset(&self.names)
     }
 
     /// New certificates from nothing.
     pub fn make(names: &BTreeSet<String>, now: Timestamp) -> Result<Self, Error> {
+        let until = days_after(now, DAYS);
+        let authority = authority(now, until)?;
+        let ca_key = KeyPair::generate().map_err(failed)?;
+        let ca = authority.self_signed(&ca_key).map_err(failed)?.pem();
+        let issuer = Issuer::new(authority, ca_key);
         let key = KeyPair::generate().map_err(failed)?;
-        let ca_until = days_after(now, AUTHORITY_DAYS);
-        let ca = authority(now, ca_until)?.self_signed(&key).map_err(failed)?.pem();
-        let empty = Self {
-            ca,
-            ca_key: key.serialize_pem(),
-            ca_until,
-            certificate: String::new(),
-            key: String::new(),
-            until: now,
-            names: BTreeSet::new(),
-        };
-        empty.reissue(names, now)
-    }
-
-    /// The same authority, and a new serving certificate for `names` and those served until now.
-    pub fn reissue(&self, names: &BTreeSet<String>, now: Timestamp) -> Result<Self, Error> {
-        let names: BTreeSet<String> = self.names.union(names).cloned().collect();
-        let ca_key = KeyPair::from_pem(&self.ca_key).map_err(failed)?;
-        let issuer = Issuer::new(authority(now, self.ca_until)?, ca_key);
-        let key = KeyPair::generate().map_err(failed)?;
-        let until = days_after(now, SERVING_DAYS).min(self.ca_until);
         let mut params = CertificateParams::new(names.iter().cloned().collect::<Vec<_>>()).map_err(failed)?;
         params
             .distinguished_name
@@ -112,25 +79,20 @@ impl Bundle {
         limit(&mut params, now, until);
         let certificate = params.signed_by(&key, &issuer).map_err(failed)?.pem();
         Ok(Self {
+            ca,
             certificate,
             key: key.serialize_pem(),
             until,
-            names,
-            ..self.clone()
+            names: names.clone(),
         })
     }
 
-    /// Another authority; the old one stays trusted, because other replicas still serve its certificate.
-    pub fn replace_authority(&self, names: &BTreeSet<String>, now: Timestamp) -> Result<Self, Error> {
+    /// New ones for `names` and those served until now; the authorities before stay trusted.
+    pub fn renew(&self, names: &BTreeSet<String>, now: Timestamp) -> Result<Self, Error> {
         let mut new = Self::make(&self.names.union(names).cloned().collect(), now)?;
-        let old = self
-            .ca
-            .split_inclusive("-----END CERTIFICATE-----")
-            .next()
-            .unwrap_or_default()
-            .trim();
-        if self.ca_until > now {
-            new.ca = format!("{}\n{old}\n", new.ca.trim());
+        let before = self.ca.split_inclusive(END).filter(|part| part.ends_with(END));
+        for one in before.take(AUTHORITIES - 1) {
+            new.ca = format!("{}\n{}\n", new.ca.trim(), one.trim());
         }
         Ok(new)
     }
@@ -139,8 +101,6 @@ impl Bundle {
     pub fn to_data(&self) -> BTreeMap<String, ByteString> {
         let pairs = [
             ("ca.crt", self.ca.clone()),
-            ("ca.key", self.ca_key.clone()),
-            ("ca.until", self.ca_until.to_string()),
             ("tls.crt", self.certificate.clone()),
             ("tls.key", self.key.clone()),
             ("tls.until", self.until.to_string()),
@@ -157,14 +117,12 @@ impl Bundle {
         let text = |key: &str| String::from_utf8(data.get(key)?.0.clone()).ok();
         let bundle = Self {
             ca: text("ca.crt")?,
-            ca_key: text("ca.key")?,
-            ca_until: text("ca.until")?.parse().ok()?,
             certificate: text("tls.crt")?,
             key: text("tls.key")?,
             until: text("tls.until")?.parse().ok()?,
             names: text("tls.names")?.split(',').map(str::to_owned).collect(),
         };
-        let readable = KeyPair::from_pem(&bundle.key).is_ok() && KeyPair::from_pem(&bundle.ca_key).is_ok();
+        let readable = KeyPair::from_pem(&bundle.key).is_ok();
         (readable && bundle.certificate.contains("BEGIN CERTIFICATE")).then_some(bundle)
     }
 }
@@ -217,11 +175,20 @@ mod tests {
         "2026-03-01T12:00:00Z".parse().unwrap()
     }
 
+    /// Authorities that callers trust.
+    fn trusted(bundle: &Bundle) -> usize {
+        bundle.ca.matches("BEGIN CERTIFICATE").count()
+    }
+
     #[test]
-    fn a_secret_keeps_everything() {
+    fn a_secret_keeps_all_but_the_key_of_the_authority() {
         let bundle = Bundle::make(&names(&["localhost", "10.0.0.1"]), now()).unwrap();
-        assert_eq!(Bundle::from_data(&bundle.to_data()), Some(bundle.clone()));
-        let mut broken = bundle.to_data();
+        let data = bundle.to_data();
+        assert_eq!(Bundle::from_data(&data), Some(bundle.clone()));
+        let text = |bytes: &ByteString| String::from_utf8(bytes.0.clone()).unwrap();
+        let keys = data.values().filter(|value| text(value).contains("PRIVATE KEY"));
+        assert_eq!(keys.count(), 1, "that of the serving certificate");
+        let mut broken = data;
         broken.insert("tls.key".into(), ByteString(b"x".to_vec()));
         assert_eq!(Bundle::from_data(&broken), None);
         broken.remove("tls.key");
@@ -231,33 +198,26 @@ mod tests {
     #[test]
     fn new_ones_are_due_in_time_and_for_new_names() {
         let bundle = Bundle::make(&names(&["a"]), now()).unwrap();
-        assert_eq!(bundle.need(&names(&["a"]), now()), Need::Nothing);
-        assert_eq!(bundle.need(&names(&["a", "b"]), now()), Need::Serving);
-        assert_eq!(bundle.need(&names(&["a"]), days_after(now(), 300)), Need::Serving);
-        assert_eq!(
-            bundle.need(&names(&["a"]), days_after(now(), 3000)),
-            Need::Authority
-        );
-        let both = bundle.reissue(&names(&["b"]), now()).unwrap();
-        assert_eq!(both.need(&names(&["a", "b"]), now()), Need::Nothing);
-        assert_eq!(both.ca, bundle.ca);
+        assert!(bundle.serves(&names(&["a"]), now()));
+        assert!(!bundle.serves(&names(&["a", "b"]), now()));
+        assert!(bundle.serves(&names(&["a"]), days_after(now(), 240)));
+        assert!(!bundle.serves(&names(&["a"]), days_after(now(), 300)));
+        let both = bundle.renew(&names(&["b"]), now()).unwrap();
+        assert!(both.serves(&names(&["a", "b"]), now()));
     }
 
     #[test]
-    fn an_old_authority_stays_trusted_beside_the_new() {
+    fn old_authorities_stay_trusted_beside_the_new() {
         let old = Bundle::make(&names(&["a"]), now()).unwrap();
-        let new = old
-            .replace_authority(&names(&["b"]), days_after(now(), 3000))
-            .unwrap();
-        assert!(new.ca.contains(old.ca.trim()));
-        assert_eq!(new.ca.matches("BEGIN CERTIFICATE").count(), 2);
-        assert_eq!(
-            new.need(&names(&["a", "b"]), days_after(now(), 3000)),
-            Need::Nothing
-        );
-        let newer = new
-            .replace_authority(&names(&["a"]), days_after(now(), 6000))
-            .unwrap();
-        assert_eq!(newer.ca.matches("BEGIN CERTIFICATE").count(), 2);
+        let mut last = old.clone();
+        for _ in 1..AUTHORITIES {
+            last = last.renew(&names(&["b"]), now()).unwrap();
+            assert!(last.ca.contains(old.ca.trim()));
+        }
+        assert_eq!(trusted(&last), AUTHORITIES);
+        let newer = last.renew(&names(&["a"]), now()).unwrap();
+        assert_eq!(trusted(&newer), AUTHORITIES);
+        assert!(!newer.ca.contains(old.ca.trim()));
+        assert!(newer.ca.contains(last.ca.lines().nth(1).unwrap()));
     }
 }

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, ListParams, ObjectMeta};
 use tokio::sync::watch;
 
-use super::bundle::{Bundle, Need};
+use super::bundle::Bundle;
 use super::{Error, Options};
 use crate::api::keys;
 use crate::cluster::{self, Cluster, write};
@@ -53,11 +53,8 @@ pub(super) async fn obtain(cluster: &Cluster, options: &Options) -> Result<Bundl
         let now = cluster.clock.now();
         let wanted = match &kept {
             None => Bundle::make(&names, now)?,
-            Some(bundle) => match bundle.need(&names, now) {
-                Need::Nothing => return Ok(bundle.clone()),
-                Need::Serving => bundle.reissue(&names, now)?,
-                Need::Authority => bundle.replace_authority(&names, now)?,
-            },
+            Some(bundle) if bundle.serves(&names, now) => return Ok(bundle.clone()),
+            Some(bundle) => bundle.renew(&names, now)?,
         };
         match store(&api, there, &wanted, options).await {
             Ok(()) => {
