@@ -19,6 +19,9 @@ const AT_ONCE: usize = 16;
 pub const LOOK: Duration = Duration::from_secs(6);
 /// The same where a deadline has passed and nothing but that is to be said.
 const LAST_LOOK: Duration = Duration::from_millis(300);
+/// How long a turn is waited for before a Pod is planned without it, too: the request then says that it waits, long before
+/// the manager says after a minute that no daemon has taken it up.
+const QUEUE: Duration = Duration::from_secs(20);
 /// Any deadline further away counts as this one; larger than every wait.
 const FAR: Duration = Duration::from_secs(86_400);
 
@@ -61,8 +64,7 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// Asks the runtime at `socket` when it is this Pod's turn. The limit of a call counts from then on: the queue ends
-    /// only with the deadline.
+    /// Asks the runtime at `socket` when it is this Pod's turn. The limit of a call counts from then on.
     ///
     /// # Errors
     /// In words, where there was no answer.
@@ -76,11 +78,8 @@ impl Turns {
         let turns = self.of(socket);
         // Those ahead have limits of their own.
         step.idle(None);
-        let turn = turns.acquire();
-        let turn = match limit.left() {
-            Some(left) => timeout(left, turn).await,
-            None => Ok(turn.await),
-        };
+        let longest = limit.left().map_or(QUEUE, |left| left.min(QUEUE));
+        let turn = timeout(longest, turns.acquire()).await;
         step.now(format!("asking the runtime at {}", socket.display()), LOOK);
         let Ok(_turn) = turn else {
             return Err(format!(
@@ -139,11 +138,20 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_queue_for_a_slow_runtime_does_not_count_as_its_answer() {
         let (turns, began) = (Turns::default(), Instant::now());
-        let pods = (0..110).map(|_| ask(&turns, "/a", NO_DEADLINE, seconds(5)));
+        let pods = (0..64).map(|_| ask(&turns, "/a", NO_DEADLINE, seconds(5)));
         let answers = join_all(pods).await;
         assert!(answers.iter().all(Result::is_ok), "{answers:?}");
-        // Seven times 16.
-        assert_eq!(began.elapsed(), seconds(35));
+        // Four times 16.
+        assert_eq!(began.elapsed(), seconds(20));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn however_many_pods_are_in_the_queue_each_is_planned_in_time() {
+        let (turns, began) = (Turns::default(), Instant::now());
+        let pods = (0..500).map(|_| ask(&turns, "/a", NO_DEADLINE, FAR));
+        let answers = join_all(pods).await;
+        assert!(answers.iter().all(Result::is_err));
+        assert!(began.elapsed() <= QUEUE + LOOK, "{:?}", began.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
