@@ -155,9 +155,7 @@ impl Room {
         }
         Ok((text, held))
     }
-}
 
-impl Room {
     /// Holds so many bytes more of an address's share and of all, if any.
     async fn more(
         &self,

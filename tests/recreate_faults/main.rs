@@ -15,7 +15,7 @@ use kruise::api::container_recreate_request::{
 use kruise::node::slots::SHARE;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use node::{Node, message};
-use serde_json::json;
+use serde_json::{Value, json};
 use support::fault_cri::Fault;
 
 #[tokio::test]
@@ -88,8 +88,7 @@ async fn a_runtime_that_hangs_does_not_delay_the_deadline() {
 #[tokio::test]
 async fn each_act_is_one_line_of_the_log_and_the_request_has_its_events() {
     let node = Node::start("log").await;
-    let hook = json!({"containers": [{"name": "main", "image": "i",
-        "lifecycle": {"preStop": {"exec": {"command": ["true"]}}}}]});
+    let hook = hooked("true");
     let pod = node.pod_with("log-pod", hook).await;
     node.runs(&pod, "l0", 0).await;
     node.request("log-request", &pod, "containerd://l0", json!({}))
@@ -209,13 +208,17 @@ async fn a_runtime_that_dies_in_mid_stop_is_asked_again_when_it_is_back() {
     node.succeeded("die").await;
 }
 
+/// The spec of a Pod whose container has that preStop hook.
+fn hooked(command: &str) -> Value {
+    json!({"containers": [{"name": "main", "image": "i",
+        "lifecycle": {"preStop": {"exec": {"command": [command]}}}}]})
+}
+
 /// As by kubelet: the hook comes first, whatever became of the runtime, and the time that it lost is given once more.
 #[tokio::test]
 async fn a_hook_that_the_runtimes_end_broke_off_runs_again() {
     let mut node = Node::start("hook").await;
-    let hook = json!({"containers": [{"name": "main", "image": "i",
-        "lifecycle": {"preStop": {"exec": {"command": ["drain"]}}}}]});
-    let pod = node.pod_with("hook", hook).await;
+    let pod = node.pod_with("hook", hooked("drain")).await;
     node.runs(&pod, "h0", 0).await;
     node.runtime.fault("ExecSync", Fault::Hang);
     node.request("hook", &pod, "containerd://h0", json!({})).await;
@@ -243,9 +246,7 @@ async fn a_hook_that_the_runtimes_end_broke_off_runs_again() {
 #[tokio::test]
 async fn a_hook_that_always_ends_the_runtimes_connection_keeps_no_container() {
     let node = Node::start("ends").await;
-    let hook = json!({"containers": [{"name": "main", "image": "i",
-        "lifecycle": {"preStop": {"exec": {"command": ["kill-it"]}}}}]});
-    let pod = node.pod_with("ends", hook).await;
+    let pod = node.pod_with("ends", hooked("kill-it")).await;
     node.runs(&pod, "e0", 0).await;
     node.runtime.fault("ExecSync", Fault::Die);
     node.request("ends", &pod, "containerd://e0", json!({})).await;
