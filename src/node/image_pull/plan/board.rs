@@ -43,7 +43,8 @@ impl Board {
         self.tasks.get(key)
     }
 
-    /// Order in which the owner's namespace, and the owner, were given a slot last; 0 for never.
+    /// Order in which the owner's namespace, and the owner, were given a slot last. A namespace that never was has that of
+    /// its arrival, so that those that come and go pass over none that waits; an owner has 0.
     pub(super) fn last_served(&self, owner: &Owner) -> (u64, u64) {
         let namespace = self.served_namespaces.get(&owner.namespace);
         let own = self.served.get(owner);
@@ -83,6 +84,13 @@ impl Board {
         }
         let wanted: BTreeSet<Owner> = self.tasks.values().flat_map(|t| owners(&t.ask)).collect();
         self.served.retain(|owner, _| wanted.contains(owner));
+        for owner in &wanted {
+            let arrival = self.served_namespaces.entry(owner.namespace.clone());
+            arrival.or_insert_with(|| {
+                self.next += 1;
+                self.next - 1
+            });
+        }
         let namespaces: BTreeSet<&str> = wanted.iter().map(|o| o.namespace.as_str()).collect();
         self.served_namespaces
             .retain(|namespace, _| namespaces.contains(namespace.as_str()));
@@ -104,6 +112,7 @@ impl Board {
                 task.started_at.get_or_insert(now);
                 task.attempts = task.attempts.saturating_add(1);
                 task.progress = None;
+                task.begun_at = now;
                 task.moved_at = now;
                 task.owner = owner.clone();
                 task.stage = Stage::Running { run };
@@ -194,6 +203,7 @@ impl Task {
             // After a restart of ours the tag's deadline still counts from its first start.
             started_at: said.and_then(|s| s.start_time.as_ref()).map(|t| t.0),
             progress: None,
+            begun_at: Timestamp::MIN,
             moved_at: Timestamp::MIN,
             owner: Owner::default(),
             last_error: None,
