@@ -97,6 +97,15 @@ impl Board {
         stop
     }
 
+    /// One task by itself.
+    pub fn only(&self, key: &TagKey) -> Self {
+        let task = self.tasks.get(key).map(|task| (key.clone(), task.clone()));
+        Self {
+            tasks: task.into_iter().collect(),
+            ..Self::default()
+        }
+    }
+
     /// Forgets everything, as for another NodeImage of the same name. Returns the tags whose attempts must be stopped.
     pub fn clear(&mut self) -> Vec<TagKey> {
         self.desire(&BTreeMap::new(), &BTreeMap::new())
@@ -137,6 +146,21 @@ impl Board {
             }
             task.progress = Some(progress);
         }
+    }
+
+    /// Takes in that work on a tag panicked. That is an attempt that failed, whatever the tag was doing.
+    pub fn panicked(&mut self, key: &TagKey, words: String, now: Timestamp) -> Outcome {
+        let Some(task) = self.tasks.get_mut(key).filter(|t| !t.is_done()) else {
+            return Outcome::Stale;
+        };
+        if !matches!(task.stage, Stage::Running { .. }) {
+            task.attempts = task.attempts.saturating_add(1);
+        }
+        let run = self.next;
+        self.next += 1;
+        task.stage = Stage::Running { run };
+        let again = Again::Counted;
+        self.ended(key, run, Ended::Failed { words, again }, now)
     }
 
     /// Takes in the end of an attempt.
