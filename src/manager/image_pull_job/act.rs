@@ -24,7 +24,7 @@ use crate::cluster::{Error, EventType, Events, write};
 use crate::manager::Context;
 use crate::manager::view::NodeImageView;
 use crate::ops::Progress;
-use crate::ops::panics::{Panicked, isolated};
+use crate::ops::panics::{Panicked, isolated, isolated_now};
 use crate::ops::progress::Step;
 
 /// Pause after a failed write; doubles up to [`LONGEST_PAUSE`].
@@ -221,7 +221,13 @@ impl Writer {
             let Some(node) = self.order.pop() else {
                 return;
             };
-            self.start_one(index, node, now, at);
+            let started = isolated_now(super::NAME, &node, || {
+                self.start_one(index, Arc::clone(&node), now, at);
+            });
+            if started.is_err() {
+                // Its jobs ask again when they have waited for it to show.
+                self.busy.remove(&node);
+            }
         }
     }
 

@@ -4,7 +4,7 @@
 //! does not grow with the number of jobs or nodes. Only a new node, a change of a node's labels, and a new
 //! job look at all jobs or all nodes.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
@@ -46,6 +46,8 @@ pub struct Index {
     /// Jobs that may have something to hand out.
     open: BTreeSet<Uid>,
     assigned: VecDeque<(Timestamp, NodeName, Uid)>,
+    /// Jobs that are not open before that moment, and are then.
+    later: BTreeMap<Uid, Timestamp>,
 }
 
 /// How far a node is with a tag that belongs to a job, as its NodeImage says.
@@ -268,20 +270,37 @@ impl Index {
         }
     }
 
-    /// Hands out nodes: to each job as many as it may have at a time. They count as active from now on.
-    pub fn assign(&mut self, now: Timestamp) -> Vec<(NodeName, Uid)> {
+    /// The jobs that may have something to hand out, each told once.
+    pub fn take_open(&mut self, now: Timestamp) -> BTreeSet<Uid> {
         self.take_back(now);
-        let mut out = Vec::new();
-        for uid in std::mem::take(&mut self.open) {
-            let Some(work) = self.jobs.get_mut(&uid) else {
-                continue;
-            };
-            for node in work.take(now) {
-                self.assigned
-                    .push_back((now, Arc::clone(&node), Arc::clone(&uid)));
-                self.dirty.insert(Arc::clone(&uid));
-                out.push((node, Arc::clone(&uid)));
+        let open = &mut self.open;
+        self.later.retain(|uid, at| {
+            let early = now < *at;
+            if early {
+                open.remove(uid);
+            } else {
+                open.insert(Arc::clone(uid));
             }
+            early
+        });
+        std::mem::take(&mut self.open)
+    }
+
+    /// A job is open again at that moment, and not before.
+    pub fn open_at(&mut self, uid: &Uid, at: Timestamp) {
+        self.later.insert(Arc::clone(uid), at);
+    }
+
+    /// Hands out nodes to a job, as many as it may have at a time. They count as active from now on.
+    pub fn assign(&mut self, uid: &Uid, now: Timestamp) -> Vec<NodeName> {
+        let mut out = Vec::new();
+        let Some(work) = self.jobs.get_mut(uid) else {
+            return out;
+        };
+        while let Some(node) = work.take(now) {
+            self.assigned.push_back((now, Arc::clone(&node), Arc::clone(uid)));
+            self.dirty.insert(Arc::clone(uid));
+            out.push(node);
         }
         out
     }
@@ -303,11 +322,14 @@ impl Index {
         }
     }
 
-    /// When [`Index::assign`] has to be called although nothing has changed.
+    /// When [`Index::take_open`] has to be called although nothing has changed.
     #[must_use]
     pub fn wake(&self) -> Option<Timestamp> {
-        let (at, _, _) = self.assigned.front()?;
-        at.checked_add(UNSEEN).ok()
+        let unseen = self
+            .assigned
+            .front()
+            .and_then(|(at, ..)| at.checked_add(UNSEEN).ok());
+        unseen.into_iter().chain(self.later.values().copied()).min()
     }
 
     /// Whether a job waits for its entry in a NodeImage.

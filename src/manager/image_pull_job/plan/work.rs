@@ -182,22 +182,18 @@ impl Work {
         }
     }
 
-    /// Takes as many pending nodes as may be asked now, ready ones first, in the order of their names.
-    pub fn take(&mut self, now: Timestamp) -> Vec<NodeName> {
-        let mut taken = Vec::new();
+    /// Takes a pending node if one may be asked now, ready ones first, in the order of their names.
+    pub fn take(&mut self, now: Timestamp) -> Option<NodeName> {
         let (Ok(_), Ok(limit)) = (&self.job.image, &self.job.parallelism) else {
-            return taken;
+            return None;
         };
-        let limit = *limit;
-        while self.secrets.is_some() && self.active < limit {
-            let [ready, unready] = &self.pending;
-            let Some(name) = ready.first().or_else(|| unready.first()).cloned() else {
-                break;
-            };
-            self.set(&name, Some(State::Assigned(now)), true);
-            taken.push(name);
+        if self.secrets.is_none() || self.active >= *limit {
+            return None;
         }
-        taken
+        let [ready, unready] = &self.pending;
+        let name = ready.first().or_else(|| unready.first()).cloned()?;
+        self.set(&name, Some(State::Assigned(now)), true);
+        Some(name)
     }
 
     /// Takes in a Pod; returns the nodes that have become or ceased to be the job's.
