@@ -66,6 +66,14 @@ fn seen(view: &NodeImageView, image: &str, tag: &str, uid: &str) -> Seen {
     }
 }
 
+/// Whether the pull of that version has ended, or its tag has gone.
+fn ended(view: &NodeImageView, image: &str, tag: &str, version: i64) -> bool {
+    view.tag(image, tag).is_none_or(|entry| {
+        let over = || view.status_of(entry).is_some_and(|s| s.completed.is_some());
+        entry.version > version || (entry.version == version && over())
+    })
+}
+
 impl Index {
     /// An index that knows nothing yet; NodeImages are made when their Nodes have been ready for `delay`.
     #[must_use]
@@ -349,6 +357,26 @@ impl Index {
         }
     }
 
+    /// What a job asks of a node was written, or waits for the end of the pull of that version.
+    pub fn written(&mut self, uid: &Uid, node: &NodeName, awaits: Option<i64>) {
+        let view = self.nodes.get(node);
+        let wants = self.wants(uid, node);
+        let Some(work) = self.jobs.get_mut(uid).filter(|_| wants) else {
+            return;
+        };
+        if work.awaits(node) != awaits {
+            work.wait(node, awaits);
+            self.dirty.insert(Arc::clone(uid));
+        }
+        // Where the tag does not show yet, its pull has not ended.
+        if let (Some(_), Some(view), Ok((image, tag))) = (awaits, view, &work.job.image)
+            && view.tag(image, tag).is_some()
+        {
+            let view = Arc::clone(view);
+            self.place_one(uid, node, Some(&view));
+        }
+    }
+
     /// The API server refuses for good what a job asks of a node.
     pub fn refused(&mut self, uid: &Uid, node: &NodeName, why: &str) {
         if self.wants(uid, node)
@@ -431,17 +459,25 @@ fn place(work: &mut Work, name: &NodeName, view: Option<&NodeImageView>, ready: 
         return work.heard(name, None) || changed;
     };
     let seen = seen(view, image, tag, &work.job.uid);
-    let new = work.next(work.state(name), seen);
+    let awaits = work.awaits(name);
+    let ended = awaits.is_some_and(|version| ended(view, image, tag, version));
+    let old = work
+        .state(name)
+        .map(|old| if ended { State::Pending } else { old });
+    let new = work.next(old, seen);
     let silent = match (new, seen) {
         (State::Pulling, Seen::Asked(since)) => since,
         _ => None,
     };
     let error = view.status(image, tag).and_then(|status| status.error.clone());
+    if ended {
+        work.wait(name, None);
+    }
     let changed = work.set(name, Some(new), ready);
     if let (true, State::Failed, Some(error)) = (changed, new, error) {
         work.note(name, &error);
     }
-    work.heard(name, silent) || changed
+    work.heard(name, silent) || changed || ended
 }
 
 #[cfg(test)]

@@ -61,6 +61,8 @@ pub struct Work {
     failed: BTreeSet<NodeName>,
     /// Why nodes failed, or cannot be asked: of some of them.
     notes: BTreeMap<NodeName, String>,
+    /// Nodes where the end of a pull is waited for that others asked for before, and its version.
+    awaits: BTreeMap<NodeName, i64>,
     /// Nodes whose daemons have not said anything about the image, and since when they are asked for it.
     silent: BTreeMap<NodeName, Timestamp>,
     /// Matching Pods and the node of each; and how many there are on each node.
@@ -83,6 +85,7 @@ impl Work {
             succeeded: 0,
             failed: BTreeSet::new(),
             notes: BTreeMap::new(),
+            awaits: BTreeMap::new(),
             silent: BTreeMap::new(),
             pods: HashMap::new(),
             places: HashMap::new(),
@@ -127,6 +130,9 @@ impl Work {
             return false;
         }
         self.notes.remove(name);
+        if !matches!(new, Some(State::Pending | State::Assigned(_))) {
+            self.awaits.remove(name);
+        }
         match old {
             Some(State::Pending) => {
                 self.pending[0].remove(name);
@@ -158,6 +164,20 @@ impl Work {
         if self.notes.len() < NOTES || self.notes.contains_key(name) {
             self.notes.insert(Arc::clone(name), why.to_owned());
         }
+    }
+
+    /// Takes note of the pull whose end is waited for on a node, if any is.
+    pub fn wait(&mut self, name: &NodeName, version: Option<i64>) {
+        match version {
+            Some(version) => self.awaits.insert(Arc::clone(name), version),
+            None => self.awaits.remove(name),
+        };
+    }
+
+    /// The version of the pull whose end is waited for on a node.
+    #[must_use]
+    pub fn awaits(&self, name: &NodeName) -> Option<i64> {
+        self.awaits.get(name).copied()
     }
 
     /// Takes note of whether a node's daemon has said anything; true when that is a change.
@@ -257,6 +277,7 @@ impl Work {
                 BTreeSet::new()
             },
             notes: self.notes.clone(),
+            awaits: self.awaits.keys().cloned().collect(),
             hindrance: self.hindrance.clone(),
             ..Tally::default()
         }
