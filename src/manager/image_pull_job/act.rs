@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::plan::entry::{Ask, Setting, add, owner};
+use super::plan::entry::{Ask, Setting, add, awaits, owner};
 use super::plan::index::{Index, NodeName, Uid};
 use super::plan::job::Job;
 use super::plan::room::{Full, Room};
@@ -24,7 +24,7 @@ use crate::cluster::{Error, EventType, Events, write};
 use crate::manager::Context;
 use crate::manager::view::NodeImageView;
 use crate::ops::Progress;
-use crate::ops::panics::{Panicked, isolated};
+use crate::ops::panics::{Panicked, isolated, isolated_now};
 use crate::ops::progress::Step;
 
 /// Pause after a failed write; doubles up to [`LONGEST_PAUSE`].
@@ -92,10 +92,15 @@ impl From<Panicked> for Trouble {
     }
 }
 
+/// The jobs whose wish waits for the end of a pull, and that pull's version.
+type Awaits = BTreeMap<Uid, i64>;
+/// What came of a wish: the version of the pull whose end it waits for, if it does.
+type Outcome = Result<Option<i64>, Trouble>;
+
 /// The end of one write.
 pub struct Done {
     node: NodeName,
-    results: Vec<(Wish, Result<(), Trouble>)>,
+    results: Vec<(Wish, Outcome)>,
 }
 
 /// Nodes that wait, by the job that first wanted them; jobs take turns, so that a small one need not wait for a
@@ -221,7 +226,13 @@ impl Writer {
             let Some(node) = self.order.pop() else {
                 return;
             };
-            self.start_one(index, node, now, at);
+            let started = isolated_now(super::NAME, &node, || {
+                self.start_one(index, Arc::clone(&node), now, at);
+            });
+            if started.is_err() {
+                // Its jobs ask again when they have waited for it to show.
+                self.busy.remove(&node);
+            }
         }
     }
 
@@ -287,8 +298,9 @@ impl Writer {
         for (mut wish, result) in results {
             let job = &wish.job.key;
             let (words, pause) = match result {
-                Ok(()) => {
-                    tracing::debug!(%job, %node, "NodeImage asked for the image");
+                Ok(awaits) => {
+                    tracing::debug!(%job, %node, ?awaits, "NodeImage asked for the image");
+                    index.written(&wish.uid, &node, awaits);
                     continue;
                 }
                 Err(Trouble::NotTried) => (None, None),
@@ -332,14 +344,14 @@ fn back_off(failures: u32) -> Duration {
 
 /// Writes all wishes of a node together. Where that fails, and where a wish failed before, each is written by itself: one
 /// that cannot be written, or that panics, stands in no other's way.
-async fn write_all<F>(
-    node: &str,
-    wishes: Vec<Wish>,
-    write: impl Fn(Vec<Wish>) -> F,
-) -> Vec<(Wish, Result<(), Trouble>)>
+async fn write_all<F>(node: &str, wishes: Vec<Wish>, write: impl Fn(Vec<Wish>) -> F) -> Vec<(Wish, Outcome)>
 where
-    F: Future<Output = Result<(), Trouble>>,
+    F: Future<Output = Result<Awaits, Trouble>>,
 {
+    let of = |wish: &Wish, result: &Result<Awaits, Trouble>| {
+        let awaits = result.as_ref().map_err(Clone::clone);
+        awaits.map(|awaits| awaits.get(&wish.uid).copied())
+    };
     let (fresh, mut alone): (Vec<_>, Vec<_>) = wishes.into_iter().partition(|wish| wish.failures == 0);
     let mut results = Vec::new();
     let mut away = false;
@@ -347,7 +359,7 @@ where
         let result = attempt(node, write(fresh.clone())).await;
         away = matches!(result, Err(Trouble::Away(..)));
         if result.is_ok() || away {
-            results.extend(fresh.into_iter().map(|wish| (wish, result.clone())));
+            results.extend(fresh.into_iter().map(|wish| (wish.clone(), of(&wish, &result))));
         } else {
             alone.extend(fresh);
         }
@@ -363,12 +375,16 @@ where
             attempt(node, write(vec![wish.clone()])).await
         };
         away |= matches!(result, Err(Trouble::Away(..)));
-        results.push((wish, result));
+        let outcome = of(&wish, &result);
+        results.push((wish, outcome));
     }
     results
 }
 
-async fn attempt(node: &str, write: impl Future<Output = Result<(), Trouble>>) -> Result<(), Trouble> {
+async fn attempt(
+    node: &str,
+    write: impl Future<Output = Result<Awaits, Trouble>>,
+) -> Result<Awaits, Trouble> {
     isolated(super::NAME, node, write).await?
 }
 
@@ -407,7 +423,7 @@ impl Target {
 }
 
 /// Writes; what others wrote at the same time is read once more. A node that has gone is done.
-async fn carry_out(target: Arc<Target>, wishes: Vec<Wish>) -> Result<(), Trouble> {
+async fn carry_out(target: Arc<Target>, wishes: Vec<Wish>) -> Result<Awaits, Trouble> {
     let Target { api, node, step, .. } = &*target;
     let mut blank = target.blank(&wishes);
     let mut conflicts = 0;
@@ -417,22 +433,24 @@ async fn carry_out(target: Arc<Target>, wishes: Vec<Wish>) -> Result<(), Trouble
             Some(object) => object,
             None => match write::get(api, node).await? {
                 Some(object) => object,
-                None => return Ok(()),
+                None => return Ok(Awaits::new()),
             },
         };
-        let Some(body) = patch(&target, &object, &wishes)? else {
-            return Ok(());
+        let (body, awaits) = patch(&target, &object, &wishes)?;
+        let Some(body) = body else {
+            return Ok(awaits);
         };
         match write::patch_merge(api, node, &body).await {
             Err(error) if error.conflict() && conflicts < CONFLICTS => conflicts += 1,
             Err(error) if !error.not_found() => return Err(error.into()),
-            _ => return Ok(()),
+            _ => return Ok(awaits),
         }
     }
 }
 
-/// One patch of all entries that the wishes are about; none when all is there.
-fn patch(target: &Target, object: &NodeImage, wishes: &[Wish]) -> Result<Option<Value>, Full> {
+/// One patch of all entries that the wishes are about; none when all is there. Beside it the wishes that have to wait.
+fn patch(target: &Target, object: &NodeImage, wishes: &[Wish]) -> Result<(Option<Value>, Awaits), Full> {
+    let mut waiting = Awaits::new();
     let mut images: BTreeMap<&str, ImageSpec> = BTreeMap::new();
     let mut room = Room::of(&object.spec.images);
     for wish in wishes {
@@ -447,14 +465,16 @@ fn patch(target: &Target, object: &NodeImage, wishes: &[Wish]) -> Result<Option<
         };
         let statuses = object.status.as_ref().and_then(|s| s.image_statuses.get(name));
         let statuses = statuses.map_or(&[][..], |s| &s.tags);
-        if let Some(entry) = add(known, statuses, tag, &[ask], target.setting) {
+        if let Some(version) = awaits(known, statuses, tag, ask) {
+            waiting.insert(Arc::clone(&wish.uid), version);
+        } else if let Some(entry) = add(known, statuses, tag, &[ask], target.setting) {
             let namespace = wish.job.key.namespace.as_deref().unwrap_or_default();
             room.add(namespace, name, &entry)?;
             images.insert(name, entry);
         }
     }
     if images.is_empty() {
-        return Ok(None);
+        return Ok((None, waiting));
     }
     let entries: serde_json::Map<String, Value> = images
         .into_iter()
@@ -467,10 +487,11 @@ fn patch(target: &Target, object: &NodeImage, wishes: &[Wish]) -> Result<Option<
             (name.to_owned(), entry)
         })
         .collect();
-    Ok(Some(json!({
+    let body = json!({
         "metadata": { "resourceVersion": object.metadata.resource_version },
         "spec": { "images": entries },
-    })))
+    });
+    Ok((Some(body), waiting))
 }
 
 #[cfg(test)]
@@ -517,7 +538,7 @@ mod tests {
             let hostile = hostile.clone();
             async move {
                 if batch.iter().all(|wish| *wish.uid != *"hostile") {
-                    return Ok(());
+                    return Ok(Awaits::new());
                 }
                 Err(hostile.unwrap_or_else(|| panic!("index out of bounds")))
             }
@@ -547,6 +568,19 @@ mod tests {
             Some(Trouble::Later("panic: index out of bounds".to_owned(), None))
         );
         assert_eq!((&results["plain"], &results["other"]), (&None, &None));
+    }
+
+    #[tokio::test]
+    async fn an_entry_that_has_to_wait_is_told_from_those_that_were_written() {
+        for failures in [0, 1] {
+            let results = write_all(
+                "node-1",
+                vec![wish("waits", failures), wish("plain", 0)],
+                |_| async { Ok(Awaits::from([("waits".into(), 7)])) },
+            );
+            let results: BTreeMap<_, _> = results.await.into_iter().map(|(w, r)| (w.uid, r)).collect();
+            assert_eq!((&results["waits"], &results["plain"]), (&Ok(Some(7)), &Ok(None)));
+        }
     }
 
     #[tokio::test]

@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 
 use act::Writer;
 use observe::Changes;
-use plan::index::Index;
+use plan::index::{Index, Uid};
 use report::Reporter;
 
 use super::Context;
@@ -29,7 +29,7 @@ use crate::ops::panics::isolated_now;
 
 /// The controller's name in `/healthz`.
 const NAME: &str = "imagepulljob";
-/// The pause after a pass that panicked.
+/// The pause after a pass that panicked, and of a job whose assignment did.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Runs until shutdown.
@@ -56,9 +56,11 @@ async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<keeper::Resolved
     loop {
         let now = ctx.cluster.clock.now();
         let passed = isolated_now(NAME, "assignment to nodes", || {
-            for (node, uid) in index.assign(now) {
-                writer.push(&index, &node, &uid);
-            }
+            hand_out(&mut index, now, |index, uid| {
+                for node in index.assign(uid, now) {
+                    writer.push(index, &node, uid);
+                }
+            });
         })
         .and_then(|()| isolated_now(NAME, "writes to NodeImages", || writer.start(&index, now)))
         .and_then(|()| isolated_now(NAME, "status of jobs", || reporter.flush(&mut index, now)));
@@ -90,7 +92,69 @@ async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<keeper::Resolved
     }
 }
 
+/// Gives each open job what it may have. One that this panics at waits for a while, and the others go on.
+fn hand_out(index: &mut Index, now: Timestamp, mut give: impl FnMut(&mut Index, &Uid)) {
+    for uid in index.take_open(now) {
+        let Some(job) = index.job(&uid) else { continue };
+        if isolated_now(NAME, &job.key, || give(index, &uid)).is_err() {
+            let again = SignedDuration::try_from(RETRY)
+                .ok()
+                .and_then(|pause| now.checked_add(pause).ok());
+            index.open_at(&uid, again.unwrap_or(Timestamp::MAX));
+        }
+    }
+}
+
 /// How long it is until then; nothing when it has passed.
 fn until(at: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic)]
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::api::image_pull_job::{ImagePullJob, ImagePullJobSpec};
+    use crate::manager::view::NodeImageView;
+    use crate::ops::logs::lines_of;
+    use plan::job::Job;
+
+    #[test]
+    fn a_job_that_panics_waits_and_the_others_are_handed_out() {
+        let at = |seconds| Timestamp::from_second(seconds).unwrap();
+        let put = |index: &mut Index, name: &str| {
+            let spec = ImagePullJobSpec {
+                image: format!("{name}:1"),
+                ..ImagePullJobSpec::default()
+            };
+            let mut object = ImagePullJob::new(name, spec);
+            object.metadata.namespace = Some("team".to_owned());
+            object.metadata.uid = Some(name.to_owned());
+            index.put_job(Job::read(&object), at(0));
+        };
+        let mut index = Index::new(SignedDuration::ZERO);
+        index.node_image("n", Some(Arc::new(NodeImageView::default())));
+        put(&mut index, "a");
+        put(&mut index, "z");
+        let mut pass = |now, panics: bool| {
+            // Whatever changes, it waits.
+            put(&mut index, "bad");
+            let mut given = Vec::new();
+            hand_out(&mut index, at(now), |index, uid| {
+                assert!(!(panics && **uid == *"bad"), "index out of bounds");
+                let nodes = index.assign(uid, at(now));
+                given.extend(nodes.iter().map(|node| format!("{uid} on {node}")));
+            });
+            (given, index.wake())
+        };
+        let lines = lines_of(|| {
+            let given = ["a on n", "z on n"].map(str::to_owned).to_vec();
+            assert_eq!(pass(0, true), (given, Some(at(5))));
+        });
+        assert!(lines.iter().any(|line| line.contains("team/bad")), "{lines:?}");
+        assert_eq!(pass(4, false).0, [] as [String; 0]);
+        assert_eq!(pass(5, false).0, ["bad on n"]);
+    }
 }

@@ -153,15 +153,18 @@ impl Reporter {
         let (Some(job), Some(told)) = (index.job(uid), self.told.get_mut(uid)) else {
             return;
         };
-        let Some(tally) = index.tally(uid, late(&job, now), now) else {
-            return;
-        };
         told.changed = false;
         if told.last.as_ref().is_some_and(|s| s.completion_time.is_some()) {
             return;
         }
-        let Ok(verdict) = isolated_now(super::NAME, &job.key, || judge(&job, &tally, now)) else {
-            return self.schedule(uid, Instant::now() + LONGEST_RETRY);
+        let judged = isolated_now(super::NAME, &job.key, || {
+            let tally = index.tally(uid, late(&job, now), now)?;
+            Some(judge(&job, &tally, now))
+        });
+        let verdict = match judged {
+            Ok(Some(verdict)) => verdict,
+            Ok(None) => return,
+            Err(_) => return self.schedule(uid, Instant::now() + LONGEST_RETRY),
         };
         let Verdict {
             mut status,

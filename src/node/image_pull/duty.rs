@@ -18,9 +18,9 @@ use super::{act, report};
 use crate::api::json::set;
 use crate::api::node_image::NodeImage;
 use crate::cluster::{self, Change, write};
-use crate::cri::{Reference, Runtimes};
+use crate::cri::{Reference, Runtimes, reference};
 use crate::node::Context;
-use crate::ops::panics::{isolated, isolated_now};
+use crate::ops::panics::{Panicked, isolated, isolated_now};
 
 /// The API server's clock may be corrected while we sleep.
 const LONGEST_SLEEP: Duration = Duration::from_secs(30);
@@ -29,7 +29,7 @@ const LAST_WORDS: Duration = Duration::from_millis(1500);
 
 /// The duty's name in `/healthz`.
 const NAME: &str = "image pull";
-/// The pause after a pass that ended in a panic.
+/// The pause after a pass in which something panicked.
 const AFTER_PANIC: Duration = Duration::from_secs(5);
 
 type Bytes = (TagKey, u64, Progress);
@@ -59,6 +59,8 @@ pub(super) struct Duty {
     publisher: Publisher,
     writes: JoinSet<Written>,
     written_version: u64,
+    /// Work on a tag has panicked in this pass.
+    panicked: bool,
 }
 
 impl Duty {
@@ -81,6 +83,7 @@ impl Duty {
             publisher: Publisher::new(spread),
             writes: JoinSet::new(),
             written_version: 0,
+            panicked: false,
         }
     }
 
@@ -91,7 +94,7 @@ impl Duty {
         let step = self.ctx.health.progress.waiting(NAME);
         let mut news = News::Look;
         loop {
-            let passed = isolated_now(NAME, "pass", || self.pass(news));
+            let passed = isolated_now(NAME, "pass", || self.pass(news)).flatten();
             let wake = passed.as_ref().map_or(Some(AFTER_PANIC), |wake| *wake);
             step.idle(wake);
             // What happens meanwhile waits: it may be what the pass panics at.
@@ -116,35 +119,71 @@ impl Duty {
         Limits::of_node(self.ctx.options.max_pulls(), runtime)
     }
 
-    /// Takes in what has happened, plans and acts. Returns how long to sleep if nothing happens; none is for ever.
-    fn pass(&mut self, news: News) -> Option<Duration> {
+    /// Takes in what has happened, plans and acts. Returns how long to sleep if nothing happens; none is for ever. What
+    /// panics at one tag concerns that alone; an error is a panic that belongs to none.
+    fn pass(&mut self, news: News) -> Result<Option<Duration>, Panicked> {
+        let (now, limits) = (self.ctx.cluster.clock.now(), self.limits());
         match news {
             News::Seen(change) => self.observe(change),
-            News::Ended(Ok((key, run, ended))) => self.ended(&key, run, ended),
+            News::Ended(Ok((key, run, ended))) => {
+                self.of_tag(&key, now, |duty| duty.ended(&key, run, ended));
+            }
             // Only what was stopped ends without a result.
             News::Ended(Err(_)) | News::Look => {}
-            News::Bytes((key, run, progress)) => self.advanced(&key, run, progress),
+            News::Bytes((key, run, progress)) => {
+                self.of_tag(&key, now, |duty| duty.advanced(&key, run, progress));
+            }
             News::Wrote(written) => self.wrote(written.map(|written| *written)),
         }
-        let (now, limits) = (self.ctx.cluster.clock.now(), self.limits());
-        let plan = plan::plan(&self.board, &limits, now);
+        let plan = self.look(now, |board, _| plan::plan(board, &limits, now))?;
         for step in &plan.steps {
             tracing::debug!(?step, "next step");
-            self.act(step, now);
+            let (Step::Start { key, .. } | Step::GiveUp { key, .. }) = step;
+            self.of_tag(key, now, |duty| duty.act(step, now));
         }
-        self.ctx.live.pulls.send_if_modified(|shown| {
-            let new = report::live(&self.board, &limits, &self.speeds);
-            let changed = *shown != new;
-            *shown = new;
-            changed
+        let live = self.look(now, |board, speeds| report::live(board, &limits, speeds));
+        let shown = live.map(|new| {
+            self.ctx.live.pulls.send_if_modified(|shown| {
+                let changed = *shown != new;
+                *shown = new;
+                changed
+            })
         });
-        let publish = self.publish(&limits, now);
+        let publish = self.publish(&limits, now)?;
+        shown?;
         let until = |t: Timestamp| Duration::try_from(t.duration_since(now)).unwrap_or_default();
-        plan.wake
-            .into_iter()
-            .chain(publish)
-            .min()
-            .map(|t| until(t).min(LONGEST_SLEEP))
+        let wake = plan.wake.into_iter().chain(publish).min();
+        let wake = wake.map(|t| until(t).min(LONGEST_SLEEP));
+        let again = std::mem::take(&mut self.panicked).then_some(AFTER_PANIC);
+        Ok(wake.into_iter().chain(again).min())
+    }
+
+    /// Looks at all tags; see [`looked`].
+    fn look<T>(
+        &mut self,
+        now: Timestamp,
+        look: impl Fn(&Board, &report::Speeds) -> T,
+    ) -> Result<T, Panicked> {
+        let (seen, failed) = looked(&mut self.board, now, |board| look(board, &self.speeds));
+        for (key, outcome) in failed {
+            self.failed(&key, outcome, now);
+        }
+        seen
+    }
+
+    /// Works on one tag. A panic fails that tag's attempt.
+    fn of_tag(&mut self, key: &TagKey, now: Timestamp, work: impl FnOnce(&mut Self)) {
+        if let Err(panicked) = isolated_now(NAME, image(key), || work(self)) {
+            let outcome = self.board.panicked(key, panicked.to_string(), now);
+            self.failed(key, outcome, now);
+        }
+    }
+
+    /// Work on a tag has panicked, with that outcome.
+    fn failed(&mut self, key: &TagKey, outcome: Outcome, now: Timestamp) {
+        self.panicked = true;
+        self.stop(key);
+        let _ = isolated_now(NAME, image(key), || self.conclude(key, outcome, now));
     }
 
     fn act(&mut self, step: &Step, now: Timestamp) {
@@ -234,7 +273,13 @@ impl Duty {
             self.speeds.forget(key);
         }
         let now = self.ctx.cluster.clock.now();
-        match self.board.ended(key, run, ended, now) {
+        let outcome = self.board.ended(key, run, ended, now);
+        self.conclude(key, outcome, now);
+    }
+
+    /// Tells what came of an attempt.
+    fn conclude(&self, key: &TagKey, outcome: Outcome, now: Timestamp) {
+        match outcome {
             Outcome::Over => self.tell_end(key, now),
             Outcome::Continues => report::failed_attempt(key, &self.board),
             Outcome::Stale => {}
@@ -265,20 +310,20 @@ impl Duty {
     }
 
     /// Writes the status if it is time. Returns when it will be.
-    fn publish(&mut self, limits: &Limits, now: Timestamp) -> Option<Timestamp> {
-        self.seen.as_ref()?;
-        if !self.writes.is_empty() {
-            return None;
+    fn publish(&mut self, limits: &Limits, now: Timestamp) -> Result<Option<Timestamp>, Panicked> {
+        if self.seen.is_none() || !self.writes.is_empty() {
+            return Ok(None);
         }
-        let current = self.publisher.told(status::compose(&self.board, limits), now);
-        match self.publisher.when(&current, now) {
+        let current = self.look(now, |board, _| status::compose(board, limits))?;
+        let current = self.publisher.told(current, now);
+        Ok(match self.publisher.when(&current, now) {
             When::Never => None,
             When::At(t) => Some(t),
             When::Now => {
                 self.write(&current);
                 None
             }
-        }
+        })
     }
 
     fn write(&mut self, current: &crate::api::node_image::NodeImageStatus) {
@@ -354,6 +399,38 @@ impl Duty {
     }
 }
 
+/// What `look` says of all tags. Where it panics, each is looked at by itself: where that panics too, an attempt of the tag
+/// has failed, and where that does not help, the tag is given up. Returns what came of these, too.
+fn looked<T>(
+    board: &mut Board,
+    now: Timestamp,
+    look: impl Fn(&Board) -> T,
+) -> (Result<T, Panicked>, Vec<(TagKey, Outcome)>) {
+    let all = |board: &Board| isolated_now(NAME, "all tags", || look(board));
+    let seen = all(board);
+    if seen.is_ok() {
+        return (seen, Vec::new());
+    }
+    let mut failed = Vec::new();
+    for key in board.tasks().keys().cloned().collect::<Vec<_>>() {
+        let alone = |board: &Board| isolated_now(NAME, image(&key), || drop(look(&board.only(&key))));
+        let Err(panicked) = alone(board) else { continue };
+        let mut outcome = board.panicked(&key, panicked.to_string(), now);
+        if outcome == Outcome::Continues && alone(board).is_err() {
+            let (key, words) = (key.clone(), panicked.to_string());
+            board.apply(&Step::GiveUp { key, words }, now);
+            outcome = Outcome::Over;
+        }
+        failed.push((key, outcome));
+    }
+    (all(board), failed)
+}
+
+/// A tag in words.
+fn image(key: &TagKey) -> String {
+    reference::join(&key.name, &key.tag)
+}
+
 /// Whether the API server would refuse the same status again. Permissions and the NodeImage itself may be there in a moment.
 fn lasting(error: &cluster::Error) -> bool {
     !error.retryable() && !error.forbidden() && !error.not_found()
@@ -398,5 +475,101 @@ async fn nap(time: Option<Duration>) {
     match time {
         Some(time) => sleep(time).await,
         None => pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::collections::BTreeSet;
+
+    use super::super::plan::tests::{LIMITS, ask_in, at, go, key};
+    use super::super::plan::{Stage, Task};
+    use super::*;
+    use crate::api::node_image::ImagePullPhase;
+    use crate::ops::logs::lines_of;
+    use crate::ops::metrics::metrics;
+
+    fn board() -> Board {
+        let tags = ["bad", "good", "plain"].map(|tag| (key(tag), ask_in(tag, tag)));
+        let mut board = Board::default();
+        board.desire(&tags.into(), &BTreeMap::new());
+        board
+    }
+
+    /// What is to begin, where a look panics at `bad` in these stages.
+    fn plan_of(
+        board: &mut Board,
+        now: i64,
+        panics: impl Fn(&Task) -> bool,
+    ) -> (BTreeSet<String>, Vec<(TagKey, Outcome)>) {
+        let (plan, failed) = looked(board, at(now), |board| {
+            assert!(
+                !board.get(&key("bad")).is_some_and(&panics),
+                "index out of bounds"
+            );
+            plan::plan(board, &LIMITS, at(now))
+        });
+        let begin = plan.unwrap().steps.into_iter().filter_map(|step| match step {
+            Step::Start { key, .. } => Some(key.tag),
+            Step::GiveUp { .. } => None,
+        });
+        (begin.collect(), failed)
+    }
+
+    #[test]
+    fn a_tag_that_panics_is_backed_off_and_the_others_go_on() {
+        let mut board = board();
+        let counted = || metrics().panics.get_or_create(&[("task", NAME.to_owned())]).get();
+        let (before, goods) = (counted(), ["good", "plain"].map(str::to_owned).into());
+        let waits = |task: &Task| task.stage == Stage::Waiting;
+        let lines = lines_of(|| {
+            let expected = (goods, vec![(key("bad"), Outcome::Continues)]);
+            assert_eq!(plan_of(&mut board, 0, waits), expected);
+        });
+        assert!(lines.iter().any(|line| line.contains("nginx:bad")), "{lines:?}");
+        assert!(counted() > before);
+        let task = board.get(&key("bad")).unwrap();
+        assert_eq!(
+            (&task.stage, task.last_error.as_deref()),
+            (
+                &Stage::BackOff { until: at(1) },
+                Some("panic: index out of bounds")
+            )
+        );
+        assert_eq!(go(&mut board, &LIMITS, at(0)).len(), 2);
+    }
+
+    #[test]
+    fn a_tag_that_panics_whatever_it_does_is_given_up() {
+        let mut board = board();
+        let (begin, failed) = plan_of(&mut board, 0, |task| !task.is_done());
+        assert_eq!((begin.len(), failed), (2, vec![(key("bad"), Outcome::Over)]));
+        let status = status::by_tag(&status::compose(&board, &LIMITS)).remove(&key("bad"));
+        let status = status.unwrap();
+        assert_eq!(
+            (status.phase, status.message.as_deref()),
+            (ImagePullPhase::Failed, Some("panic: index out of bounds"))
+        );
+    }
+
+    #[test]
+    fn a_panic_ends_the_attempt_that_runs() {
+        let mut board = board();
+        let begun = go(&mut board, &LIMITS, at(0));
+        let (_, run) = begun.into_iter().find(|(k, _)| *k == key("bad")).unwrap();
+        let words = "panic: no".to_owned();
+        assert_eq!(
+            board.panicked(&key("bad"), words.clone(), at(1)),
+            Outcome::Continues
+        );
+        let late = board.ended(&key("bad"), run, super::super::plan::tests::pulled(), at(2));
+        assert_eq!(late, Outcome::Stale);
+        assert_eq!(board.get(&key("bad")).unwrap().attempts, 1);
+        for now in [3, 4] {
+            board.panicked(&key("bad"), words.clone(), at(now));
+        }
+        assert!(board.get(&key("bad")).unwrap().is_done());
+        assert_eq!(board.panicked(&key("bad"), words, at(5)), Outcome::Stale);
     }
 }

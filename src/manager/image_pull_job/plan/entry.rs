@@ -49,7 +49,7 @@ pub struct Setting {
     pub now: Timestamp,
 }
 
-/// The entry with what the jobs ask for added to `current`; `None` when it is all there already.
+/// The entry with what the jobs ask for added to `current`; `None` when it is all there already, or [`awaits`] something.
 ///
 /// `statuses` are the states of the image's tags, whatever their versions.
 #[must_use]
@@ -67,6 +67,22 @@ pub fn add(
     (current != Some(&spec)).then_some(spec)
 }
 
+/// The version of the pull whose end a job has to wait for, where it has to: it wants its image fresh, and the pull was
+/// asked for by another namespace's job before there was this one.
+#[must_use]
+pub fn awaits(
+    current: Option<&ImageSpec>,
+    statuses: &[ImageTagStatus],
+    tag: &str,
+    ask: Ask<'_>,
+) -> Option<i64> {
+    let entry = current?.tags.iter().find(|t| t.tag == tag)?;
+    let status = statuses.iter().find(|s| s.tag == tag);
+    let shared = serves_others(entry, ask) && !ended(entry, status);
+    let waits = !owned(entry, &ask.job.uid) && shared && must_wait(entry, status, ask.job);
+    waits.then_some(entry.version)
+}
+
 fn add_one(spec: &mut ImageSpec, statuses: &[ImageTagStatus], tag: &str, ask: Ask<'_>, setting: Setting) {
     let status = statuses.iter().find(|s| s.tag == tag);
     let at = spec.tags.iter().position(|t| t.tag == tag);
@@ -74,7 +90,7 @@ fn add_one(spec: &mut ImageSpec, statuses: &[ImageTagStatus], tag: &str, ask: As
     let mine = entry.is_some_and(|t| owned(t, &ask.job.uid));
     let others = entry.is_some_and(|t| serves_others(t, ask));
     let shared = others && entry.is_some_and(|t| !ended(t, status));
-    if !mine && shared && entry.is_some_and(|t| must_wait(t, status, ask.job)) {
+    if awaits(Some(spec), statuses, tag, ask).is_some() {
         return;
     }
     if !mine && spec.tags.iter().all(|t| over(t, statuses)) {

@@ -4,7 +4,7 @@
 //! does not grow with the number of jobs or nodes. Only a new node, a change of a node's labels, and a new
 //! job look at all jobs or all nodes.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
@@ -46,6 +46,8 @@ pub struct Index {
     /// Jobs that may have something to hand out.
     open: BTreeSet<Uid>,
     assigned: VecDeque<(Timestamp, NodeName, Uid)>,
+    /// Jobs that are not open before that moment, and are then.
+    later: BTreeMap<Uid, Timestamp>,
 }
 
 /// How far a node is with a tag that belongs to a job, as its NodeImage says.
@@ -62,6 +64,14 @@ fn seen(view: &NodeImageView, image: &str, tag: &str, uid: &str) -> Seen {
         Some(_) => Seen::Pulling,
         None => Seen::Asked(entry.created),
     }
+}
+
+/// Whether the pull of that version has ended, or its tag has gone.
+fn ended(view: &NodeImageView, image: &str, tag: &str, version: i64) -> bool {
+    view.tag(image, tag).is_none_or(|entry| {
+        let over = || view.status_of(entry).is_some_and(|s| s.completed.is_some());
+        entry.version > version || (entry.version == version && over())
+    })
 }
 
 impl Index {
@@ -268,20 +278,37 @@ impl Index {
         }
     }
 
-    /// Hands out nodes: to each job as many as it may have at a time. They count as active from now on.
-    pub fn assign(&mut self, now: Timestamp) -> Vec<(NodeName, Uid)> {
+    /// The jobs that may have something to hand out, each told once.
+    pub fn take_open(&mut self, now: Timestamp) -> BTreeSet<Uid> {
         self.take_back(now);
-        let mut out = Vec::new();
-        for uid in std::mem::take(&mut self.open) {
-            let Some(work) = self.jobs.get_mut(&uid) else {
-                continue;
-            };
-            for node in work.take(now) {
-                self.assigned
-                    .push_back((now, Arc::clone(&node), Arc::clone(&uid)));
-                self.dirty.insert(Arc::clone(&uid));
-                out.push((node, Arc::clone(&uid)));
+        let open = &mut self.open;
+        self.later.retain(|uid, at| {
+            let early = now < *at;
+            if early {
+                open.remove(uid);
+            } else {
+                open.insert(Arc::clone(uid));
             }
+            early
+        });
+        std::mem::take(&mut self.open)
+    }
+
+    /// A job is open again at that moment, and not before.
+    pub fn open_at(&mut self, uid: &Uid, at: Timestamp) {
+        self.later.insert(Arc::clone(uid), at);
+    }
+
+    /// Hands out nodes to a job, as many as it may have at a time. They count as active from now on.
+    pub fn assign(&mut self, uid: &Uid, now: Timestamp) -> Vec<NodeName> {
+        let mut out = Vec::new();
+        let Some(work) = self.jobs.get_mut(uid) else {
+            return out;
+        };
+        while let Some(node) = work.take(now) {
+            self.assigned.push_back((now, Arc::clone(&node), Arc::clone(uid)));
+            self.dirty.insert(Arc::clone(uid));
+            out.push(node);
         }
         out
     }
@@ -303,11 +330,14 @@ impl Index {
         }
     }
 
-    /// When [`Index::assign`] has to be called although nothing has changed.
+    /// When [`Index::take_open`] has to be called although nothing has changed.
     #[must_use]
     pub fn wake(&self) -> Option<Timestamp> {
-        let (at, _, _) = self.assigned.front()?;
-        at.checked_add(UNSEEN).ok()
+        let unseen = self
+            .assigned
+            .front()
+            .and_then(|(at, ..)| at.checked_add(UNSEEN).ok());
+        unseen.into_iter().chain(self.later.values().copied()).min()
     }
 
     /// Whether a job waits for its entry in a NodeImage.
@@ -324,6 +354,26 @@ impl Index {
         {
             work.note(node, why);
             self.dirty.insert(Arc::clone(uid));
+        }
+    }
+
+    /// What a job asks of a node was written, or waits for the end of the pull of that version.
+    pub fn written(&mut self, uid: &Uid, node: &NodeName, awaits: Option<i64>) {
+        let view = self.nodes.get(node);
+        let wants = self.wants(uid, node);
+        let Some(work) = self.jobs.get_mut(uid).filter(|_| wants) else {
+            return;
+        };
+        if work.awaits(node) != awaits {
+            work.wait(node, awaits);
+            self.dirty.insert(Arc::clone(uid));
+        }
+        // Where the tag does not show yet, its pull has not ended.
+        if let (Some(_), Some(view), Ok((image, tag))) = (awaits, view, &work.job.image)
+            && view.tag(image, tag).is_some()
+        {
+            let view = Arc::clone(view);
+            self.place_one(uid, node, Some(&view));
         }
     }
 
@@ -409,17 +459,25 @@ fn place(work: &mut Work, name: &NodeName, view: Option<&NodeImageView>, ready: 
         return work.heard(name, None) || changed;
     };
     let seen = seen(view, image, tag, &work.job.uid);
-    let new = work.next(work.state(name), seen);
+    let awaits = work.awaits(name);
+    let ended = awaits.is_some_and(|version| ended(view, image, tag, version));
+    let old = work
+        .state(name)
+        .map(|old| if ended { State::Pending } else { old });
+    let new = work.next(old, seen);
     let silent = match (new, seen) {
         (State::Pulling, Seen::Asked(since)) => since,
         _ => None,
     };
     let error = view.status(image, tag).and_then(|status| status.error.clone());
+    if ended {
+        work.wait(name, None);
+    }
     let changed = work.set(name, Some(new), ready);
     if let (true, State::Failed, Some(error)) = (changed, new, error) {
         work.note(name, &error);
     }
-    work.heard(name, silent) || changed
+    work.heard(name, silent) || changed || ended
 }
 
 #[cfg(test)]

@@ -236,3 +236,58 @@ fn what_the_next_leader_does_not_know_is_a_write_or_a_wait() {
     go_on(&mut world, [Op::Answer(2, true)], 9, false);
     assert_eq!(state(&world, "uid0", "n2"), Some(State::Succeeded));
 }
+
+#[test]
+fn a_job_that_waits_for_an_earlier_pull_says_so_and_is_handed_out_at_its_end() {
+    let (uid, node) = (Uid::from("uid0"), NodeName::from("n0"));
+    let pulls = |world: &mut World| {
+        world.views.get_mut(&0).unwrap().tags = vec![TagView {
+            image: "nginx".to_owned(),
+            tag: "1".to_owned(),
+            version: 3,
+            created: Some(at(0)),
+            ..TagView::default()
+        }];
+        world.tell(0);
+    };
+    let condition = |world: &World| {
+        let tally = world.index.tally(&uid, false, at(world.now)).unwrap();
+        let status = judge(&world.index.job(&uid).unwrap(), &tally, at(world.now)).status;
+        status
+            .conditions
+            .first()
+            .map(|c| (c.reason.clone(), c.message.ends_with(" on n0")))
+    };
+    let assigned = [Op::Add(0), Op::Put(0), Op::HandOut];
+    let mut world = played(assigned.clone(), 1, false);
+    assert_eq!(world.writes.pop(), Some((0, Arc::clone(&uid))));
+    pulls(&mut world);
+    world.index.take_dirty();
+    world.index.written(&uid, &node, Some(3));
+    assert_eq!(condition(&world), Some(("PullInProgress".to_owned(), true)));
+    assert_eq!(world.index.take_dirty(), [Arc::clone(&uid)]);
+    go_on(&mut world, [Op::HandOut], 1, false);
+    assert_eq!(world.writes, [], "it waits");
+    go_on(&mut world, [Op::Answer(0, true), Op::HandOut], 1, false);
+    assert_eq!(world.writes.pop(), Some((0, Arc::clone(&uid))), "it does no more");
+    assert_eq!(condition(&world), None);
+
+    // The end shows before the outcome of the write.
+    let mut world = played(assigned, 1, false);
+    world.writes.clear();
+    pulls(&mut world);
+    go_on(&mut world, [Op::Answer(0, true)], 1, false);
+    world.index.written(&uid, &node, Some(3));
+    go_on(&mut world, [Op::HandOut], 1, false);
+    assert_eq!(world.writes.len(), 1);
+
+    // What does not show is looked at again in time, and until then it says what it waits for.
+    world.index.written(&uid, &node, Some(4));
+    go_on(&mut world, [Op::Pass(29), Op::HandOut], 1, false);
+    assert_eq!(world.writes.len(), 1);
+    go_on(&mut world, [Op::Pass(1), Op::HandOut], 1, false);
+    assert_eq!(world.writes.len(), 2);
+    assert_eq!(condition(&world), Some(("PullInProgress".to_owned(), true)));
+    world.index.written(&uid, &node, None);
+    assert_eq!(condition(&world), None);
+}

@@ -111,11 +111,13 @@ impl World {
 
     /// Hands out, and checks that no job has more nodes at work than it may because of that.
     fn hand_out(&mut self) {
-        for (node, uid) in self.index.assign(at(self.now)) {
-            let limit = self.jobs[&uid].parallelism.clone().unwrap();
-            let active = self.index.tally(&uid, false, at(self.now)).unwrap().active;
-            assert!(active <= limit, "{uid} has {active} at work and may have {limit}");
-            self.writes.push((node[1..].parse().unwrap(), uid));
+        for uid in self.index.take_open(at(self.now)) {
+            for node in self.index.assign(&uid, at(self.now)) {
+                let limit = self.jobs[&uid].parallelism.clone().unwrap();
+                let active = self.index.tally(&uid, false, at(self.now)).unwrap().active;
+                assert!(active <= limit, "{uid} has {active} at work and may have {limit}");
+                self.writes.push((node[1..].parse().unwrap(), Arc::clone(&uid)));
+            }
         }
     }
 

@@ -45,6 +45,8 @@ pub struct Tally {
     pub hindrance: Option<String>,
     /// Why nodes failed, or cannot be asked: of some of them.
     pub notes: BTreeMap<Arc<str>, String>,
+    /// Nodes where the end of a pull is waited for that others asked for before, sorted.
+    pub awaits: BTreeSet<Arc<str>>,
     /// Nodes that are ready, and whose daemons have not said anything for a while since they were asked.
     pub silent: BTreeSet<Arc<str>>,
     /// The same of nodes that are not ready.
@@ -212,6 +214,14 @@ fn waiting(job: &Job, tally: &Tally) -> Option<Outcome> {
         ("PullSecretsNotCopied", hindrance.clone())
     } else if let Some((node, why)) = delayed() {
         ("NodeImageNotWritten", format!("{node}: {}", cut(why)))
+    } else if !tally.awaits.is_empty() {
+        let names = names(&tally.awaits);
+        (
+            "PullInProgress",
+            format!(
+                "imagePullPolicy is Always: waiting for the end of a pull of the image that was requested before, on {names}"
+            ),
+        )
     } else if !tally.silent.is_empty() {
         let have = has_or_have(&tally.silent);
         (

@@ -61,6 +61,8 @@ pub struct Work {
     failed: BTreeSet<NodeName>,
     /// Why nodes failed, or cannot be asked: of some of them.
     notes: BTreeMap<NodeName, String>,
+    /// Nodes where the end of a pull is waited for that others asked for before, and its version.
+    awaits: BTreeMap<NodeName, i64>,
     /// Nodes whose daemons have not said anything about the image, and since when they are asked for it.
     silent: BTreeMap<NodeName, Timestamp>,
     /// Matching Pods and the node of each; and how many there are on each node.
@@ -83,6 +85,7 @@ impl Work {
             succeeded: 0,
             failed: BTreeSet::new(),
             notes: BTreeMap::new(),
+            awaits: BTreeMap::new(),
             silent: BTreeMap::new(),
             pods: HashMap::new(),
             places: HashMap::new(),
@@ -127,6 +130,9 @@ impl Work {
             return false;
         }
         self.notes.remove(name);
+        if !matches!(new, Some(State::Pending | State::Assigned(_))) {
+            self.awaits.remove(name);
+        }
         match old {
             Some(State::Pending) => {
                 self.pending[0].remove(name);
@@ -160,6 +166,20 @@ impl Work {
         }
     }
 
+    /// Takes note of the pull whose end is waited for on a node, if any is.
+    pub fn wait(&mut self, name: &NodeName, version: Option<i64>) {
+        match version {
+            Some(version) => self.awaits.insert(Arc::clone(name), version),
+            None => self.awaits.remove(name),
+        };
+    }
+
+    /// The version of the pull whose end is waited for on a node.
+    #[must_use]
+    pub fn awaits(&self, name: &NodeName) -> Option<i64> {
+        self.awaits.get(name).copied()
+    }
+
     /// Takes note of whether a node's daemon has said anything; true when that is a change.
     pub fn heard(&mut self, name: &NodeName, silent: Option<Timestamp>) -> bool {
         let old = match silent {
@@ -182,22 +202,18 @@ impl Work {
         }
     }
 
-    /// Takes as many pending nodes as may be asked now, ready ones first, in the order of their names.
-    pub fn take(&mut self, now: Timestamp) -> Vec<NodeName> {
-        let mut taken = Vec::new();
+    /// Takes a pending node if one may be asked now, ready ones first, in the order of their names.
+    pub fn take(&mut self, now: Timestamp) -> Option<NodeName> {
         let (Ok(_), Ok(limit)) = (&self.job.image, &self.job.parallelism) else {
-            return taken;
+            return None;
         };
-        let limit = *limit;
-        while self.secrets.is_some() && self.active < limit {
-            let [ready, unready] = &self.pending;
-            let Some(name) = ready.first().or_else(|| unready.first()).cloned() else {
-                break;
-            };
-            self.set(&name, Some(State::Assigned(now)), true);
-            taken.push(name);
+        if self.secrets.is_none() || self.active >= *limit {
+            return None;
         }
-        taken
+        let [ready, unready] = &self.pending;
+        let name = ready.first().or_else(|| unready.first()).cloned()?;
+        self.set(&name, Some(State::Assigned(now)), true);
+        Some(name)
     }
 
     /// Takes in a Pod; returns the nodes that have become or ceased to be the job's.
@@ -261,6 +277,7 @@ impl Work {
                 BTreeSet::new()
             },
             notes: self.notes.clone(),
+            awaits: self.awaits.keys().cloned().collect(),
             hindrance: self.hindrance.clone(),
             ..Tally::default()
         }

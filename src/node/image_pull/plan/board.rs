@@ -43,7 +43,8 @@ impl Board {
         self.tasks.get(key)
     }
 
-    /// Order in which the owner's namespace, and the owner, were given a slot last; 0 for never.
+    /// Order in which the owner's namespace, and the owner, were given a slot last. A namespace that never was has that of
+    /// its arrival, so that those that come and go pass over none that waits; an owner has 0.
     pub(super) fn last_served(&self, owner: &Owner) -> (u64, u64) {
         let namespace = self.served_namespaces.get(&owner.namespace);
         let own = self.served.get(owner);
@@ -83,10 +84,26 @@ impl Board {
         }
         let wanted: BTreeSet<Owner> = self.tasks.values().flat_map(|t| owners(&t.ask)).collect();
         self.served.retain(|owner, _| wanted.contains(owner));
+        for owner in &wanted {
+            let arrival = self.served_namespaces.entry(owner.namespace.clone());
+            arrival.or_insert_with(|| {
+                self.next += 1;
+                self.next - 1
+            });
+        }
         let namespaces: BTreeSet<&str> = wanted.iter().map(|o| o.namespace.as_str()).collect();
         self.served_namespaces
             .retain(|namespace, _| namespaces.contains(namespace.as_str()));
         stop
+    }
+
+    /// One task by itself.
+    pub fn only(&self, key: &TagKey) -> Self {
+        let task = self.tasks.get(key).map(|task| (key.clone(), task.clone()));
+        Self {
+            tasks: task.into_iter().collect(),
+            ..Self::default()
+        }
     }
 
     /// Forgets everything, as for another NodeImage of the same name. Returns the tags whose attempts must be stopped.
@@ -104,6 +121,7 @@ impl Board {
                 task.started_at.get_or_insert(now);
                 task.attempts = task.attempts.saturating_add(1);
                 task.progress = None;
+                task.begun_at = now;
                 task.moved_at = now;
                 task.owner = owner.clone();
                 task.stage = Stage::Running { run };
@@ -128,6 +146,21 @@ impl Board {
             }
             task.progress = Some(progress);
         }
+    }
+
+    /// Takes in that work on a tag panicked. That is an attempt that failed, whatever the tag was doing.
+    pub fn panicked(&mut self, key: &TagKey, words: String, now: Timestamp) -> Outcome {
+        let Some(task) = self.tasks.get_mut(key).filter(|t| !t.is_done()) else {
+            return Outcome::Stale;
+        };
+        if !matches!(task.stage, Stage::Running { .. }) {
+            task.attempts = task.attempts.saturating_add(1);
+        }
+        let run = self.next;
+        self.next += 1;
+        task.stage = Stage::Running { run };
+        let again = Again::Counted;
+        self.ended(key, run, Ended::Failed { words, again }, now)
     }
 
     /// Takes in the end of an attempt.
@@ -194,6 +227,7 @@ impl Task {
             // After a restart of ours the tag's deadline still counts from its first start.
             started_at: said.and_then(|s| s.start_time.as_ref()).map(|t| t.0),
             progress: None,
+            begun_at: Timestamp::MIN,
             moved_at: Timestamp::MIN,
             owner: Owner::default(),
             last_error: None,

@@ -26,6 +26,9 @@ const BACK_OFF_FIRST: SignedDuration = SignedDuration::from_secs(1);
 const BACK_OFF_LAST: SignedDuration = SignedDuration::from_secs(30);
 /// An attempt without new bytes for so long does not keep its slot from the images of other namespaces.
 const STALLED: SignedDuration = SignedDuration::from_secs(600);
+/// An attempt that lasts longer, which is upstream's limit where a tag names none, does not keep its slot from a namespace
+/// that has none, whatever its registry sends.
+const LASTING: SignedDuration = SignedDuration::from_secs(600);
 /// Upstream's words, which clients match. Where an attempt had failed, its error follows, which is ours.
 const DEADLINE_EXCEEDED: &str = "pulling exceeds the activeDeadlineSeconds";
 
@@ -124,6 +127,8 @@ pub struct Task {
     pub started_at: Option<Timestamp>,
     /// Bytes of the present attempt.
     pub progress: Option<Progress>,
+    /// When the present attempt began.
+    pub begun_at: Timestamp,
     /// When the present attempt began, or its bytes last changed.
     pub moved_at: Timestamp,
     /// For whom the present attempt began.
@@ -217,7 +222,7 @@ pub struct Plan {
 pub fn plan(board: &Board, limits: &Limits, now: Timestamp) -> Plan {
     let mut plan = Plan::default();
     let mut shares = Shares::default();
-    let mut next_stall = None;
+    let mut next_lent = None;
     let mut ready: Vec<(&TagKey, &Task)> = Vec::new();
     for (key, task) in board.tasks() {
         match verdict(task, now) {
@@ -228,8 +233,9 @@ pub fn plan(board: &Board, limits: &Limits, now: Timestamp) -> Plan {
             }),
             Verdict::Running(deadline) => {
                 let stalls = task.stalls_at().filter(|at| now < *at);
-                shares.add(&task.owner, stalls.is_some());
-                next_stall = earliest(next_stall, stalls);
+                let lasts = task.lasts_at().filter(|at| now < *at);
+                shares.add(&task.owner, stalls.is_some(), lasts.is_some());
+                next_lent = earliest(next_lent, earliest(stalls, lasts));
                 plan.wake = earliest(plan.wake, deadline);
             }
             Verdict::Pause(until) => plan.wake = earliest(plan.wake, Some(until)),
@@ -239,13 +245,17 @@ pub fn plan(board: &Board, limits: &Limits, now: Timestamp) -> Plan {
             }
         }
     }
-    while limits.runtime && shares.slots < limits.max_parallel {
+    while limits.runtime && shares.young < limits.max_parallel {
+        let free = shares.slots < limits.max_parallel;
         let candidates = ready.iter().enumerate().flat_map(|(index, (_, task))| {
             let owners = owners(&task.ask);
             owners.into_iter().map(move |owner| (index, owner, task.seq))
         });
         let next = candidates
-            .filter(|(_, owner, _)| shares.of_namespace(&owner.namespace) < limits.max_per_namespace)
+            .filter(|(_, owner, _)| {
+                let most = if free { limits.max_per_namespace } else { 1 };
+                shares.of_namespace(&owner.namespace) < most
+            })
             .min_by_key(|(_, owner, seq)| {
                 let (namespace, id) = board.last_served(owner);
                 let in_namespace = (shares.of_namespace(&owner.namespace), namespace);
@@ -253,7 +263,7 @@ pub fn plan(board: &Board, limits: &Limits, now: Timestamp) -> Plan {
             });
         let Some((index, owner, _)) = next else { break };
         let (key, task) = ready.swap_remove(index);
-        shares.add(&owner, true);
+        shares.add(&owner, true, true);
         plan.steps.push(Step::Start {
             key: key.clone(),
             timeout: attempt_timeout(task, now),
@@ -261,7 +271,7 @@ pub fn plan(board: &Board, limits: &Limits, now: Timestamp) -> Plan {
         });
     }
     if !ready.is_empty() {
-        plan.wake = earliest(plan.wake, next_stall);
+        plan.wake = earliest(plan.wake, next_lent);
     }
     plan
 }
@@ -319,6 +329,11 @@ impl Task {
         Some(if unpacks { Timestamp::MAX } else { at })
     }
 
+    /// When the present attempt counts as one that lasts.
+    fn lasts_at(&self) -> Option<Timestamp> {
+        self.begun_at.checked_add(LASTING).ok()
+    }
+
     /// Whether it is over.
     pub fn is_done(&self) -> bool {
         matches!(self.stage, Stage::Done(_))
@@ -362,13 +377,16 @@ fn earliest(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
 struct Shares {
     /// Those that no other may take the slot of.
     slots: usize,
+    /// Those of them that a namespace without any may not take the slot of either.
+    young: usize,
     by_owner: BTreeMap<Owner, usize>,
     by_namespace: BTreeMap<String, usize>,
 }
 
 impl Shares {
-    fn add(&mut self, owner: &Owner, keeps_slot: bool) {
+    fn add(&mut self, owner: &Owner, keeps_slot: bool, young: bool) {
         self.slots += usize::from(keeps_slot);
+        self.young += usize::from(keeps_slot && young);
         *self.by_owner.entry(owner.clone()).or_default() += 1;
         *self.by_namespace.entry(owner.namespace.clone()).or_default() += 1;
     }

@@ -238,6 +238,8 @@ fn a_job_that_wants_the_image_fresh_waits_for_the_pull_of_another_namespace() {
         add(Some(&spec), &[status(0, false)], "1", &[ask(&late)], setting(0)),
         None
     );
+    let version = |over| awaits(Some(&spec), &[status(0, over)], "1", ask(&late));
+    assert_eq!((version(false), version(true)), (Some(0), None));
     let after = add(Some(&spec), &[status(0, true)], "1", &[ask(&late)], setting(0)).unwrap();
     assert_eq!(after.tags[0].version, 1);
     assert_eq!(limits_of(&after.tags[0]), (600, 3, i64::MAX));

@@ -16,11 +16,11 @@ use crate::api::node_image::ImagePullPhase;
 
 pub(super) const START: i64 = 1_800_000_000;
 
-pub(super) fn at(seconds: i64) -> Timestamp {
+pub(in crate::node::image_pull) fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(START + seconds).unwrap()
 }
 
-pub(super) fn key(tag: &str) -> TagKey {
+pub(in crate::node::image_pull) fn key(tag: &str) -> TagKey {
     TagKey {
         name: "nginx".to_owned(),
         tag: tag.to_owned(),
@@ -438,6 +438,35 @@ fn pulls_without_progress_do_not_keep_their_slots_from_other_namespaces() {
         [],
         "each namespace has its share"
     );
+}
+
+#[test]
+fn pulls_that_last_do_not_keep_their_slots_from_a_namespace_that_has_none() {
+    let mut board = board_in(&[("a", 9), ("b", 9)]);
+    let begun = go(&mut board, &SHARED, at(0));
+    let mut asks: BTreeMap<_, _> = board
+        .tasks()
+        .iter()
+        .map(|(k, t)| (k.clone(), t.ask.clone()))
+        .collect();
+    for namespace in ["c", "d"] {
+        asks.insert(key(&format!("{namespace}-0")), ask_in(namespace, namespace));
+        asks.insert(key(&format!("{namespace}-1")), ask_in(namespace, namespace));
+    }
+    board.desire(&asks, &BTreeMap::new());
+    for seconds in 1..600 {
+        for (key, run) in &begun {
+            let drip = Progress {
+                done: u64::try_from(seconds).unwrap(),
+                total: 1 << 40,
+            };
+            board.advance(key, *run, drip, at(seconds));
+        }
+        assert_eq!(go(&mut board, &SHARED, at(seconds)), [], "at {seconds} s");
+    }
+    assert_eq!(plan(&board, &SHARED, at(599)).wake, Some(at(600)));
+    assert_eq!(tags(go(&mut board, &SHARED, at(600))), ["c-0", "d-0"]);
+    assert_eq!(go(&mut board, &SHARED, at(601)), [], "one each");
 }
 
 #[test]

@@ -243,6 +243,52 @@ proptest! {
         prop_assert_eq!(world.board.tasks().len(), world.jobs.len());
     }
 
+    /// However many namespaces have pulls that never end, and take some back and ask anew, one that has no pull gets its
+    /// turn.
+    #[test]
+    fn a_namespace_without_a_pull_gets_a_slot(
+        others in 1..12u8, max_parallel in 1..5usize, served in any::<bool>(),
+        pauses in prop::collection::vec((1..100i64, any::<bool>()), 1..20),
+    ) {
+        let limits = Limits::of_node(max_parallel, true);
+        let (mut board, mut asks) = (Board::default(), BTreeMap::new());
+        if served {
+            asks.insert(key("first"), ask_in("plain", "first"));
+            board.desire(&asks, &BTreeMap::new());
+            let (key, run) = go(&mut board, &limits, at(0)).remove(0);
+            board.ended(&key, run, pulled(), at(0));
+        }
+        let other = |other: u8| ask_in(&format!("other-{other}"), "o");
+        for (n, tag) in (0..others).flat_map(|n| (0..6).map(move |tag| (n, tag))) {
+            asks.insert(key(&format!("other-{n}-{tag}")), other(n));
+        }
+        board.desire(&asks, &BTreeMap::new());
+        go(&mut board, &limits, at(0));
+        asks.insert(key("plain"), ask_in("plain", "p"));
+        // What is due is seen a pause later.
+        let turns = i64::from(others) / i64::try_from(max_parallel).unwrap() + 1;
+        let (mut now, longest) = (0, turns * 700);
+        for (n, (pause, again)) in (0..others).cycle().zip(pauses.iter().cycle()) {
+            board.desire(&asks, &BTreeMap::new());
+            if go(&mut board, &limits, at(now)).iter().any(|(begun, _)| *begun == key("plain")) {
+                break;
+            }
+            prop_assert!(now < longest, "it still waits after {now} s");
+            now += pause;
+            let progress = Progress { done: u64::try_from(now).unwrap(), total: u64::MAX };
+            for (key, task) in board.clone().tasks() {
+                if let Stage::Running { run } = task.stage {
+                    board.advance(key, run, progress, at(now));
+                }
+            }
+            if *again {
+                let rest = asks.iter().filter(|(_, ask)| ask.owners != other(n).owners);
+                let rest = rest.map(|(key, ask)| (key.clone(), ask.clone())).collect();
+                board.desire(&rest, &BTreeMap::new());
+            }
+        }
+    }
+
     /// Removing everything at any moment leaves nothing, and stops exactly what ran.
     #[test]
     fn removal_stops_what_runs(jobs in prop::collection::vec(any_job(), 0..12), seconds in 0..60i64) {
