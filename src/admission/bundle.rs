@@ -56,6 +56,11 @@ impl Bundle {
         names.join(",")
     }
 
+    /// The authority that signed the serving certificate.
+    pub fn authority(&self) -> &str {
+        self.ca.split_inclusive(END).next().unwrap_or_default().trim()
+    }
+
     /// Whether `names` are served at `now` and for long enough.
     pub fn serves(&self, names: &BTreeSet<String>, now: Timestamp) -> bool {
         self.until >= days_after(now, RENEW_DAYS) && names.is_subset(&self.names)

@@ -18,6 +18,7 @@ use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tower::Layer;
@@ -172,27 +173,57 @@ fn configuration(bundle: watch::Receiver<Bundle>) -> ServerConfig {
     config
 }
 
+/// How long the certificate before is served after a renewal: until the leader, or the next one, has announced the new
+/// authority to the API servers.
+const ANNOUNCED: Duration = Duration::from_secs(60);
+
 /// Hands out the certificate of the moment, read once per renewal.
 #[derive(Debug)]
 struct Current {
     bundle: watch::Receiver<Bundle>,
-    cached: std::sync::Mutex<Option<(String, Arc<CertifiedKey>)>>,
+    cached: std::sync::Mutex<Option<Served>>,
+}
+
+/// A certificate that is served.
+#[derive(Debug)]
+struct Served {
+    certificate: String,
+    authority: String,
+    key: Arc<CertifiedKey>,
+    /// When there was another one first.
+    renewed: Option<Instant>,
 }
 
 impl ResolvesServerCert for Current {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.key()
+    }
+}
+
+impl Current {
+    fn key(&self) -> Option<Arc<CertifiedKey>> {
         let bundle = self.bundle.borrow();
         let mut cached = self
             .cached
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some((certificate, key)) = cached.as_ref()
-            && *certificate == bundle.certificate
-        {
-            return Some(Arc::clone(key));
+        if let Some(served) = cached.as_mut() {
+            if served.certificate == bundle.certificate {
+                served.renewed = None;
+                return Some(Arc::clone(&served.key));
+            }
+            let renewed = *served.renewed.get_or_insert_with(Instant::now);
+            if bundle.ca.contains(&served.authority) && renewed.elapsed() < ANNOUNCED {
+                return Some(Arc::clone(&served.key));
+            }
         }
         let key = Arc::new(certified(&bundle)?);
-        *cached = Some((bundle.certificate.clone(), Arc::clone(&key)));
+        *cached = Some(Served {
+            certificate: bundle.certificate.clone(),
+            authority: bundle.authority().to_owned(),
+            key: Arc::clone(&key),
+            renewed: None,
+        });
         Some(key)
     }
 }
@@ -217,6 +248,30 @@ mod tests {
 
     use super::super::room::{Room, held};
     use super::*;
+
+    /// What is renewed is announced meanwhile; what is made from nothing is all that there is to be trusted.
+    #[tokio::test(start_paused = true)]
+    async fn a_new_authority_is_announced_before_it_is_served() {
+        let now = jiff::Timestamp::from_second(1_800_000_000).unwrap();
+        let names = std::collections::BTreeSet::from(["a".to_owned()]);
+        let first = Bundle::make(&names, now).unwrap();
+        let (bundle_tx, bundle) = watch::channel(first.clone());
+        let current = Current {
+            bundle,
+            cached: std::sync::Mutex::default(),
+        };
+        let served = || current.key().unwrap().cert.clone();
+        let at_first = served();
+        bundle_tx.send_replace(first.renew(&names, now).unwrap());
+        assert_eq!(served(), at_first);
+        tokio::time::advance(ANNOUNCED - Duration::from_millis(1)).await;
+        assert_eq!(served(), at_first);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let renewed = served();
+        assert_ne!(renewed, at_first);
+        bundle_tx.send_replace(Bundle::make(&names, now).unwrap());
+        assert_ne!(served(), renewed);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn who_asks_for_no_review_is_let_go_early() {
