@@ -154,9 +154,12 @@ async fn the_manager_writes_barriers_certificates_and_copies_only() {
         "may write no ConfigMap but those whose names end with -barrier",
     )
     .await;
-    would_create(&maps, named("ConfigMap", "web-barrier"))
-        .await
-        .unwrap();
+    let of_nobody = would_create(&maps, named("ConfigMap", "web-barrier")).await;
+    refused(of_nobody, "that of the Pod that owns it, POD-barrier");
+    let mut barrier = named("ConfigMap", "web-barrier");
+    barrier["metadata"]["ownerReferences"] =
+        json!([{ "apiVersion": "v1", "kind": "Pod", "name": "web", "uid": "u" }]);
+    would_create(&maps, barrier).await.unwrap();
     let own = typed(&manager, "v1", "Secret", Some("kruise-system"));
     let other = || would_create(&own, named("Secret", "other"));
     heeded(other, "may write no Secret but").await;
