@@ -17,6 +17,7 @@ use crate::cluster::{Change, Key};
 use crate::in_place::Pod;
 use crate::manager::Stores;
 use crate::manager::view::{ClaimView, CloneSetView, PodView, RevisionView, matches};
+use crate::ops::panics::isolated_now;
 
 /// All that is known.
 #[derive(Default)]
@@ -340,6 +341,19 @@ pub enum Said {
     Job(Change<ImagePullJob>),
 }
 
+impl Said {
+    /// What it is about.
+    fn key(&self) -> &Key {
+        match self {
+            Self::Set(change) => &change.key,
+            Self::Pod(change) => &change.key,
+            Self::Revision(change) => &change.key,
+            Self::Claim(change) => &change.key,
+            Self::Job(change) => &change.key,
+        }
+    }
+}
+
 impl Changes {
     /// All that there is already, and every change from now on.
     pub fn new(stores: &Stores) -> Self {
@@ -368,35 +382,35 @@ impl Changes {
     pub fn drain(&mut self, index: &mut Index) -> BTreeSet<Key> {
         let mut wake = BTreeSet::new();
         while let Ok(change) = self.revisions.try_recv() {
-            index.revision(&change, &mut wake);
+            wake.extend(index.apply(&Said::Revision(change)));
         }
         while let Ok(change) = self.claims.try_recv() {
-            index.claim(&change, &mut wake);
+            wake.extend(index.apply(&Said::Claim(change)));
         }
         while let Ok(change) = self.jobs.try_recv() {
-            index.job(&change, &mut wake);
+            wake.extend(index.apply(&Said::Job(change)));
         }
         while let Ok(change) = self.pods.try_recv() {
-            index.pod(&change, &mut wake);
+            wake.extend(index.apply(&Said::Pod(change)));
         }
         while let Ok(change) = self.sets.try_recv() {
-            index.set(&change, &mut wake);
+            wake.extend(index.apply(&Said::Set(change)));
         }
         wake
     }
 }
 
 impl Index {
-    /// Takes one change in; the CloneSets that it concerns.
+    /// Takes one change in; the CloneSets that it concerns. One that panics is left out: the others count all the same.
     pub fn apply(&mut self, said: &Said) -> BTreeSet<Key> {
         let mut wake = BTreeSet::new();
-        match said {
+        let _ = isolated_now(super::NAME, said.key(), || match said {
             Said::Set(change) => self.set(change, &mut wake),
             Said::Pod(change) => self.pod(change, &mut wake),
             Said::Revision(change) => self.revision(change, &mut wake),
             Said::Claim(change) => self.claim(change, &mut wake),
             Said::Job(change) => self.job(change, &mut wake),
-        }
+        });
         wake
     }
 }

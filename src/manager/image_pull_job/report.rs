@@ -17,7 +17,7 @@ use crate::api::image_pull_job::{ImagePullJob, ImagePullJobStatus};
 use crate::cluster::{Cluster, Error, EventType, write};
 use crate::manager::Context;
 use crate::ops::Progress;
-use crate::ops::panics::isolated_now;
+use crate::ops::panics::{isolated, isolated_now};
 
 /// Changes within this time go together.
 const TOGETHER: Duration = Duration::from_millis(100);
@@ -197,7 +197,9 @@ impl Reporter {
         self.running.spawn(async move {
             let _step = step;
             let body = body(&job.uid, &status);
-            let written = write::patch_status_merge(&api, &job.key.name, &body).await;
+            let write = write::patch_status_merge(&api, &job.key.name, &body);
+            let written = isolated(super::NAME, &job.key, write).await;
+            let written = written.unwrap_or_else(|panicked| Err(Error::Transport(panicked.to_string())));
             Done {
                 job,
                 begins,

@@ -19,6 +19,7 @@ use crate::api::image_pull_job::{CompletionPolicyType, ImagePullJob};
 use crate::api::node_image::ReferenceObject;
 use crate::cluster::queue::Again;
 use crate::cluster::{Change, Error, Key};
+use crate::ops::panics::isolated_now;
 use plan::{Interest, Observed, Plan, Rules, plan};
 
 /// How long it is believed that an old pull secret is still there.
@@ -68,7 +69,11 @@ async fn wake_up(ctx: Context, memory: Shared, nodes: mpsc::UnboundedSender<Stri
         let alive = tokio::select! {
             Some(change) = node_changes.recv() => nodes.send(change.key.name).is_ok(),
             Some(change) = image_changes.recv() => {
-                lock(&memory).listen(&change.key.name, change.old.as_deref(), change.new.as_deref(), ctx.cluster.clock.now());
+                let (name, now) = (&change.key.name, ctx.cluster.clock.now());
+                // One that panics is left out: the others count all the same.
+                let _ = isolated_now("nodeimage", name, || {
+                    lock(&memory).listen(name, change.old.as_deref(), change.new.as_deref(), now);
+                });
                 nodes.send(change.key.name).is_ok()
             }
             Some(change) = job_changes.recv() => {

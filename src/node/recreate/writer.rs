@@ -11,6 +11,7 @@ use super::Shared;
 use super::plan::{Now, Request, Urgency, Write};
 use super::report::{self, Written};
 use crate::cluster;
+use crate::ops::panics::isolated;
 
 /// How long a transition waits for company.
 const TOGETHER: Duration = Duration::from_millis(100);
@@ -149,11 +150,8 @@ impl Writer {
     pub async fn finished(&mut self) -> Option<(Write, Arc<Request>)> {
         match self.busy.join_next().await {
             Some(Ok((write, written))) => self.take(&write.request, written).map(|request| (write, request)),
-            // A write that panicked is none; the next plan wants it again.
-            Some(Err(_)) => {
-                self.in_flight.clear();
-                None
-            }
+            // Only what was stopped ends without a result.
+            Some(Err(_)) => None,
             None => std::future::pending().await,
         }
     }
@@ -222,7 +220,10 @@ fn spawn(
     let step = shared.ctx.health.progress.begin(super::NAME, what, limit);
     busy.spawn(async move {
         let _step = step;
-        let written = report::write(&shared.ctx.cluster, &shared.ctx.node_name, &base, &write.status).await;
+        let written = report::write(&shared.ctx.cluster, &shared.ctx.node_name, &base, &write.status);
+        let written = isolated(super::NAME, &write.request, written).await;
+        let written = written
+            .unwrap_or_else(|panicked| Written::Failed(cluster::Error::Transport(panicked.to_string())));
         (write, written)
     });
 }
