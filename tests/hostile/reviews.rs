@@ -11,7 +11,7 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::support::shapes::{KINDS, admission_reviews, conversion_reviews, every_shape, full};
 use crate::support::waits;
-use crate::world::{Objects, World, count, world};
+use crate::world::{Objects, World, count, target, world};
 
 /// A stranger who reaches the webhooks' port.
 fn stranger(world: &World) -> Client {
@@ -46,6 +46,12 @@ async fn a_forged_review_of_any_shape_is_answered() {
     for kind in KINDS {
         // That of a creation is among them: the one without an old object.
         let [_, update] = admission_reviews(kind);
+        // Of a container that is there, so that the review is decided to its end.
+        let mut update = update.to_string();
+        for (shape, real) in [("ns", "default"), ("me", &target(0)), ("c", "main")] {
+            update = update.replace(&json!(shape).to_string(), &json!(real).to_string());
+        }
+        let update = serde_json::from_str(&update).unwrap();
         for body in every_shape(&update, &wrong) {
             for step in ["mutate", "validate"] {
                 asked.push((format!("/{step}-apps-kruise-io-{kind}"), body.clone()));
