@@ -149,6 +149,7 @@ fn observed(update: &Revision, current: &Revision) -> Observed {
         update: update.name.clone(),
         template: Default::default(),
         collisions: None,
+        unread: Vec::new(),
         memory: update.memory().max(current.memory()),
         jobs: Vec::new(),
         nodes: BTreeMap::new(),

@@ -40,10 +40,10 @@ pub struct Stores {
 
 /// Objects that a list returns at a time: a whole list of ten thousand nodes would be held twice in memory.
 const PAGE: u32 = 200;
-/// The most memory that an object of ours may take as JSON, in bytes: some 5,000 environment variables.
-const OBJECT: usize = 4 << 20;
+/// The most memory that a CloneSet may take as JSON, in bytes: some 10,000 environment variables.
+const CLONE_SET: usize = 8 << 20;
 /// The same of a revision, which holds the template of a CloneSet with the API server's defaults.
-const REVISION: usize = 2 * OBJECT;
+const REVISION: usize = 2 * CLONE_SET;
 
 impl Stores {
     /// Starts the watches.
@@ -55,18 +55,14 @@ impl Stores {
             node_images: start.watch("watch of nodeimages", None, |o: NodeImage| {
                 Some(NodeImageView::from(o))
             }),
-            jobs: start.watch(
-                "watch of imagepulljobs",
-                None,
-                |o: Bounded<ImagePullJob, OBJECT>| Some(o.object),
-            ),
+            jobs: start.watch("watch of imagepulljobs", None, Some::<ImagePullJob>),
             pods: start.watch("watch of pods", None, |o: RawPod| Some(PodView::from(&o))),
             requests: start.watch(
                 "watch of containerrecreaterequests",
                 None,
-                |o: Bounded<ContainerRecreateRequest, OBJECT>| Some(o.object),
+                Some::<ContainerRecreateRequest>,
             ),
-            clone_sets: start.watch("watch of clonesets", None, |o: Bounded<CloneSet, OBJECT>| {
+            clone_sets: start.watch("watch of clonesets", None, |o: Bounded<CloneSet, CLONE_SET>| {
                 Some(CloneSetView::of(&o.object, o.text))
             }),
             revisions: start.watch(

@@ -63,7 +63,7 @@ async fn objects_of_many_small_values_do_not_exceed_the_memory_limit() {
     for at in 0..60 {
         let name = format!("small-{at}");
         let mut template = variables(&name, 1, "i");
-        template["spec"]["odd"] = small(4_000);
+        template["spec"]["odd"] = small(9_000);
         greedy.create(&sets, set(&name, 1, template)).await;
     }
     // What is too large to be read.
@@ -71,11 +71,11 @@ async fn objects_of_many_small_values_do_not_exceed_the_memory_limit() {
     template["spec"]["odd"] = small(100_000);
     greedy.create(&sets, set("large", 1, template)).await;
     let many = greedy
-        .create(&sets, set("many", 60, variables("many", 30, "i:1")))
+        .create(&sets, set("many", 60, variables("many", 60, "i:1")))
         .await;
     for at in 0..40 {
         let mut template = variables("many", 1, "i:0");
-        template["spec"]["odd"] = small(9_000);
+        template["spec"]["odd"] = small(18_000);
         let data = json!({ "spec": { "template": template } });
         greedy.create(&revisions, revision(&many, at, data)).await;
         let labels = json!({ "app": "many", "controller-revision-hash": format!("many-old{at}") });
@@ -104,7 +104,7 @@ async fn objects_of_many_small_values_do_not_exceed_the_memory_limit() {
     };
     greedy.status("many", "all made and updated", all).await;
     println!("made: {} MiB", peak(pid) >> 20);
-    let again = variables("many", 30, "i:2");
+    let again = variables("many", 60, "i:2");
     greedy
         .edit("many", json!({ "spec": { "template": again } }))
         .await;

@@ -356,22 +356,20 @@ fn read(stored: Value) -> Result<ControllerRevision, Error> {
 
 impl History {
     /// The revisions as the plan takes them: those of the CloneSet, and of its Pods, of these the newest that there is
-    /// memory for. A Pod of another cannot be updated in place.
-    pub fn observed(&self, pods: &[Arc<Pod>]) -> Vec<Arc<plan::Revision>> {
+    /// memory for; and the names of the others.
+    pub fn observed(&self, pods: &[Arc<Pod>]) -> (Vec<Arc<plan::Revision>>, Vec<String>) {
         let (used, own) = (self.used(pods), [&self.update, &self.current]);
+        let used = |one: &&Revision| used.iter().any(|label| revision::same(label, &one.name));
         let mut memory = 0;
-        let mut taken: Vec<_> = self
-            .fit()
-            .rev()
-            .filter(|one| used.iter().any(|label| revision::same(label, &one.name)))
-            .filter(|one| {
-                memory += one.memory();
-                memory <= OLD || own.contains(&&one.name)
-            })
-            .map(|one| Arc::new(plan::Revision::from(one)))
-            .collect();
+        let (mut taken, unread): (Vec<_>, Vec<_>) = self.fit().rev().filter(used).partition(|one| {
+            memory += one.memory();
+            memory <= OLD || own.contains(&&one.name)
+        });
         taken.reverse();
-        taken
+        (
+            taken.into_iter().map(|one| Arc::new(one.into())).collect(),
+            unread.into_iter().map(|one| one.name.clone()).collect(),
+        )
     }
 
     /// Those that Pods can be made of.

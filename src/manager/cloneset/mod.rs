@@ -24,11 +24,13 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use k8s_openapi::NamespaceResourceScope;
 use kube::{Api, Resource};
+use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::view::CloneSetView;
 use super::{Context, Gate, Gates};
 use crate::api::cloneset::CloneSet;
+use crate::api::json;
 use crate::api::owner::Owner;
 use crate::cluster::queue::Again;
 use crate::cluster::{Error, Key, write};
@@ -64,8 +66,6 @@ struct Work<'a> {
     owner: Owner,
     /// What the index calls it.
     group: String,
-    /// The memory that it takes, in bytes.
-    memory: usize,
 }
 
 /// Runs until shutdown.
@@ -164,12 +164,15 @@ async fn look_after(shared: Arc<Shared>, key: Key) -> Result<Again, Error> {
         shared.memories.take(&key);
         return Ok(None);
     };
+    let uid = view.metadata.uid.as_deref().unwrap_or_default();
+    let mut memory = shared.memories.lend(&key, uid);
+    if let Some(pause) = memory.too_early(Instant::now()) {
+        return Ok(Some(pause));
+    }
     let set = view
         .read()
         .map_err(|why| Error::Transport(format!("cannot read the CloneSet: {why}")))?;
     let set = Arc::new(set);
-    let uid = set.metadata.uid.as_deref().unwrap_or_default();
-    let mut memory = shared.memories.lend(&key, uid);
     let work = Work {
         shared: &shared,
         ctx: &shared.ctx,
@@ -178,12 +181,8 @@ async fn look_after(shared: Arc<Shared>, key: Key) -> Result<Again, Error> {
         set: &set,
         owner: Owner::clone_set(&set.metadata),
         group: observe::group_of(&set.metadata),
-        memory: view.memory(),
     };
-    match memory.too_early(Instant::now()) {
-        Some(pause) => Ok(Some(pause)),
-        None => measured(&work, &mut memory).await,
-    }
+    measured(&work, &mut memory).await
 }
 
 /// A pass, and how long it took.
@@ -245,6 +244,12 @@ async fn pass(work: &Work<'_>, memory: &mut Memory, word: &mut &'static str) -> 
     let unseen = work.index().next_look_up(work.name, &work.group, Instant::now());
     let all = [wake, status, defaults, at_once, unseen, history.again];
     Ok(all.into_iter().flatten().min())
+}
+
+/// The memory that values take, in bytes.
+fn memory_of(values: &[Value]) -> usize {
+    let texts = values.iter().map(Value::to_string);
+    texts.map(|text| json::memory(text.as_bytes())).sum()
 }
 
 /// The plan, and the Pods that it is about. What it was made of, parsed revisions above all, is not kept for as long as the
@@ -314,9 +319,11 @@ fn observed(work: &Work<'_>, seen: Belongings, history: &History, memory: &Memor
         Some((name.clone(), node.labels.clone()))
     };
     let nodes: BTreeMap<_, _> = nodes.filter_map(labels).collect();
+    let (revisions, unread) = history.observed(&seen.pods);
     Observed {
         set: Arc::clone(work.set),
-        revisions: history.observed(&seen.pods),
+        revisions,
+        unread,
         pods: seen.pods,
         claims: seen.claims,
         given: seen.given,
@@ -324,7 +331,7 @@ fn observed(work: &Work<'_>, seen: Belongings, history: &History, memory: &Memor
         update: history.update.clone(),
         template: history.template.clone(),
         collisions: history.collisions,
-        memory: work.memory.max(history.memory()),
+        memory: history.memory() + memory_of(&work.set.spec.volume_claim_templates),
         jobs: seen.jobs,
         nodes,
         failures: memory.failures.clone(),

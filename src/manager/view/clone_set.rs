@@ -3,7 +3,6 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 
 use crate::api::cloneset::CloneSet;
-use crate::api::json::memory;
 
 /// What changes of other objects ask of a CloneSet, and the whole of it as text: parsed, a template of many small values
 /// takes up to a hundred times its length, which is needed for the time of a pass alone.
@@ -42,12 +41,6 @@ impl CloneSetView {
     /// Never for a view of one that was read.
     pub fn read(&self) -> Result<CloneSet, serde_json::Error> {
         serde_json::from_str(&self.text)
-    }
-
-    /// The memory that it takes when it is read, in bytes, as [`memory`] estimates it.
-    #[must_use]
-    pub fn memory(&self) -> usize {
-        memory(self.text.as_bytes())
     }
 }
 

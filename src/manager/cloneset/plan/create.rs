@@ -23,13 +23,15 @@ const GATES: [&str; 2] = [keys::IN_PLACE_UPDATE_READY, keys::KRUISE_POD_READY];
 
 /// Acts that make `count` Pods, the first `old` of them of the current revision. Fewer where Pods are still going
 /// whose claims stay: those claims are for the Pods that take their places, and names, when they are gone. Claims that
-/// no Pod has wait for nobody: they come first, so that a Pod that never goes keeps no other from being made.
+/// no Pod has wait for nobody: they come first, so that a Pod that never goes keeps no other from being made. Fewer also
+/// where one plan makes no more.
 pub(super) fn create(view: &View<'_>, claims: &BTreeSet<&str>, count: usize, old: usize) -> Vec<Act> {
     let observed = view.observed;
     let going = leaving(view, claims).len();
     let taken = taken(view, claims);
     let spare = spare(view, claims, &taken);
     let count = count.saturating_sub(going).max(count.min(spare.len()));
+    let count = count.min(view.room());
     let ids = instance_ids(view, taken, spare, count);
     let make = |(at, id): (usize, String)| {
         let name = if at < old {

@@ -28,6 +28,11 @@ pub(super) struct Pending {
 /// What `pod` needs now, if anything; says what it waits for.
 pub(super) fn refresh(view: &View<'_>, pod: &Seen<'_>, draft: &mut Draft) -> Option<Pending> {
     let mut settled = idle(pod);
+    if !settled && view.unread(pod) {
+        let why = "its revision to be read, which takes too much memory beside those of other Pods";
+        draft.wait(Kind::Stuck, why, pod);
+        return None;
+    }
     let at = |revision: &str| pods::at(pod, revision);
     let next = || crate::in_place::refresh(pod, at, view.template_of(pod), view.now);
     match if settled { Refresh::Done } else { next() } {

@@ -7,7 +7,7 @@ use super::numbers::Numbers;
 use super::order::{self, Choice, Spread};
 use super::pods;
 use super::types::{Act, Event, Subject, Why};
-use super::view::{Draft, Seen, View};
+use super::view::{AT_ONCE, Draft, Seen, View};
 use super::waits::Kind;
 use super::{create, volumes, waits};
 use crate::api::lifecycle::LifecycleStateType as State;
@@ -115,12 +115,11 @@ fn make(view: &View<'_>, claims: &BTreeSet<&str>, numbers: &Numbers, draft: &mut
         return false;
     }
     let size = |number: i64| usize::try_from(number).unwrap_or_default();
-    let count = size(numbers.scale_up_limit).min(view.room());
-    if count < size(numbers.scale_up_limit) {
-        draft.wake_at(view.now);
-    }
+    let (count, room) = (size(numbers.scale_up_limit), view.room());
     let acts = create::create(view, claims, count, size(numbers.scale_up_old));
-    if acts.len() < count {
+    if acts.len() == room && room < count {
+        draft.wake_at(view.now);
+    } else if acts.len() < count {
         for pod in create::leaving(view, claims) {
             draft.wait(
                 Kind::ClaimsInUse,
@@ -204,7 +203,7 @@ fn delete<'a>(
     draft: &mut Draft,
 ) -> bool {
     let mut done = false;
-    let mut room = view.room();
+    let mut room = AT_ONCE;
     for pod in pods {
         if room == 0 {
             draft.wake_at(view.now);

@@ -72,8 +72,7 @@ pub(super) fn conditions(view: &View<'_>, status: &mut CloneSetStatus, draft: &m
         // What was said before may hold yet.
         Template::Unknown => return,
         Template::Refused(why) => {
-            // OpenKruise knows no such rollout; FailedUpdate and Waiting tell of it. Another one begins when it is taken.
-            status.conditions.retain(|c| c.type_ != progress::PROGRESSING);
+            // Progressing stays as it is, as in OpenKruise; FailedUpdate and Waiting tell of it.
             draft.events.push(Event {
                 warning: true,
                 reason: FAILED_UPDATE,

@@ -23,10 +23,12 @@ pub struct Observed {
     pub claims: Vec<Claim>,
     /// The claims that its Pods own, by the Pod's UID, without those that are being deleted.
     pub given: BTreeMap<String, Vec<Claim>>,
-    /// The most memory that the CloneSet or one of its revisions takes, in bytes: an object made of it takes no more.
+    /// The most memory that a Pod of the CloneSet takes with its claims, in bytes; a patch takes no more.
     pub memory: usize,
     /// Its revisions, the oldest first. Those named below are among them, unless there are none at all.
     pub revisions: Vec<Arc<Revision>>,
+    /// Names of other revisions that Pods have, and that take too much memory to be read.
+    pub unread: Vec<String>,
     /// Name of the revision that Pods had before the update.
     pub current: String,
     /// Name of the revision that the template stands for, or did last; empty when there is none.

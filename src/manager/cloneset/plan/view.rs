@@ -109,6 +109,11 @@ impl<'a> View<'a> {
         same.next().map(AsRef::as_ref)
     }
 
+    /// Whether the revision that a Pod has takes too much memory to be read.
+    pub fn unread(&self, pod: &Pod) -> bool {
+        self.observed.unread.iter().any(|name| pods::at(pod, name))
+    }
+
     /// The Pod template of a revision, for what is written into Pods.
     pub fn template(&self, revision: &str) -> Template<'a> {
         let revision = self.revision(revision);

@@ -176,6 +176,7 @@ impl World {
             template: self.template.clone(),
             collisions: None,
             memory: self.memory,
+            unread: Vec::new(),
             jobs: jobs.collect(),
             nodes: BTreeMap::new(),
             failures: self.failures.clone(),
