@@ -9,17 +9,13 @@ use serde_json::{Value, json};
 
 use super::review::{Decision, Problems, Request};
 use crate::api::json::default;
+use crate::api::node_image::{LONGEST_NAME, MOST_TAGS};
 use crate::cri::Reference;
 
 /// Seconds of one attempt when a tag does not say.
 pub(super) const TIMEOUT_SECONDS: i64 = 600;
 /// Repetitions when a tag does not say.
 pub(super) const BACKOFF_LIMIT: i64 = 3;
-
-/// Tags of all images of one node.
-const MOST_TAGS: usize = 10_000;
-/// Characters of an image's name: a name has 255 at most.
-const LONGEST_NAME: usize = 1024;
 
 /// What no node is asked for, and would take long to fill in: each change names its image.
 pub(super) fn too_long(object: &Value) -> Option<Decision> {

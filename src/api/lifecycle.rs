@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::schemas;
 use super::words::words;
 
 words! {
@@ -48,6 +49,7 @@ pub struct Lifecycle {
 pub struct LifecycleHook {
     /// Labels, each with exactly this value.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schemas::hook_labels")]
     pub labels_handler: BTreeMap<String, String>,
     /// Finalizers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

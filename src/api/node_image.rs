@@ -56,6 +56,11 @@ pub const MOST_IMAGES: usize = 512 << 10;
 /// Bytes of `status` at most, as etcd has them: without their messages, the tags that [`MOST_IMAGES`] allows fit.
 pub const MOST_STATUS: usize = 768 << 10;
 
+/// Tags of all images of one node at most.
+pub const MOST_TAGS: usize = 10_000;
+/// Characters of an image's name at most: a name has 255.
+pub const LONGEST_NAME: usize = 1024;
+
 /// What the node is asked to pull.
 #[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[kube(
@@ -101,6 +106,7 @@ pub struct ReferenceObject {
     pub name: String,
     /// `batch` for copies that jobs share and that go with the image; absent for those of old releases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
     pub mode: Option<String>,
 }
 
@@ -118,8 +124,6 @@ pub struct SandboxConfig {
 
 /// How many labels, and how many annotations, a [`SandboxConfig`] may have.
 pub const MOST_IN_SANDBOX: usize = 64;
-/// How many characters a key of it may have: a prefix of 253, a slash, and a name of 63.
-pub const LONGEST_SANDBOX_KEY: usize = 317;
 /// How many characters a value of it may have.
 pub const LONGEST_SANDBOX_VALUE: usize = 65_536;
 
@@ -129,7 +133,7 @@ impl SandboxConfig {
     pub fn fitting(&self) -> Self {
         let fitting = |texts: &BTreeMap<String, String>| {
             let fits = |(key, value): &(&String, &String)| {
-                key.chars().count() <= LONGEST_SANDBOX_KEY && value.chars().count() <= LONGEST_SANDBOX_VALUE
+                key.chars().count() <= schemas::LONGEST_KEY && value.chars().count() <= LONGEST_SANDBOX_VALUE
             };
             let some = texts.iter().filter(fits).take(MOST_IN_SANDBOX);
             some.map(|(key, value)| (key.clone(), value.clone())).collect()

@@ -6,9 +6,8 @@
 
 use serde_json::{Value, json};
 
-use super::json::set;
-use super::names;
-use super::node_image::{LONGEST_SANDBOX_KEY, LONGEST_SANDBOX_VALUE, MOST_IN_SANDBOX};
+use super::node_image::{LONGEST_NAME, LONGEST_SANDBOX_VALUE, MOST_IN_SANDBOX, MOST_TAGS};
+use super::{names, schemas};
 
 pub(super) mod cloneset;
 
@@ -45,6 +44,9 @@ fn tells(rule: &str, message_expression: &str, message: &str) -> Value {
     }] })
 }
 
+/// The longest word of a list of words, or time, in characters.
+const LONGEST_WORD: usize = 64;
+
 const INVALID: &str = "FieldValueInvalid";
 const FORBIDDEN: &str = "FieldValueForbidden";
 
@@ -54,10 +56,6 @@ fn not_negative() -> Value {
 
 fn positive() -> Value {
     json!({ "minimum": 1 })
-}
-
-fn not_empty() -> Value {
-    json!({ "minLength": 1 })
 }
 
 /// The name of an object, such as a Pod.
@@ -78,17 +76,10 @@ fn seconds() -> Value {
 
 /// Labels and annotations that the manager copies to each node that the job selects.
 fn few_and_short() -> Value {
-    let mut keywords = says(
-        &format!("self.all(key, size(key) <= {LONGEST_SANDBOX_KEY})"),
-        "a key is longer than 317 characters, the longest that a label or an annotation has",
-        INVALID,
-    );
-    set(&mut keywords, &["maxProperties"], few()["maxProperties"].clone());
-    keywords
-}
-
-fn few() -> Value {
-    json!({ "maxProperties": MOST_IN_SANDBOX })
+    json!({
+        "maxProperties": MOST_IN_SANDBOX,
+        "x-kubernetes-validations": schemas::short_keys(),
+    })
 }
 
 fn short() -> Value {
@@ -116,8 +107,20 @@ pub(super) const NODE_IMAGE: &[Rule] = &[
         },
     },
     Rule {
+        path: "spec.images",
+        add: || {
+            says_unless_stored(
+                &format!(
+                    "self.all(name, size(name) <= {LONGEST_NAME} || (oldSelf.hasValue() && name in oldSelf.value()))"
+                ),
+                &format!("the name of an image may not be longer than {LONGEST_NAME} characters"),
+                INVALID,
+            )
+        },
+    },
+    Rule {
         path: "spec.images.{}.sandboxConfig.labels",
-        add: few,
+        add: few_and_short,
     },
     Rule {
         path: "spec.images.{}.sandboxConfig.labels.{}",
@@ -125,11 +128,16 @@ pub(super) const NODE_IMAGE: &[Rule] = &[
     },
     Rule {
         path: "spec.images.{}.sandboxConfig.annotations",
-        add: few,
+        add: few_and_short,
     },
     Rule {
         path: "spec.images.{}.sandboxConfig.annotations.{}",
         add: short,
+    },
+    // An object of 1.5 MiB has room for about as many.
+    Rule {
+        path: "spec.images.{}.pullSecrets",
+        add: || json!({ "maxItems": 10_000 }),
     },
     Rule {
         path: "spec.images.{}.pullSecrets.[].name",
@@ -138,6 +146,14 @@ pub(super) const NODE_IMAGE: &[Rule] = &[
     Rule {
         path: "spec.images.{}.pullSecrets.[].namespace",
         add: name_or_empty,
+    },
+    Rule {
+        path: "spec.images.{}.tags",
+        add: || json!({ "maxItems": MOST_TAGS }),
+    },
+    Rule {
+        path: "spec.images.{}.tags.[].createdAt",
+        add: || json!({ "maxLength": LONGEST_WORD }),
     },
     // A tag has 128 characters at most, a digest 135.
     Rule {
@@ -332,6 +348,11 @@ pub(super) const CONTAINER_RECREATE_REQUEST: &[Rule] = &[
     Rule {
         path: "spec.containers",
         add: || json!({ "minItems": 1, "maxItems": 256 }),
+    },
+    // As `RUNTIME://ID`; an ID has 64 characters.
+    Rule {
+        path: "spec.containers.[].statusContext.containerID",
+        add: || json!({ "maxLength": 1024 }),
     },
     Rule {
         path: "spec.containers.[].name",

@@ -17,10 +17,60 @@ const MOST_LABELS: usize = 256;
 const MOST_REQUIREMENTS: usize = 64;
 /// Values in one requirement.
 const MOST_VALUES: usize = 500;
+/// The longest key of a label or an annotation, in characters: a prefix of 253, a slash, and a name of 63.
+pub const LONGEST_KEY: usize = 317;
+/// The longest value of a label, in characters.
+pub const LONGEST_LABEL: usize = 63;
+/// Labels of one hook; a Pod has few.
+const MOST_HOOK_LABELS: usize = 64;
+/// Claim templates of a CloneSet. A node attaches fewer volumes to all of its Pods.
+const MOST_CLAIMS: usize = 100;
+/// References of one tag: an object of 1.5 MiB has room for about as many.
+const MOST_REFERENCES: usize = 10_000;
+/// The longest part of a reference to an object, in characters. Names have 253.
+const LONGEST_IN_REFERENCE: usize = 1024;
+/// Ports of one container: as many as there are.
+const MOST_PORTS: usize = 65_536;
+/// Arguments, or headers, of one hook. A daemon reads 64 KiB of a Pod's hooks, which have room for about as many.
+const MOST_IN_HOOK: usize = 20_000;
+/// The longest text in a hook, in characters.
+const LONGEST_IN_HOOK: usize = 64 << 10;
 
 /// An integer or a string, as `intstr.IntOrString`.
 pub(super) fn int_or_string(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "x-kubernetes-int-or-string": true, "maxLength": LONGEST_INT_OR_STRING })
+}
+
+/// Rule for the keys of labels and annotations: a schema of a map says nothing of its keys.
+pub(super) fn short_keys() -> Value {
+    json!([{
+        "rule": format!("self.all(key, size(key) <= {LONGEST_KEY})"),
+        "message":
+            format!("a key is longer than {LONGEST_KEY} characters, the longest that a label or an annotation has"),
+        "reason": "FieldValueInvalid",
+    }])
+}
+
+fn text_of(longest: usize, description: &str) -> Value {
+    json!({ "type": "string", "maxLength": longest, "description": description })
+}
+
+fn labels_json(most: usize, description: &str) -> Value {
+    json!({
+        "type": "object",
+        "maxProperties": most,
+        "additionalProperties": { "type": "string", "maxLength": LONGEST_LABEL },
+        "x-kubernetes-validations": short_keys(),
+        "description": description
+    })
+}
+
+/// Labels that a hook puts on Pods.
+pub(super) fn hook_labels(_: &mut SchemaGenerator) -> Schema {
+    into_schema(labels_json(
+        MOST_HOOK_LABELS,
+        "Labels, each with exactly this value.",
+    ))
 }
 
 /// Any word.
@@ -76,6 +126,7 @@ pub(super) fn pod_template(_: &mut SchemaGenerator) -> Schema {
 pub(super) fn claim_templates(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
+        "maxItems": MOST_CLAIMS,
         "x-kubernetes-preserve-unknown-fields": true,
         "items": { "type": "object", "x-kubernetes-preserve-unknown-fields": true },
     })
@@ -91,12 +142,7 @@ fn label_selector_json(description: &str) -> Value {
         "description": description,
         "x-kubernetes-map-type": "atomic",
         "properties": {
-            "matchLabels": {
-                "type": "object",
-                "maxProperties": MOST_LABELS,
-                "additionalProperties": { "type": "string" },
-                "description": "Labels that must be there with these values."
-            },
+            "matchLabels": labels_json(MOST_LABELS, "Labels that must be there with these values."),
             "matchExpressions": {
                 "type": "array",
                 "maxItems": MOST_REQUIREMENTS,
@@ -106,13 +152,13 @@ fn label_selector_json(description: &str) -> Value {
                     "type": "object",
                     "required": ["key", "operator"],
                     "properties": {
-                        "key": { "type": "string", "description": "The label's key." },
-                        "operator": { "type": "string", "description": "In, NotIn, Exists or DoesNotExist." },
+                        "key": text_of(LONGEST_KEY, "The label's key."),
+                        "operator": text_of(LONGEST_LABEL, "In, NotIn, Exists or DoesNotExist."),
                         "values": {
                             "type": "array",
                             "maxItems": MOST_VALUES,
                             "x-kubernetes-list-type": "atomic",
-                            "items": { "type": "string" },
+                            "items": { "type": "string", "maxLength": LONGEST_LABEL },
                             "description": "Values for In and NotIn; empty for the other operators."
                         }
                     }
@@ -124,9 +170,10 @@ fn label_selector_json(description: &str) -> Value {
 
 /// Reference to an object, as `core/v1.ObjectReference`.
 pub(super) fn object_references(_: &mut SchemaGenerator) -> Schema {
-    let text = |description: &str| json!({ "type": "string", "description": description });
+    let text = |description: &str| text_of(LONGEST_IN_REFERENCE, description);
     into_schema(json!({
         "type": "array",
+        "maxItems": MOST_REFERENCES,
         "items": {
             "type": "object",
             "x-kubernetes-map-type": "atomic",
@@ -149,15 +196,21 @@ pub(super) fn container_ports(_: &mut SchemaGenerator) -> Schema {
         |description: &str| json!({ "type": "integer", "format": "int32", "description": description });
     into_schema(json!({
         "type": "array",
+        "maxItems": MOST_PORTS,
         "items": {
             "type": "object",
             "required": ["containerPort"],
             "properties": {
-                "name": { "type": "string", "description": "Name of the port, unique in its Pod." },
+                "name": text_of(LONGEST_LABEL, "Name of the port, unique in its Pod."),
                 "containerPort": number("Port on the Pod's address, 1 to 65535."),
                 "hostPort": number("Port on the node, 1 to 65535."),
-                "hostIP": { "type": "string", "description": "Node address that the host port is bound to." },
-                "protocol": { "type": "string", "default": "TCP", "description": "TCP, UDP or SCTP." }
+                "hostIP": text_of(LONGEST_LABEL, "Node address that the host port is bound to."),
+                "protocol": {
+                    "type": "string",
+                    "maxLength": LONGEST_LABEL,
+                    "default": "TCP",
+                    "description": "TCP, UDP or SCTP."
+                }
             }
         }
     }))
@@ -175,8 +228,9 @@ pub(super) fn lifecycle_handler(generator: &mut SchemaGenerator) -> Schema {
                 "properties": {
                     "command": {
                         "type": "array",
+                        "maxItems": MOST_IN_HOOK,
                         "x-kubernetes-list-type": "atomic",
-                        "items": { "type": "string" },
+                        "items": { "type": "string", "maxLength": LONGEST_IN_HOOK },
                         "description": "The program and its arguments; no shell is involved."
                     }
                 }
@@ -187,7 +241,7 @@ pub(super) fn lifecycle_handler(generator: &mut SchemaGenerator) -> Schema {
                 "description": "Accepted for completeness; kubelet does not run such hooks.",
                 "required": ["port"],
                 "properties": {
-                    "host": { "type": "string", "description": "Host; the Pod's address when absent." },
+                    "host": text_of(LONGEST_IN_HOOK, "Host; the Pod's address when absent."),
                     "port": port
                 }
             },
@@ -209,20 +263,21 @@ fn http_get_json(port: &Value) -> Value {
         "description": "Sends an HTTP GET request.",
         "required": ["port"],
         "properties": {
-            "host": { "type": "string", "description": "Host; the Pod's address when absent." },
-            "path": { "type": "string", "description": "Path of the request." },
+            "host": text_of(LONGEST_IN_HOOK, "Host; the Pod's address when absent."),
+            "path": text_of(LONGEST_IN_HOOK, "Path of the request."),
             "port": port,
-            "scheme": { "type": "string", "description": "HTTP (when absent) or HTTPS." },
+            "scheme": text_of(LONGEST_LABEL, "HTTP (when absent) or HTTPS."),
             "httpHeaders": {
                 "type": "array",
+                "maxItems": MOST_IN_HOOK,
                 "x-kubernetes-list-type": "atomic",
                 "description": "Additional headers; names may repeat.",
                 "items": {
                     "type": "object",
                     "required": ["name", "value"],
                     "properties": {
-                        "name": { "type": "string", "description": "Name of the header." },
-                        "value": { "type": "string", "description": "Value of the header." }
+                        "name": text_of(LONGEST_IN_HOOK, "Name of the header."),
+                        "value": text_of(LONGEST_IN_HOOK, "Value of the header.")
                     }
                 }
             }

@@ -179,6 +179,12 @@ async fn unknown_fields_are_kept(field: &Field) {
         )
         .await;
     field.settled("odd").await;
+    let event = field.event("UnknownField", "odd").await;
+    assert_eq!(event["type"], "Warning");
+    assert_eq!(
+        event["message"],
+        "unknown fields are left out; look for a misspelling: spec.template.spec.unknown"
+    );
     let log = field.world.plane.dir().join("kruise-manager.log");
     let words = "template and revision differ in defaults";
     let said = || {

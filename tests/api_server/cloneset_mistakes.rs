@@ -100,7 +100,36 @@ fn mistakes_in_words() -> Vec<(Value, &'static str)> {
             json!({ "lifecycle": { "preNormal": { "finalizersHandler": ["a/b/c"] } } }),
             "it is a/b/c; Pods take only finalizers",
         ),
+        (
+            json!({ "lifecycle": { "preDelete": { "labelsHandler": { "a": "b".repeat(64) } } } }),
+            "spec.lifecycle.preDelete.labelsHandler.a: Too long: may not be more than 63 bytes",
+        ),
+        (
+            json!({ "lifecycle": { "inPlaceUpdate": { "labelsHandler": { "k".repeat(318): "b" } } } }),
+            "spec.lifecycle.inPlaceUpdate.labelsHandler: Invalid value: a key is longer than 317 characters",
+        ),
+        (
+            json!({ "lifecycle": { "preNormal": { "labelsHandler": labels(65) } } }),
+            "spec.lifecycle.preNormal.labelsHandler: Too many: 65: must have at most 64 items",
+        ),
+        (
+            json!({ "volumeClaimTemplates": claims(101) }),
+            "spec.volumeClaimTemplates: Too many: 101: must have at most 100 items",
+        ),
     ]
+}
+
+fn claims(count: usize) -> Value {
+    let claim = |at| {
+        json!({ "metadata": { "name": format!("c{at}") }, "spec": { "accessModes": ["ReadWriteOnce"],
+            "resources": { "requests": { "storage": "1Gi" } } } })
+    };
+    (0..count).map(claim).collect()
+}
+
+fn labels(count: usize) -> Value {
+    let labels = (0..count).map(|at| (format!("l{at}"), json!("x")));
+    labels.collect::<serde_json::Map<_, _>>().into()
 }
 
 /// Mistakes in fields that only v1beta1 has: v1alpha1 says them in annotations, which are no part of the schema.
@@ -151,6 +180,10 @@ fn mistakes_in_order() -> Vec<(Value, &'static str)> {
         (
             json!({ "scatterStrategy": [{ "key": "", "value": "b" }] }),
             "scatterStrategy[0].key: Invalid value: \"\"",
+        ),
+        (
+            json!({ "scatterStrategy": [{ "key": "a", "value": "b".repeat(64) }] }),
+            "scatterStrategy[0].value: Too long: may not be more than 63 bytes",
         ),
     ]
 }

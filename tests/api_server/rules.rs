@@ -53,6 +53,22 @@ fn mistakes_in_selection() -> Vec<(Value, &'static str)> {
             "a key is longer than 317 characters",
         ),
         (
+            json!({ "selector": { "matchLabels": { "a": "b".repeat(64) } } }),
+            "spec.selector.matchLabels.a: Too long: may not be more than 63 bytes",
+        ),
+        (
+            json!({ "podSelector": { "matchLabels": { "k".repeat(318): "b" } } }),
+            "spec.podSelector.matchLabels: Invalid value: a key is longer than 317 characters",
+        ),
+        (
+            json!({ "podSelector": { "matchExpressions": [{ "key": "k".repeat(318), "operator": "Exists" }] } }),
+            "spec.podSelector.matchExpressions[0].key: Too long: may not be more than 317 bytes",
+        ),
+        (
+            json!({ "selector": { "matchExpressions": [{ "key": "a", "operator": "In", "values": ["b".repeat(64)] }] } }),
+            "spec.selector.matchExpressions[0].values[0]: Too long: may not be more than 63 bytes",
+        ),
+        (
             json!({ "parallelism": -1 }),
             "spec.parallelism is -1; give a number of nodes, 0 or greater",
         ),
@@ -190,6 +206,22 @@ async fn node_images_with_mistakes_are_refused_in_words() {
         (
             json!({ "": { "tags": [good] } }),
             "an image in spec.images has an empty name",
+        ),
+        (
+            json!({ "i".repeat(1025): { "tags": [good] } }),
+            "the name of an image may not be longer than 1024 characters",
+        ),
+        (
+            json!({ "nginx": { "tags": vec![json!({ "tag": "1" }); 10_001] } }),
+            "Too many: 10001: must have at most 10000 items",
+        ),
+        (
+            json!({ "nginx": { "tags": [good], "pullSecrets": vec![json!({}); 10_001] } }),
+            "spec.images.nginx.pullSecrets: Too many: 10001: must have at most 10000 items",
+        ),
+        (
+            with(json!({ "ownerReferences": vec![json!({}); 10_001] })),
+            "spec.images.nginx.tags[0].ownerReferences: Too many: 10001: must have at most 10000 items",
         ),
         (with(json!({ "tag": "" })), "spec.images.nginx.tags[0].tag"),
         (

@@ -102,8 +102,9 @@ async fn a_node_image_with_stored_mistakes_can_be_updated() {
     let plane = ControlPlane::start().unwrap();
     install_upstream(&plane, "v1beta1");
     let images = typed(&connect(plane.kubeconfig()).await, BETA, "NodeImage", None);
-    let bad = json!({ "tags": [{ "tag": "", "version": -1, "imagePullPolicy": "Never" }] });
-    let spec = json!({ "images": { "": bad } });
+    let bad = json!({ "tags": [{ "tag": "", "version": -1, "imagePullPolicy": "Never" }],
+        "pullSecrets": vec![json!({}); 10_001] });
+    let spec = json!({ "images": { "": bad, "i".repeat(1025): bad } });
     create(&images, old(BETA, "NodeImage", spec)).await.unwrap();
     install(&plane, "crds");
     let mistake = json!({ "spec": { "images": { "more": bad } } });
@@ -132,7 +133,8 @@ async fn a_cloneset_with_stored_mistakes_can_be_updated() {
         "replicas": 3, "minReadySeconds": 9, "progressDeadlineSeconds": 5, "revisionHistoryLimit": -1,
         "selector": { "matchLabels": { "app": "a" }, "matchExpressions": [{ "key": "app", "operator": "Like" }] },
         "template": { "metadata": { "labels": { "app": "a" } }, "spec": { "restartPolicy": "Never" } },
-        "lifecycle": { "preDelete": { "finalizersHandler": ["plain"] } },
+        "lifecycle": { "preDelete": { "finalizersHandler": ["plain"], "labelsHandler": { "k".repeat(400): "v".repeat(400) } } },
+        "volumeClaimTemplates": vec![json!({}); 101],
         "scaleStrategy": { "maxUnavailable": "20", "podsToDelete": ["a", "a", "?"] },
         "updateStrategy": { "rollingUpdate": { "maxUnavailable": 0, "maxSurge": "0.5%", "scatterStrategy": twice } },
     });

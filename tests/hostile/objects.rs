@@ -1,11 +1,12 @@
 //! Objects beside ours that others may write: revisions, Pods, Secrets.
 
+use kruise::api::keys::{KRUISE_POD_READY, POD_DELETION_COST};
 use kruise::cluster::Cluster;
-use kube::api::{DeleteParams, DynamicObject, ListParams};
+use kube::api::{DynamicObject, ListParams};
 use serde_json::{Value, json};
 
 use crate::support::waits;
-use crate::world::{NODE, Objects, clone_set, world};
+use crate::world::{NODE, Objects, clone_set, target, world};
 
 /// An owner reference to a CloneSet.
 fn owned(set: &DynamicObject, version: &str) -> Value {
@@ -53,45 +54,70 @@ async fn revisions_of_any_shape_end_no_program() {
         json!({ "spec": { "volumeClaimTemplates": [1, "x", {}], "template": {} } }),
     ];
     for (at, data) in shapes.iter().enumerate() {
-        // The name of the revision that the Pods have, too.
-        let _ = revisions.delete(&old, &DeleteParams::default()).await;
-        for (name, number) in [
-            (old.clone(), 0),
-            (format!("odd-{at}"), i64::MAX),
-            (format!("odd-{at}-low"), -1),
-        ] {
-            let object = json!({ "metadata": { "name": name, "ownerReferences": owned(&set, "v1beta1"),
+        let object = |name: &str, number: i64| {
+            json!({ "metadata": { "name": name, "ownerReferences": owned(&set, "v1beta1"),
                 "labels": { "app": "revisions", "controller.kubernetes.io/hash": name.trim_start_matches("revisions-"),
-                    "controller-revision-hash": name } }, "data": data, "revision": number });
-            // The API server refuses some by itself.
-            let _ = revisions.make(&object).await;
+                    "controller-revision-hash": name } }, "data": data, "revision": number })
+        };
+        // The name of the revision that the Pods have, too; the manager may take it first.
+        let _: () = waits::until("a revision in the old one's place", &String::new, async || {
+            revisions.remove(&old).await;
+            match revisions.make(&object(&old, 0)).await {
+                Err(words) if words.contains("already exists") => None,
+                made => {
+                    made.unwrap();
+                    Some(())
+                }
+            }
+        })
+        .await;
+        for (name, number) in [(format!("odd-{at}"), i64::MAX), (format!("odd-{at}-low"), 0)] {
+            revisions.make(&object(&name, number)).await.unwrap();
         }
+        let refused = revisions.make(&object("odd-negative", -1)).await.unwrap_err();
+        assert!(refused.contains("revision: Invalid value: -1"), "{refused}");
         sets.merge("revisions", &json!({ "spec": { "replicas": 3 + at % 2 } }))
             .await
             .unwrap();
         let labelled = ListParams::default().labels("app=revisions");
         if let Some(pod) = pods.list(&labelled).await.unwrap().items.first() {
-            let name = pod.metadata.name.as_deref().unwrap();
-            let _ = pods.delete(name, &DeleteParams::default().grace_period(0)).await;
+            pods.remove_now(pod.metadata.name.as_deref().unwrap()).await;
         }
     }
     world.still_works("after-revisions").await;
 }
 
-#[tokio::test]
-async fn annotations_and_owners_of_any_shape_end_no_program() {
-    let world = world().await;
-    let admin = world.admin().await;
-    let set = with_pods(&admin, "annotations").await;
-    let keys = [
-        "apps.kruise.io/inplace-update-state",
-        "apps.kruise.io/inplace-update-grace",
-        "apps.kruise.io/runtime-containers-meta",
-        "inplace-update-state",
-        "inplace-update-grace",
-        "lifecycle.apps.kruise.io/timestamp",
-        "apps.kruise.io/container-launch-priority",
-    ];
+/// Every annotation, or label, that our programs know, so that a new one is among them.
+fn keys(what: &str) -> Vec<&'static str> {
+    let mut found = Vec::new();
+    for constant in include_str!("../../src/api/keys.rs")
+        .split("\n\n")
+        .flat_map(|part| part.split(";\n"))
+    {
+        let (told, rest) = constant.split_once("pub const ").unwrap_or_default();
+        let text = rest
+            .split_once(": &str =")
+            .and_then(|(_, text)| text.split('"').nth(1));
+        let told = told
+            .trim_start()
+            .trim_start_matches("/// ")
+            .replace("Pod annotation", "Annotation");
+        let is_it =
+            told.starts_with(what) || (what == "Annotation" && told.starts_with("What old releases called"));
+        found.extend(text.filter(|_| is_it));
+    }
+    assert!(found.len() > 9, "{what}: {found:?}");
+    found
+}
+
+/// All keys with this value.
+fn all(keys: &[&str], text: &str) -> Value {
+    let entries = keys.iter().map(|key| ((*key).to_owned(), json!(text)));
+    entries.collect::<serde_json::Map<_, _>>().into()
+}
+
+/// What an annotation should not be.
+fn texts() -> Vec<String> {
     let deep = format!("{}1{}", "[".repeat(300), "]".repeat(300));
     let texts = [
         "",
@@ -101,24 +127,121 @@ async fn annotations_and_owners_of_any_shape_end_no_program() {
         "\"x\"",
         "-1",
         "99999999999999999999",
+        "99999999999999999999%",
         "9999-12-31T23:59:59Z",
+        "?/../x,,/",
         deep.as_str(),
+        r#"[[],{},1,null,[["a",1,{}]]]"#,
+        r#"{"hostile":[["a","b","c"],["?"],[1],{}],"":null}"#,
+        r#"[{"name":1},{"type":"Waiting","status":"x","lastTransitionTime":"x","reason":"","message":{}}]"#,
+        r#"[{"type":"Complete","status":"True","lastTransitionTime":"9999-12-31T23:59:59Z","reason":"?","message":"\u0000"}]"#,
+        r#"[{"name":"c","ready":"x","restartCount":1e300,"containerID":[]}]"#,
+        r#"{"containers":[{"name":"c","containerID":"?","restartCount":-1,"hashes":{"plainHash":-1,"extractedEnvFromMetadataHash":1e300}}]}"#,
         r#"{"revision":1,"updateTimestamp":"9999-12-31T23:59:59Z","lastContainerStatuses":[],"containerBatchesRecord":{}}"#,
         r#"{"revision":"r","updateTimestamp":"0000-01-01T00:00:00Z","nextContainerImages":{"c":1},"graceSeconds":9223372036854775807}"#,
     ];
+    texts.map(str::to_owned).into()
+}
+
+/// An object with everything that our programs read in metadata, and one of each kind that they read it of.
+#[tokio::test]
+async fn annotations_and_labels_of_any_shape_on_any_kind_end_no_program() {
+    let world = world().await;
+    let admin = world.admin().await;
+    let secrets = Objects::new(&admin, "", "v1", "Secret", Some("kruise-daemon-config"));
+    let revisions = Objects::new(&admin, "apps", "v1", "ControllerRevision", Some("default"));
+    let nodes = Objects::new(&admin, "", "v1", "Node", None);
+    let set = with_pods(&admin, "metadata").await;
+    for (number, text) in texts().iter().enumerate() {
+        let annotations = all(&keys("Annotation"), text);
+        // No label may have such a text.
+        let labels = all(&keys("Label"), ["", "true", "x", "1"][number % 4]);
+        let metadata = |name: &str| json!({ "name": name, "annotations": annotations, "labels": labels });
+        for version in ["v1alpha1", "v1beta1"] {
+            let name = format!("metadata-{version}-{number}");
+            for (kind, spec) in [
+                ("CloneSet", clone_set(&name, 1)),
+                (
+                    "ImagePullJob",
+                    json!({ "image": "hostile:metadata", "completionPolicy": {} }),
+                ),
+                (
+                    "ContainerRecreateRequest",
+                    json!({ "podName": target(number), "containers": [{ "name": "main" }] }),
+                ),
+                ("NodeImage", json!({ "images": {} })),
+            ] {
+                let objects = Objects::ours(&admin, version, kind);
+                let object = json!({ "metadata": metadata(&name), "spec": spec });
+                let made = objects.make(&object).await;
+                // It has become a field, which no such text fits in.
+                let is_field = (kind, version) == ("CloneSet", "v1alpha1") && text.len() > 64;
+                match made {
+                    Err(words) if is_field => {
+                        assert!(words.contains("imagePreDownloadParallelism: Too long"), "{words}")
+                    }
+                    made => made.unwrap(),
+                }
+            }
+            // That of the daemon, with a Secret.
+            let entry = json!({ "tags": [{ "tag": "1", "pullPolicy": { "ttlSecondsAfterFinished": 1 } }], "pullSecrets": [{ "namespace": "kruise-daemon-config", "name": name }] });
+            let patch = json!({ "metadata": { "annotations": annotations }, "spec": { "images": { "hostile": entry } } });
+            Objects::ours(&admin, version, "NodeImage")
+                .merge(NODE, &patch)
+                .await
+                .unwrap();
+            let secret = json!({ "metadata": metadata(&name), "type": "kubernetes.io/dockerconfigjson",
+                "stringData": { ".dockerconfigjson": "{}" } });
+            secrets.make(&secret).await.unwrap();
+            let mut revision = json!({ "metadata": metadata(&name), "revision": number, "data": {} });
+            revision["metadata"]["ownerReferences"] = owned(&set, version);
+            revisions.make(&revision).await.unwrap();
+        }
+        let metadata = json!({ "annotations": annotations, "labels": labels });
+        nodes.merge(NODE, &json!({ "metadata": metadata })).await.unwrap();
+    }
+    // One with such a label is there without a Node, and no daemon answers for it.
+    let images = Objects::ours(&admin, "v1beta1", "NodeImage");
+    for image in images.list(&ListParams::default()).await.unwrap().items {
+        let name = image.metadata.name.unwrap();
+        if name != NODE {
+            images.remove(&name).await;
+        }
+    }
+    let none = |keys: Vec<&'static str>| {
+        keys.into_iter()
+            .map(|key| (key.to_owned(), Value::Null))
+            .collect::<serde_json::Map<_, _>>()
+    };
+    let plain =
+        json!({ "metadata": { "annotations": none(keys("Annotation")), "labels": none(keys("Label")) } });
+    nodes.merge(NODE, &plain).await.unwrap();
+    world.still_works("after-metadata").await;
+}
+
+#[tokio::test]
+async fn annotations_and_owners_of_any_shape_end_no_program() {
+    let world = world().await;
+    let admin = world.admin().await;
+    let set = with_pods(&admin, "annotations").await;
+    let texts = texts();
     for (namespace, version) in [("default", "v1beta1"), ("other", "v1beta1"), ("other", "v9")] {
         let pods = Objects::new(&admin, "", "v1", "Pod", Some(namespace));
         for (number, text) in texts.iter().enumerate() {
-            let annotations: Value = keys
-                .iter()
-                .map(|key| ((*key).to_owned(), json!(text)))
-                .collect::<serde_json::Map<_, _>>()
-                .into();
+            let mut annotations = all(&keys("Annotation"), text);
+            // The one that the API server looks at.
+            annotations[POD_DELETION_COST] = json!("-2147483648");
             let pod = json!({ "metadata": { "name": format!("odd-{version}-{number}"), "ownerReferences": owned(&set, version),
                     "labels": { "app": "annotations", "lifecycle.apps.kruise.io/state": "odd" }, "annotations": annotations },
                 "spec": { "nodeName": NODE, "terminationGracePeriodSeconds": i64::MAX,
+                    "readinessGates": [{ "conditionType": KRUISE_POD_READY }],
                     "containers": [{ "name": "c", "image": "i" }] } });
             pods.make(&pod).await.unwrap();
+            // Programs of ours keep there who wants the Pod unready, as JSON.
+            let condition = json!({ "type": KRUISE_POD_READY, "status": "False", "message": text });
+            let status = json!({ "status": { "conditions": [condition] } });
+            let name = format!("odd-{version}-{number}");
+            pods.merge_status(&name, &status).await.unwrap();
         }
     }
     let change = json!({ "spec": {

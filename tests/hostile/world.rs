@@ -105,6 +105,14 @@ impl World {
             ])
             .ready(move || ready(&probe));
         daemon.start().unwrap();
+        let of_node = async {
+            let images = Objects::ours(&connect(plane.kubeconfig()).await, "v1beta1", "NodeImage");
+            waits::until("the node's NodeImage", &String::new, || async {
+                images.get(NODE).await.ok()
+            })
+            .await
+        };
+        tokio::runtime::Handle::current().block_on(of_node);
         Self {
             plane,
             webhooks,
@@ -314,10 +322,29 @@ impl Objects {
 
     /// Deletes one, if it is there.
     pub async fn remove(&self, name: &str) {
-        match self.api.delete(name, &DeleteParams::default()).await {
+        self.delete_with(name, &DeleteParams::default()).await;
+    }
+
+    /// Deletes one, if it is there, without a grace period.
+    pub async fn remove_now(&self, name: &str) {
+        self.delete_with(name, &DeleteParams::default().grace_period(0))
+            .await;
+    }
+
+    async fn delete_with(&self, name: &str, params: &DeleteParams) {
+        match self.api.delete(name, params).await {
             Err(kube::Error::Api(why)) if why.code == 404 => {}
             done => drop(done.unwrap()),
         }
+    }
+
+    /// Merges a patch into the status of one.
+    pub async fn merge_status(&self, name: &str, patch: &Value) -> Result<(), String> {
+        let patched = self
+            .api
+            .patch_status(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await;
+        patched.map(drop).map_err(|why| why.to_string())
     }
 
     /// Merges a patch into one.

@@ -259,6 +259,57 @@ fn schemas_are_structural() {
     }
 }
 
+/// What is as long as an object, since the API server keeps every field of it.
+const WITHOUT_MAXIMUM: &[(&str, &str)] = &[
+    (
+        ".spec.template",
+        "as core/v1.PodTemplateSpec: the webhook holds its lists against a maximum",
+    ),
+    (".spec.template.spec", "the same"),
+    (".spec.volumeClaimTemplates[]", "as core/v1.PersistentVolumeClaim"),
+];
+
+/// Whether nothing of this schema can be as long as an object; the key of a map is counted by a rule.
+fn has_maximum(node: &Value, is_map: bool) -> bool {
+    let keys_are_short = || {
+        let rules = node["x-kubernetes-validations"].as_array().into_iter().flatten();
+        let mut rules = rules.filter_map(|rule| rule["rule"].as_str());
+        rules.any(|rule| rule.starts_with("self.all(") && rule.contains("size("))
+    };
+    match node["type"].as_str() {
+        Some("array") => node["maxItems"].is_u64(),
+        Some("object") if is_map => node["maxProperties"].is_u64() && keys_are_short(),
+        Some("object") => node["x-kubernetes-preserve-unknown-fields"] != true,
+        Some("string") | None => node["maxLength"].is_u64() || node["enum"].is_array(),
+        _ => true,
+    }
+}
+
+/// Each text takes some 32 bytes of memory, however short it is, and an object of 1.5 MiB has room for half a million.
+#[test]
+fn every_list_map_and_text_of_a_spec_has_a_maximum() {
+    let mut without = BTreeSet::new();
+    for plural in KINDS {
+        for (version, schema) in versions(&ours(plural)) {
+            let all = paths(&schema);
+            for (path, node) in all.iter().filter(|(path, _)| path.starts_with(".spec")) {
+                let is_map = all.contains_key(&format!("{path}{{}}"));
+                if has_maximum(node, is_map) {
+                    continue;
+                }
+                let known = WITHOUT_MAXIMUM.iter().any(|(known, _)| known == path);
+                assert!(known, "{plural} {version}: {path} has no maximum");
+                without.insert(path.clone());
+            }
+        }
+    }
+    let known: BTreeSet<String> = WITHOUT_MAXIMUM
+        .iter()
+        .map(|(path, _)| (*path).to_owned())
+        .collect();
+    assert_eq!(without, known, "what has a maximum needs no reason");
+}
+
 /// A rule whose path leads nowhere would be lost in silence.
 #[test]
 fn every_rule_is_somewhere() {

@@ -3,9 +3,10 @@
 
 use serde_json::{Value, json};
 
-use super::{FORBIDDEN, INVALID, Rule, name, not_empty, not_negative, says, says_unless_stored, tells};
+use super::{FORBIDDEN, INVALID, Rule, name, not_negative, says, says_unless_stored, tells};
 use crate::api::cloneset::NO_ROOM;
 use crate::api::json::set;
+use crate::api::schemas::{LONGEST_KEY, LONGEST_LABEL};
 
 /// Pods stay, so none is made beyond `replicas`.
 const NO_SURGE: &str = "InPlaceOnly keeps every Pod, so there is nothing to surge with; set maxSurge to 0";
@@ -88,6 +89,10 @@ fn few_terms() -> Value {
     json!({ "maxItems": 256 })
 }
 
+fn label_key() -> Value {
+    json!({ "minLength": 1, "maxLength": LONGEST_KEY })
+}
+
 fn some_labels() -> Value {
     says(
         "size(self.?matchLabels.orValue({})) + size(self.?matchExpressions.orValue([])) > 0",
@@ -107,7 +112,7 @@ fn finalizer() -> Value {
         "'it is %s; Pods take only finalizers of the form DOMAIN/NAME'.format([self])",
         "Pods take only finalizers of the form DOMAIN/NAME",
     );
-    set(&mut keywords, &["maxLength"], json!(317));
+    set(&mut keywords, &["maxLength"], json!(LONGEST_KEY));
     keywords
 }
 
@@ -321,7 +326,7 @@ pub(in crate::api) const LIMITS: &[Rule] = &[
     },
     Rule {
         path: "priorityStrategy.orderPriority.[].orderedKey",
-        add: not_empty,
+        add: label_key,
     },
     Rule {
         path: "priorityStrategy.weightPriority.[].weight",
@@ -345,7 +350,11 @@ pub(in crate::api) const LIMITS: &[Rule] = &[
     },
     Rule {
         path: "scatterStrategy.[].key",
-        add: not_empty,
+        add: label_key,
+    },
+    Rule {
+        path: "scatterStrategy.[].value",
+        add: || json!({ "maxLength": LONGEST_LABEL }),
     },
     Rule {
         path: "inPlaceUpdateStrategy.gracePeriodSeconds",

@@ -12,7 +12,7 @@ use super::memory::Memory;
 use super::observe::revision_at;
 use super::plan;
 use super::revision::{self, Owner, Revision, Step, Wanted};
-use super::{Work, act};
+use super::{Work, act, report};
 use crate::admission::cloneset::{mistakes, templates};
 use crate::api::cloneset::{CloneSet, CloneSetStatus};
 use crate::api::json::set;
@@ -235,7 +235,12 @@ async fn find_out(work: &Work<'_>, all: &[Arc<Revision>], collisions: Option<i32
     }
     let defaults = Defaults::of(&work.ctx.options.feature_gates);
     let templates = match pod_template::ask(&work.ctx.cluster, owner.namespace, asked, defaults).await {
-        Ok(Answer::Good { templates, .. }) => templates,
+        Ok(Answer::Good {
+            templates, unknown, ..
+        }) => {
+            report::unknown_fields(work, &unknown);
+            templates
+        }
         Ok(Answer::Bad(why)) => return Err(Unfit::Mistake(why)),
         // A quota or policy for PodTemplates, of which none is to be made. Its defaults make no other revision, so it is the
         // same once the dry run is taken.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::Work;
 use super::act::keep_set;
 use super::memory::Memory;
-use super::plan::{Act, ClaimPatch, Event, Job, WAITING, Why};
+use super::plan::{Act, ClaimPatch, Event, Job, WAITING, Why, cut};
 use crate::api::cloneset::{CloneSet, CloneSetStatus};
 use crate::api::keys;
 use crate::cluster::{Error, EventType, write};
@@ -187,6 +187,9 @@ fn list(names: &BTreeSet<String>) -> String {
     first_of(NAMES, names.iter().map(String::as_str))
 }
 
+/// Event reason: the template has fields that the API server does not know.
+const UNKNOWN_FIELD: &str = "UnknownField";
+
 /// Publishes what was done, and what is planned to be told unless it was told before.
 pub fn tell(work: &Work<'_>, tally: Tally, planned: Vec<Event>, memory: &mut Memory) {
     let new = planned
@@ -212,6 +215,35 @@ pub fn tell(work: &Work<'_>, tally: Tally, planned: Vec<Event>, memory: &mut Mem
         let events = &work.ctx.cluster.events;
         events.publish(about(work), type_, event.reason, "Reconcile", event.message);
     }
+}
+
+/// Fields that an event names, and bytes of each.
+const FIELDS: usize = 8;
+const LONGEST_FIELD: usize = 100;
+
+/// Tells of fields that Pods go without, since the API server does not know them: the webhook would have warned.
+pub fn unknown_fields(work: &Work<'_>, fields: &[String]) {
+    if fields.is_empty() {
+        return;
+    }
+    let fields: Vec<_> = fields
+        .iter()
+        .take(FIELDS)
+        .map(|field| cut(field, LONGEST_FIELD))
+        .collect();
+    let message = format!(
+        "unknown fields are left out; look for a misspelling: {}",
+        fields.join(", ")
+    );
+    tracing::warn!(set = %work.name, reason = UNKNOWN_FIELD, "{message}");
+    let events = &work.ctx.cluster.events;
+    events.publish(
+        about(work),
+        EventType::Warning,
+        UNKNOWN_FIELD,
+        "Reconcile",
+        message,
+    );
 }
 
 fn about(work: &Work<'_>) -> ObjectReference {

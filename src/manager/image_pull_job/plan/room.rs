@@ -161,7 +161,7 @@ mod tests {
     use super::*;
     use crate::api::node_image::{
         ImagePullPhase, ImagePullPolicy, ImageTagPullPolicy, ImageTagSpec, ImageTagStatus, MOST_STATUS,
-        SandboxConfig,
+        MOST_TAGS, SandboxConfig,
     };
     use k8s_openapi::api::core::v1::ObjectReference;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -284,6 +284,7 @@ mod tests {
             };
             let [asked, said] = [json!(asked), json!(said)].map(|entry| entry.to_string().len() + 1);
             let tags = BYTES / asked;
+            assert!(tags < MOST_TAGS, "{tags} tags of {asked} bytes");
             assert!(
                 tags * said < MOST_STATUS,
                 "{tags} tags of {asked} and {said} bytes"
