@@ -297,6 +297,45 @@ fn a_pass_makes_and_patches_fewer_pods_where_each_takes_much_memory() {
     assert_eq!(world.set["status"]["updatedAvailableReplicas"], 10);
 }
 
+/// Nodes of many Pods may be dead: what goes and keeps its claims is not counted among the Pods that a plan makes.
+#[test]
+fn pods_that_never_go_take_no_room_of_new_ones() {
+    let mut world = World::new(spec(false, true));
+    world.edit(&json!({ "replicas": 3, "scaleStrategy": { "enablePVCReuse": true } }));
+    settle(&mut world);
+    let dead: Vec<String> = world.pods.keys().cloned().collect();
+    for name in &dead {
+        world.pods.get_mut(name).unwrap()["metadata"]["finalizers"] = json!(["example.io/dead"]);
+        world.delete(name);
+    }
+    world.memory = usize::MAX;
+    world.edit(&json!({ "replicas": 8 }));
+    settle(&mut world);
+    assert_eq!(world.pods.len(), 8, "three of them are going");
+    let plan = world.reconcile().1;
+    assert_eq!((plan.acts.len(), plan.wake), (0, None), "nothing is to be done");
+}
+
+/// What an update in place under way is to write next stands in a revision that takes too much memory.
+#[test]
+fn an_update_under_way_waits_for_a_revision_that_cannot_be_read() {
+    let mut world = World::new(spec(false, false));
+    rolling(&mut world, json!({ "maxUnavailable": "100%" }));
+    settle(&mut world);
+    container(&mut world, "image", json!("app:2"));
+    world.reconcile();
+    let mut observed = world.observe();
+    let read = crate::manager::cloneset::plan::plan(&observed, world.now);
+    let newest = observed.update.clone();
+    observed.revisions.retain(|one| one.name != newest);
+    observed.unread.push(newest);
+    let plan = crate::manager::cloneset::plan::plan(&observed, world.now);
+    assert_eq!(patched(&plan), 0, "{plan:?}");
+    let said = |plan: &Plan| format!("{:?}", plan.status);
+    assert!(said(&plan).contains("which takes too much memory"), "{plan:?}");
+    assert!(!said(&read).contains("which takes too much memory"));
+}
+
 /// How many Pods a plan patches.
 fn patched(plan: &Plan) -> usize {
     let patch = |act: &&Act| matches!(act, Act::PatchPod { .. });
