@@ -71,7 +71,7 @@ async fn objects_of_many_small_values_do_not_exceed_the_memory_limit() {
     template["spec"]["odd"] = small(100_000);
     greedy.create(&sets, set("large", 1, template)).await;
     let many = greedy
-        .create(&sets, set("many", 60, variables("many", 60, "i:1")))
+        .create(&sets, set("many", 40, variables("many", 30, "i:1")))
         .await;
     for at in 0..40 {
         let mut template = variables("many", 1, "i:0");
@@ -100,11 +100,11 @@ async fn objects_of_many_small_values_do_not_exceed_the_memory_limit() {
     let all = |set: &CloneSet| {
         set.status
             .as_ref()
-            .is_some_and(|status| status.updated_replicas == 60)
+            .is_some_and(|status| status.updated_replicas == 40)
     };
     greedy.status("many", "all made and updated", all).await;
     println!("made: {} MiB", peak(pid) >> 20);
-    let again = variables("many", 60, "i:2");
+    let again = variables("many", 30, "i:2");
     greedy
         .edit("many", json!({ "spec": { "template": again } }))
         .await;
