@@ -208,29 +208,29 @@ async fn managed_fields_with_a_time_in_the_year_9999_stop_no_watch() {
 #[tokio::test]
 async fn a_job_that_waits_for_another_tenant_s_pull_says_so_and_has_the_image_pulled_again() {
     let admin = world().admin().await;
-    nodes(&admin, &["shared-1"], json!({})).await;
+    nodes(&admin, &["waited-1"], json!({})).await;
     let (early, late) = (tenant(&admin, "early").await, tenant(&admin, "late").await);
-    create(&early, job("early", "nginx:shared", "shared-1")).await;
-    asked(&admin, "shared-1", "nginx", "shared").await;
-    answer(&admin, "shared-1", Answer::Pulling).await;
-    let mut fresh = job("late", "nginx:shared", "shared-1");
+    create(&early, job("early", "nginx:waited", "waited-1")).await;
+    asked(&admin, "waited-1", "nginx", "waited").await;
+    answer(&admin, "waited-1", Answer::Pulling).await;
+    let mut fresh = job("late", "nginx:waited", "waited-1");
     fresh["spec"]["imagePullPolicy"] = json!("Always");
     create(&late, fresh).await;
     until(&late, "late", "waiting for the pull", |j: &ImagePullJob| {
         let conditions = j.status.iter().flat_map(|s| &s.conditions);
         conditions
             .into_iter()
-            .any(|c| c.type_ == "Waiting" && c.reason == "PullInProgress" && c.message.ends_with(" shared-1"))
+            .any(|c| c.type_ == "Waiting" && c.reason == "PullInProgress" && c.message.ends_with(" waited-1"))
     })
     .await;
-    answer(&admin, "shared-1", Answer::Succeeded).await;
+    answer(&admin, "waited-1", Answer::Succeeded).await;
     until(&early, "early", "ended", completed).await;
     let images = Api::<NodeImage>::all(admin.client.clone());
-    until(&images, "shared-1", "asked again", |i: &NodeImage| {
+    until(&images, "waited-1", "asked again", |i: &NodeImage| {
         i.spec.images["nginx"].tags[0].version == 1
     })
     .await;
-    answer(&admin, "shared-1", Answer::Succeeded).await;
+    answer(&admin, "waited-1", Answer::Succeeded).await;
     let ended = until(&late, "late", "ended", completed).await.status.unwrap();
     assert_eq!((ended.succeeded, &*ended.conditions[0].reason), (1, "Completed"));
 }
