@@ -106,6 +106,8 @@ fn names(words: &str, version: &str, field: &str) -> bool {
     let unread = field
         .strip_prefix("spec.")
         .filter(|_| words.contains("Go struct field"));
+    // Kubernetes 1.34 says of a value that it is an object.
+    let words = &words.replace("Invalid value: \"object\": ", "Invalid value: ");
     is_named(field, words)
         || unread.is_some_and(|below| is_named(below, words))
         || (version == "v1alpha1" && is_named(&beta, words))
