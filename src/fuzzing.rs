@@ -150,7 +150,7 @@ fn observed(update: &Revision, current: &Revision) -> Observed {
         template: Default::default(),
         collisions: None,
         unread: Vec::new(),
-        memory: update.memory().max(current.memory()),
+        memory: update.memory.max(current.memory),
         jobs: Vec::new(),
         nodes: BTreeMap::new(),
         failures: BTreeMap::new(),

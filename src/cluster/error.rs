@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::api::names;
+use crate::ops::panics::Panicked;
 
 /// An error of a call to the API server, or of the configuration to reach it.
 #[derive(Debug, thiserror::Error)]
@@ -192,6 +193,12 @@ impl Error {
                 _ => "refused",
             },
         }
+    }
+}
+
+impl From<Panicked> for Error {
+    fn from(panicked: Panicked) -> Self {
+        Self::Transport(panicked.to_string())
     }
 }
 

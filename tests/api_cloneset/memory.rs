@@ -1,7 +1,5 @@
 //! What the objects of one namespace may take of the manager's memory.
 
-use std::fs;
-
 use kruise::api::cloneset::CloneSet;
 use kube::api::DynamicObject;
 use serde_json::{Map, Value, json};
@@ -13,14 +11,6 @@ use crate::world::World;
 
 /// The limit of its Deployment, 512 MiB, without a quarter that others may need.
 const MOST: u64 = 384 << 20;
-
-/// The most memory that a process has had, in bytes.
-fn peak(pid: i32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kibibytes = most.unwrap().split_whitespace().next().unwrap();
-    kibibytes.parse::<u64>().unwrap() << 10
-}
 
 /// So many values that take up to a hundred times their length.
 fn small(values: usize) -> Value {
@@ -91,19 +81,18 @@ async fn objects_of_many_small_values_do_not_exceed_the_memory_limit() {
     }
     let mut manager = Manager::unelected(&world.plane, "kruise-manager");
     manager.start().unwrap();
-    let pid = manager.pid().unwrap().as_raw();
-    println!("listed: {} MiB", peak(pid) >> 20);
+    println!("listed: {} MiB", manager.peak_memory() >> 20);
     until_converted(&world.plane, &ALL);
     other.set("web", json!({})).await;
     other.settled("web").await;
-    println!("others: {} MiB", peak(pid) >> 20);
+    println!("others: {} MiB", manager.peak_memory() >> 20);
     let all = |set: &CloneSet| {
         set.status
             .as_ref()
             .is_some_and(|status| status.updated_replicas == 40)
     };
     greedy.status("many", "all made and updated", all).await;
-    println!("made: {} MiB", peak(pid) >> 20);
+    println!("made: {} MiB", manager.peak_memory() >> 20);
     let again = variables("many", 30, "i:2");
     greedy
         .edit("many", json!({ "spec": { "template": again } }))
@@ -111,7 +100,7 @@ async fn objects_of_many_small_values_do_not_exceed_the_memory_limit() {
     greedy.status("many", "all made and updated", all).await;
     other.image("web", "example.com/app:2").await;
     other.settled("web").await;
-    println!("updated: {} MiB", peak(pid) >> 20);
-    let most = peak(pid);
+    println!("updated: {} MiB", manager.peak_memory() >> 20);
+    let most = manager.peak_memory();
     assert!(most < MOST, "{} MiB: {}", most >> 20, manager.tail());
 }

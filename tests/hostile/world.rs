@@ -136,11 +136,7 @@ impl World {
 
     /// The most memory that the webhooks have had, in bytes.
     pub fn webhook_memory(&self) -> u64 {
-        let pid = lock(&self.webhook).pid().unwrap();
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kibibytes = most.unwrap().split_whitespace().next().unwrap();
-        kibibytes.parse::<u64>().unwrap() << 10
+        lock(&self.webhook).peak_memory()
     }
 
     /// The ends of all logs.

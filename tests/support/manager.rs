@@ -135,6 +135,15 @@ impl Manager {
             .sum()
     }
 
+    /// The most memory that it has had, in bytes.
+    pub fn peak_memory(&self) -> u64 {
+        let pid = self.program.pid().unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kibibytes = most.unwrap().split_whitespace().next().unwrap();
+        kibibytes.parse::<u64>().unwrap() << 10
+    }
+
     /// Waits until its readiness answer has these words, whatever its code.
     pub fn until_it_says(&self, words: &str) {
         let says = || Ok(readiness(&self.health).contains(words).then_some(()));

@@ -363,12 +363,12 @@ impl History {
     /// The revisions as the plan takes them: those of the CloneSet, and of its Pods, of these the newest that there is
     /// memory for; and the names of the others.
     pub fn observed(&self, pods: &[Arc<Pod>]) -> (Vec<Arc<plan::Revision>>, Vec<String>) {
-        let (used, own) = (self.used(pods), [&self.update, &self.current]);
+        let used = self.used(pods);
         let used = |one: &&Revision| used.iter().any(|label| revision::same(label, &one.name));
         let mut memory = 0;
         let (mut taken, unread): (Vec<_>, Vec<_>) = self.fit().rev().filter(used).partition(|one| {
-            memory += one.memory();
-            memory <= OLD || own.contains(&&one.name)
+            memory += one.memory;
+            memory <= OLD || self.names(one)
         });
         taken.reverse();
         (
@@ -383,12 +383,15 @@ impl History {
         all.filter(|one: &&Revision| one.unfit.is_none())
     }
 
-    /// The memory that the larger of the CloneSet's two revisions takes, in bytes.
+    /// Whether it is one of the two that the CloneSet itself names.
+    fn names(&self, one: &Revision) -> bool {
+        [&self.update, &self.current].contains(&&one.name)
+    }
+
+    /// The memory that the larger of these two takes, in bytes.
     pub fn memory(&self) -> usize {
-        let own = self
-            .fit()
-            .filter(|one| [&self.update, &self.current].contains(&&one.name));
-        own.map(Revision::memory).max().unwrap_or_default()
+        let own = self.fit().filter(|one| self.names(one));
+        own.map(|one| one.memory).max().unwrap_or_default()
     }
 
     /// Warnings of revisions that no Pods can be made of. They count as if they were not there.

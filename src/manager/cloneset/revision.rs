@@ -62,6 +62,8 @@ pub struct Revision {
     pub created: Option<Time>,
     /// Data, in Go's JSON.
     pub data: String,
+    /// The memory that the data takes when it is parsed, in bytes, as [`memory`] estimates it.
+    pub memory: usize,
     /// Labels.
     pub labels: BTreeMap<String, String>,
     /// Annotation [`keys::VOLUME_CLAIM_TEMPLATE_HASH`].
@@ -98,15 +100,14 @@ impl From<&ControllerRevision> for Revision {
     fn from(from: &ControllerRevision) -> Self {
         let metadata = &from.metadata;
         let annotations = metadata.annotations.as_ref();
+        let data = from.data.as_ref().map(|data| go_json::sorted(&data.0));
+        let data = data.unwrap_or_default();
         Self {
             name: metadata.name.clone().unwrap_or_default(),
             number: from.revision,
             created: metadata.creation_timestamp.clone(),
-            data: from
-                .data
-                .as_ref()
-                .map(|data| go_json::sorted(&data.0))
-                .unwrap_or_default(),
+            memory: memory(data.as_bytes()),
+            data,
             labels: metadata.labels.clone().unwrap_or_default(),
             claim_hash: annotations.and_then(|all| all.get(keys::VOLUME_CLAIM_TEMPLATE_HASH).cloned()),
             unfit: unfit(from.data.as_ref().map(|data| &data.0)),
@@ -139,11 +140,6 @@ pub fn no_template(template: &Value) -> Option<String> {
 }
 
 impl Revision {
-    /// The memory that its data takes when it is parsed, in bytes, as [`memory`] estimates it.
-    pub fn memory(&self) -> usize {
-        memory(self.data.as_bytes())
-    }
-
     /// The Pod template that the revision holds.
     pub fn template(&self) -> Option<Value> {
         template(&self.data)

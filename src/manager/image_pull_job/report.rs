@@ -199,7 +199,7 @@ impl Reporter {
             let body = body(&job.uid, &status);
             let write = write::patch_status_merge(&api, &job.key.name, &body);
             let written = isolated(super::NAME, &job.key, write).await;
-            let written = written.unwrap_or_else(|panicked| Err(Error::Transport(panicked.to_string())));
+            let written = written.unwrap_or_else(|panicked| Err(panicked.into()));
             Done {
                 job,
                 begins,

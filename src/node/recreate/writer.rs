@@ -222,8 +222,7 @@ fn spawn(
         let _step = step;
         let written = report::write(&shared.ctx.cluster, &shared.ctx.node_name, &base, &write.status);
         let written = isolated(super::NAME, &write.request, written).await;
-        let written = written
-            .unwrap_or_else(|panicked| Written::Failed(cluster::Error::Transport(panicked.to_string())));
+        let written = written.unwrap_or_else(|panicked| Written::Failed(panicked.into()));
         (write, written)
     });
 }
