@@ -159,6 +159,8 @@ pub const SYSTEM_NAMESPACE: &str = "kruise-system";
 pub const EVENT_PULL_SUCCEEDED: &str = "PullImageSucceed";
 /// Event reason: an image could not be pulled.
 pub const EVENT_PULL_FAILED: &str = "PullImageFailed";
+/// Event reason: the last attempt of a pull that was given up at its deadline failed; of ours.
+pub const EVENT_ATTEMPT_FAILED: &str = "PullImageAttemptFailed";
 /// Event reason: a container is being stopped.
 pub const EVENT_KILLING: &str = "Killing";
 /// Event reason: a preStop hook failed.

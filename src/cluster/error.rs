@@ -1,5 +1,6 @@
 //! What can go wrong between us and the API server.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use crate::api::names;
@@ -62,6 +63,15 @@ impl Error {
         match self {
             Self::Api(status) => Some(status.code),
             _ => None,
+        }
+    }
+
+    /// What the API server says of it, in its words alone; ours where it did not answer.
+    #[must_use]
+    pub fn words(&self) -> Cow<'_, str> {
+        match self {
+            Self::Api(status) => Cow::Borrowed(&status.message),
+            _ => Cow::Owned(self.to_string()),
         }
     }
 

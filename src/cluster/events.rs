@@ -5,6 +5,7 @@
 
 mod pace;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use jiff::Timestamp;
@@ -30,6 +31,7 @@ pub enum EventType {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Repeat {
+    component: Arc<str>,
     uid: String,
     type_: EventType,
     reason: String,
@@ -45,6 +47,7 @@ struct Note {
 /// Publishes events; clones share the queue.
 #[derive(Clone)]
 pub struct Events {
+    component: Arc<str>,
     queue: mpsc::Sender<Note>,
 }
 
@@ -63,19 +66,21 @@ impl Events {
     /// Starts the task that writes; it ends with the last clone.
     pub(super) fn start(client: Client, clock: Clock, component: &str, host: Option<&str>) -> Self {
         let (queue, rx) = mpsc::channel(QUEUE);
-        let source = EventSource {
-            component: Some(component.to_owned()),
-            host: host.map(str::to_owned),
-        };
-        tokio::spawn(publish_all(
-            Writer {
-                client,
-                clock,
-                source,
-            },
-            rx,
-        ));
-        Self { queue }
+        let host = host.map(str::to_owned);
+        tokio::spawn(publish_all(Writer { client, clock, host }, rx));
+        Self {
+            component: component.into(),
+            queue,
+        }
+    }
+
+    /// The same, with another component as the source: `kubectl describe` shows it, and field selectors know it.
+    #[must_use]
+    pub fn of(&self, component: &str) -> Self {
+        Self {
+            component: component.into(),
+            queue: self.queue.clone(),
+        }
     }
 
     /// Records `reason` with the text `note` on `object`; `action` says what was done. Returns at once and
@@ -90,6 +95,7 @@ impl Events {
     ) {
         let uid = object.uid.clone().unwrap_or_default();
         let repeat = Repeat {
+            component: Arc::clone(&self.component),
             uid,
             type_,
             reason: reason.to_owned(),
@@ -122,7 +128,7 @@ fn cut(mut text: String) -> String {
 struct Writer {
     client: Client,
     clock: Clock,
-    source: EventSource,
+    host: Option<String>,
 }
 
 /// An event that was written: its name, and how often it came up, since then too.
@@ -187,6 +193,7 @@ impl Writer {
     fn event(&self, note: &Note, namespace: &str) -> Event {
         let now = self.clock.now();
         let name = note.object.name.as_deref().unwrap_or("unknown");
+        let component = Some(note.repeat.component.to_string());
         Event {
             metadata: ObjectMeta {
                 name: Some(event_name(name, now)),
@@ -201,9 +208,12 @@ impl Writer {
             reason: Some(note.repeat.reason.clone()),
             action: Some(note.action.clone()),
             message: Some(note.repeat.note.clone()),
-            source: Some(self.source.clone()),
-            reporting_component: self.source.component.clone(),
-            reporting_instance: self.source.host.clone().or_else(|| self.source.component.clone()),
+            source: Some(EventSource {
+                component: component.clone(),
+                host: self.host.clone(),
+            }),
+            reporting_instance: self.host.clone().or_else(|| component.clone()),
+            reporting_component: component,
             first_timestamp: Some(Time(now)),
             last_timestamp: Some(Time(now)),
             count: Some(1),

@@ -112,7 +112,7 @@ async fn a_hook_holds_a_pod_before_its_deletion_and_gives_it_back() {
 }
 
 #[tokio::test]
-async fn pods_of_nobody_are_adopted_and_counted() {
+async fn a_new_cloneset_adopts_and_counts_orphans() {
     let field = Field::new(world(), "orphans").await;
     let pod = json!({ "metadata": { "name": "stray", "labels": { "app": "web" } },
         "spec": { "terminationGracePeriodSeconds": 0, "containers": [{ "name": "app", "image": "example.com/app:1" }] } });
@@ -131,6 +131,8 @@ async fn pods_of_nobody_are_adopted_and_counted() {
     assert_eq!(adopted.metadata.uid, pod.metadata.uid);
     assert_eq!(adopted.metadata.owner_references.unwrap()[0].name, "web");
     assert_eq!(field.pods_of("web").await.len(), 3);
+    let event = field.event("SuccessfulAdopt", "web").await;
+    assert_eq!(event["message"], "adopted pod stray");
 
     // Without our gate and revision it cannot be updated where it is.
     field

@@ -135,7 +135,7 @@ async fn a_job_that_is_refused_is_told_and_given_up() {
     field.settled("web").await;
     field.image("web", "example.com/app:2").await;
     let event = json!(field.event("FailedCreateImagePullJob", "web").await);
-    assert_eq!(event["type"], "Warning");
+    assert_eq!(event["type"], "Normal", "as OpenKruise has it");
     let half = |set: &CloneSet| {
         set.status
             .as_ref()

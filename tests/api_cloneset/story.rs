@@ -32,10 +32,11 @@ async fn a_description_reads_as_a_story() {
     for chapter in [
         "Events:",
         "SuccessfulCreate",
-        "created Pods of web-",
-        "updating Pods in place to web-",
+        "succeed to create pod web-",
+        "successfully update pod web-",
+        "in-place(revision web-",
         "SuccessfulDelete",
-        "deleted Pods web-",
+        "succeed to delete pod web-",
     ] {
         let at = rest
             .find(chapter)
@@ -68,11 +69,15 @@ async fn a_pod_that_is_refused_is_told_and_made_under_its_name_when_it_may() {
     until(&field.sets(), "web", "short of one Pod only", alone).await;
     let text = field.described("web");
     println!("{text}");
-    let words = "API server refused: pods \"web-*\" is forbidden: exceeded quota: few, requested: pods=1, used: pods=2, \
-        limited: pods=2 (HTTP 403)";
-    for place in ["failed: ", "FailedCreate "] {
+    let words =
+        "pods \"web-*\" is forbidden: exceeded quota: few, requested: pods=1, used: pods=2, limited: pods=2";
+    for (place, before) in [
+        ("failed: ", "API server refused: "),
+        ("FailedCreate ", "failed to create pod: "),
+    ] {
         let line = text.lines().find(|line| line.contains(place));
-        assert!(line.is_some_and(|line| line.contains(words)), "{place}: {text}");
+        let words = format!("{before}{words}");
+        assert!(line.is_some_and(|line| line.contains(&words)), "{place}: {text}");
     }
     let waiting = claims(&field).await;
     assert_eq!(waiting.len(), 3, "the third waits for its Pod");

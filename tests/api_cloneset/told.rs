@@ -58,28 +58,23 @@ async fn what_is_done_to_pods_is_told() {
     says("PreparingDelete", held("preDelete"), &going).await;
     field.edit("web", json!({ "spec": { "replicas": 3 } })).await;
     in_state(&field, "Normal", 3).await;
-    says(
-        "DeletionCancelled",
-        held("cancelled the deletion of Pods"),
-        &going,
-    )
-    .await;
+    says("DeletionCancelled", held("cancelled the deletion of pod"), &going).await;
 
     let first = name(&field.pods_of("web").await[0]);
     label(&field, &first, json!({ "app": "apart" })).await;
-    says("SuccessfulRelease", held("released Pods"), &first).await;
+    says("SuccessfulRelease", held("released pod"), &first).await;
     in_state(&field, "Normal", 3).await;
-    label(&field, &first, json!({ "app": "web" })).await;
-    says("SuccessfulAdopt", held("adopted"), &first).await;
-    // It is one too many, and the hook holds whichever is to go.
-    field.edit("web", json!({ "spec": { "replicas": 4 } })).await;
-    in_state(&field, "Normal", 4).await;
 
     field.image("web", "example.com/app:2").await;
     let prepared = in_state(&field, "PreparingUpdate", 1).await.remove(0);
     says("PreparingUpdate", held("inPlaceUpdate"), &prepared).await;
     label(&field, &prepared, json!({ HOLD: "no" })).await;
-    says("SuccessfulUpdatePodInPlace", held("in place"), &prepared).await;
+    says(
+        "SuccessfulUpdatePodInPlace",
+        held("successfully update pod"),
+        &prepared,
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -88,15 +83,21 @@ async fn what_is_in_the_way_is_told_with_the_api_servers_words() {
     let hook = json!({ "labelsHandler": { HOLD: "yes" } });
     let template = json!({ "metadata": { "labels": { HOLD: "yes" } } });
     let spec = json!({ "replicas": 1, "lifecycle": { "preDelete": hook }, "template": template });
-    field.set("web", spec).await;
-    field.settled("web").await;
-    let one = name(&field.pods_of("web").await[0]);
-    lock(&field, &one).await;
+    let stray = json!({ "metadata": { "name": "stray", "labels": { "app": "web" } },
+        "spec": { "terminationGracePeriodSeconds": 0, "containers": [{ "name": "app", "image": "example.com/app:1" }] } });
+    field.create(&field.pods(), stray).await;
+    lock(&field, "stray").await;
     let refused = async |reason: &str| {
         let (type_, message) = told(&field, reason).await;
         assert_eq!(type_, "Warning");
         assert!(message.contains("this Pod is locked"), "{reason}: {message}");
     };
+    field.set("web", spec).await;
+    refused("FailedScale").await;
+    field.pods().delete("stray", &Default::default()).await.unwrap();
+    field.settled("web").await;
+    let one = name(&field.pods_of("web").await[0]);
+    lock(&field, &one).await;
     field.image("web", "example.com/app:2").await;
     refused("FailedUpdatePodInPlace").await;
     let rolling = json!({ "podUpdatePolicy": "ReCreate" });
@@ -107,11 +108,6 @@ async fn what_is_in_the_way_is_told_with_the_api_servers_words() {
         )
         .await;
     refused("FailedUpdatePodReCreate").await;
-    let stray = json!({ "metadata": { "name": "stray", "labels": { "app": "web", LOCK: "yes" } },
-        "spec": { "containers": [{ "name": "app", "image": "example.com/app:1" }] } });
-    field.create(&field.pods(), stray).await;
-    refused("FailedScale").await;
-    field.pods().delete("stray", &Default::default()).await.unwrap();
     field.edit("web", json!({ "spec": { "replicas": 0 } })).await;
     refused("FailedDelete").await;
     field

@@ -129,7 +129,7 @@ async fn a_node_that_is_not_ready_and_says_nothing_fails_its_tags_after_a_minute
     let status = tag(&failed).unwrap();
     assert_eq!(
         (status.phase.as_str(), status.message.as_deref()),
-        ("Failed", Some("node is not ready and has not responded"))
+        ("Failed", Some("node has not responded for a long time"))
     );
     let waited = seconds(created, status.completion_time.as_ref().unwrap().0);
     assert!(in_time(waited), "given up after {waited} s");

@@ -81,12 +81,13 @@ impl Pace {
     /// Takes note of an event, and says how it is to be told.
     pub fn say(&mut self, event: &Repeat, now: Instant) -> Told {
         let Repeat {
+            component,
             uid,
             type_,
             reason,
             note,
         } = event;
-        let one: (&str, EventType, &str) = (uid, *type_, reason);
+        let one: (&str, &str, EventType, &str) = (component, uid, *type_, reason);
         let of_reason = self.reasons.entry(self.hasher.hash_one(one));
         let of_object = self.objects.entry(self.hasher.hash_one((uid, type_)));
         if of_reason
@@ -164,6 +165,7 @@ mod tests {
 
     fn event(uid: &str, type_: EventType, reason: &str, note: String) -> Repeat {
         Repeat {
+            component: "test".into(),
             uid: uid.to_owned(),
             type_,
             reason: reason.to_owned(),

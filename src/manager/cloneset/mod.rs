@@ -69,7 +69,9 @@ struct Work<'a> {
 }
 
 /// Runs until shutdown.
-pub async fn run(ctx: Context) {
+pub async fn run(mut ctx: Context) {
+    // OpenKruise's name of the source of these events, which field selectors of clients may hold.
+    ctx.cluster.events = ctx.cluster.events.of("cloneset-controller");
     ctx.stores.synced().await;
     let switches = switches(&ctx.options.feature_gates);
     let shared = Arc::new(Shared {

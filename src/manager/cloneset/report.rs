@@ -11,97 +11,113 @@ use super::act::keep_set;
 use super::memory::Memory;
 use super::plan::{Act, ClaimPatch, Event, Job, WAITING, Why, cut};
 use crate::api::cloneset::{CloneSet, CloneSetStatus};
-use crate::api::keys;
 use crate::cluster::{Error, EventType, write};
-use crate::manager::names::first_of;
 use crate::ops::metrics::metrics;
 
-/// Names that an event lists.
-const NAMES: usize = 8;
+/// Lines of a pass that the log has for each reason.
+const LINES: usize = 8;
 
-/// What acts have come to, by reason: one event each, however many Pods it is about.
+/// What acts have come to: an event for each, as OpenKruise has them.
 #[derive(Default)]
 pub struct Tally {
-    /// By reason and what was done, in words.
-    done: BTreeMap<(&'static str, String), BTreeSet<String>>,
-    failed: BTreeMap<&'static str, (String, BTreeSet<String>)>,
+    done: Vec<Event>,
+    /// By reason and text: where the API server is away it is the same for many.
+    failed: BTreeSet<(&'static str, String)>,
 }
 
-/// Upstream's reasons for an act that was done and for one that failed, and what was done, in words.
-fn words(act: &Act) -> (Option<(&'static str, &'static str)>, &'static str) {
-    match act {
-        Act::CreatePod { .. } => (Some(("SuccessfulCreate", "created Pods")), "FailedCreate"),
-        Act::DeletePod { .. } => (Some(("SuccessfulDelete", "deleted Pods")), "FailedDelete"),
-        Act::DeleteClaim { .. } => (
-            Some((
-                "SuccessfulDelete",
-                "deleted PersistentVolumeClaims of deleted Pods",
-            )),
-            "FailedDelete",
-        ),
+/// The reason and text of the event about an act that was done. Where OpenKruise has one, they are its, to the letter.
+fn done(act: &Act) -> Option<(&'static str, String)> {
+    let name = name(act);
+    Some(match act {
+        Act::CreatePod { .. } => ("SuccessfulCreate", format!("succeed to create pod {name}")),
+        Act::DeletePod { .. } => ("SuccessfulDelete", format!("succeed to delete pod {name}")),
         Act::PatchPod { why, .. } => match why {
             Why::UpdateInPlace => (
-                Some(("SuccessfulUpdatePodInPlace", "updating Pods in place")),
-                "FailedUpdatePodInPlace",
+                "SuccessfulUpdatePodInPlace",
+                format!("successfully update pod {name} in-place{}", revision(act)),
             ),
-            Why::GoOn => (None, "FailedUpdatePodInPlace"),
             Why::UpdateReCreate => (
-                Some(("SuccessfulUpdatePodReCreate", "replacing Pods")),
-                "FailedUpdatePodReCreate",
+                "SuccessfulUpdatePodReCreate",
+                format!(
+                    "successfully patch pod {name} specified-delete for update{}",
+                    revision(act)
+                ),
             ),
-            Why::Adopt => (Some(("SuccessfulAdopt", "adopted Pods")), "FailedScale"),
+            Why::Adopt => ("SuccessfulAdopt", format!("adopted pod {name}")),
             Why::Release => (
-                Some((
-                    "SuccessfulRelease",
-                    "released Pods that the selector does not match",
-                )),
-                "FailedScale",
+                "SuccessfulRelease",
+                format!("released pod {name}, which the selector does not match"),
             ),
             Why::PrepareUpdate => (
-                Some(("PreparingUpdate", "waiting for hook inPlaceUpdate on Pods")),
-                "FailedUpdate",
+                "PreparingUpdate",
+                format!("pod {name} waits for hook inPlaceUpdate"),
             ),
-            Why::PrepareDelete => (
-                Some(("PreparingDelete", "waiting for hook preDelete on Pods")),
-                "FailedDelete",
-            ),
+            Why::PrepareDelete => ("PreparingDelete", format!("pod {name} waits for hook preDelete")),
             Why::KeepAfterAll => (
-                Some(("DeletionCancelled", "cancelled the deletion of Pods")),
-                "FailedScale",
+                "DeletionCancelled",
+                format!("cancelled the deletion of pod {name}"),
             ),
-            Why::State => (None, "FailedUpdate"),
+            Why::GoOn | Why::State => return None,
+        },
+        Act::CreateJob(job) => (
+            "CreatedImagePullJob",
+            format!("created ImagePullJob {name} for image: {}", job.spec.image),
+        ),
+        Act::DeleteClaim { .. }
+        | Act::DeleteJob(_)
+        | Act::LabelRevision { .. }
+        | Act::PatchClaim(_)
+        | Act::PatchSet(_) => return None,
+    })
+}
+
+/// The same of an act that failed.
+fn failed(act: &Act, error: &Error) -> (&'static str, String) {
+    let (name, error) = (name(act), error.words());
+    match act {
+        // OpenKruise adds the Pod as JSON; its name alone would make each try another event.
+        Act::CreatePod { .. } => ("FailedCreate", format!("failed to create pod: {error}")),
+        Act::DeletePod { .. } => ("FailedDelete", format!("failed to delete pod {name}: {error}")),
+        Act::DeleteClaim { .. } => ("FailedDelete", format!("failed to clean up PVC {name}: {error}")),
+        Act::PatchClaim(_) => ("FailedUpdate", format!("failed to update PVC {name}: {error}")),
+        Act::PatchPod { why, .. } => match why {
+            Why::UpdateInPlace | Why::GoOn => (
+                "FailedUpdatePodInPlace",
+                format!("failed to update pod {name} in-place{}: {error}", revision(act)),
+            ),
+            Why::UpdateReCreate => (
+                "FailedUpdatePodReCreate",
+                format!(
+                    "failed to patch pod specified-delete {name} for update{}: {error}",
+                    revision(act)
+                ),
+            ),
+            Why::Adopt | Why::Release | Why::KeepAfterAll => ("FailedScale", format!("pod {name}: {error}")),
+            Why::PrepareDelete => ("FailedDelete", format!("pod {name}: {error}")),
+            Why::PrepareUpdate | Why::State => ("FailedUpdate", format!("pod {name}: {error}")),
         },
         Act::CreateJob(_) => (
-            Some(("CreatedImagePullJob", "pulling images ahead with jobs")),
-            "FailedCreateImagePullJob",
+            FAILED_JOB,
+            format!("failed to create ImagePullJob {name}: {error}"),
         ),
-        Act::DeleteJob(_) | Act::LabelRevision { .. } => (None, "FailedPreDownload"),
-        Act::PatchClaim(_) | Act::PatchSet(_) => (None, "FailedScale"),
+        Act::DeleteJob(_) | Act::LabelRevision { .. } => ("FailedPreDownload", format!("{name}: {error}")),
+        Act::PatchSet(_) => ("FailedScale", format!("{name}: {error}")),
     }
 }
 
-/// The revision that an act gives a Pod, and the word that goes before it.
-fn revision(act: &Act) -> Option<(&'static str, &str)> {
-    const LABEL: [&str; 3] = ["metadata", "labels", keys::CONTROLLER_REVISION_HASH];
-    fn label(object: &Value) -> Option<&str> {
-        LABEL.iter().try_fold(object, |at, key| at.get(key))?.as_str()
-    }
+/// The revision that an act gives a Pod, as OpenKruise's events have it.
+fn revision(act: &Act) -> String {
     match act {
-        Act::CreatePod { pod, .. } => Some(("of", label(pod)?)),
         Act::PatchPod {
-            why: Why::UpdateInPlace,
-            writes,
+            revision: Some(revision),
             ..
-        } => {
-            let mut labels = writes.iter().filter_map(|w| label(&w.patch));
-            Some(("to", labels.next()?))
-        }
-        _ => None,
+        } => format!("(revision {revision})"),
+        _ => String::new(),
     }
 }
 
 /// The name of what an act is about.
-fn name(act: &Act) -> String {
+fn name(act: &Act) -> &str {
     match act {
         Act::CreatePod { name, .. }
         | Act::DeletePod { name, .. }
@@ -109,11 +125,14 @@ fn name(act: &Act) -> String {
         | Act::PatchClaim(ClaimPatch { name, .. })
         | Act::DeleteClaim { name, .. }
         | Act::LabelRevision { name, .. }
-        | Act::DeleteJob(Job { name, .. }) => name.clone(),
-        Act::CreateJob(job) => job.metadata.name.clone().unwrap_or_default(),
-        Act::PatchSet(_) => "the CloneSet".to_owned(),
+        | Act::DeleteJob(Job { name, .. }) => name,
+        Act::CreateJob(job) => job.metadata.name.as_deref().unwrap_or_default(),
+        Act::PatchSet(_) => "the CloneSet",
     }
 }
+
+/// The one failure that OpenKruise tells as `Normal`.
+const FAILED_JOB: &str = "FailedCreateImagePullJob";
 
 /// The act's kind in a word, as the metric has it.
 fn kind(act: &Act) -> &'static str {
@@ -142,21 +161,17 @@ impl Tally {
     /// An act was done.
     pub fn succeeded(&mut self, act: &Act) {
         count(act, "ok");
-        if let Some((reason, what)) = words(act).0 {
-            let what = match revision(act) {
-                Some((word, revision)) => format!("{what} {word} {revision}:"),
-                None => what.to_owned(),
-            };
-            self.done.entry((reason, what)).or_default().insert(name(act));
-        }
+        self.done.extend(done(act).map(|(reason, message)| Event {
+            warning: false,
+            reason,
+            message,
+        }));
     }
 
     /// An act failed.
     pub fn failed(&mut self, act: &Act, error: &Error) {
         count(act, error.category());
-        let new = || (error.to_string(), BTreeSet::new());
-        let entry = self.failed.entry(words(act).1).or_insert_with(new);
-        entry.1.insert(name(act));
+        self.failed.insert(failed(act, error));
     }
 
     /// Whether something failed.
@@ -165,26 +180,13 @@ impl Tally {
     }
 
     fn events(self) -> Vec<Event> {
-        let done = self.done.into_iter().map(|((reason, what), names)| Event {
-            warning: false,
+        let failed = self.failed.into_iter().map(|(reason, message)| Event {
+            warning: reason != FAILED_JOB,
             reason,
-            message: format!("{what} {}", list(&names)),
+            message,
         });
-        // Names of Pods that could not be made mean nothing, and would make each event another.
-        let failed = self.failed.into_iter().map(|(reason, (error, names))| Event {
-            warning: true,
-            reason,
-            message: match reason {
-                "FailedCreate" => error,
-                _ => format!("{}: {error}", list(&names)),
-            },
-        });
-        done.chain(failed).collect()
+        self.done.into_iter().chain(failed).collect()
     }
-}
-
-fn list(names: &BTreeSet<String>) -> String {
-    first_of(NAMES, names.iter().map(String::as_str))
 }
 
 /// Event reason: the template has fields that the API server does not know.
@@ -197,23 +199,29 @@ pub fn tell(work: &Work<'_>, tally: Tally, planned: Vec<Event>, memory: &mut Mem
         .filter(|event| !memory.said.contains(&event.message));
     let new: Vec<Event> = new.cloned().collect();
     memory.said = planned.into_iter().map(|event| event.message).collect();
-    let acts = tally.events();
-    // One line for each reason: where the API server is away it is the same for every Pod.
-    for event in acts.iter().chain(&new) {
+    let events = &work.ctx.cluster.events;
+    let mut lines: BTreeMap<_, usize> = BTreeMap::new();
+    for event in tally.events().into_iter().chain(new) {
         let (reason, message) = (event.reason, &event.message);
+        let line = lines.entry(reason).or_default();
+        *line += 1;
         match event.warning {
+            _ if *line > LINES => tracing::debug!(set = %work.name, reason, "{message}"),
             true => tracing::warn!(set = %work.name, reason, "{message}"),
             false => tracing::info!(set = %work.name, reason, "{message}"),
         }
-    }
-    for event in acts.into_iter().chain(new) {
         let type_ = if event.warning {
             EventType::Warning
         } else {
             EventType::Normal
         };
-        let events = &work.ctx.cluster.events;
-        events.publish(about(work), type_, event.reason, "Reconcile", event.message);
+        events.publish(about(work), type_, reason, "Reconcile", event.message);
+    }
+    for (reason, more) in lines {
+        let more = more.saturating_sub(LINES);
+        if more > 0 {
+            tracing::info!(set = %work.name, reason, "and {more} more");
+        }
     }
 }
 
@@ -236,8 +244,7 @@ pub fn unknown_fields(work: &Work<'_>, fields: &[String]) {
         fields.join(", ")
     );
     tracing::warn!(set = %work.name, reason = UNKNOWN_FIELD, "{message}");
-    let events = &work.ctx.cluster.events;
-    events.publish(
+    work.ctx.cluster.events.publish(
         about(work),
         EventType::Warning,
         UNKNOWN_FIELD,

@@ -178,7 +178,7 @@ async fn fail(
             reason = failure.message,
             "marked the pull as failed: kruise-daemon does not respond"
         );
-        let note = format!("Image {image} {} (node {name})", failure.message);
+        let note = format!("Image {image} {}", failure.message);
         for owner in owners {
             ctx.cluster.events.publish(
                 owner,

@@ -49,7 +49,9 @@ fn lock(memory: &Shared) -> MutexGuard<'_, Memory> {
 }
 
 /// Runs until shutdown.
-pub async fn run(ctx: Context) {
+pub async fn run(mut ctx: Context) {
+    // OpenKruise's name of the source of these events, which field selectors of clients may hold.
+    ctx.cluster.events = ctx.cluster.events.of("nodeimage-controller");
     ctx.stores.synced().await;
     let memory = Shared::default();
     let (nodes_tx, nodes_rx) = mpsc::unbounded_channel();

@@ -11,8 +11,6 @@ use crate::manager::view::{NodeImageView, NodeView, Owner, TagView};
 pub const NO_RESPONSE: &str = "node has not responded for a long time";
 /// Message of a tag that is still being pulled long after its own deadline; upstream's.
 pub const DEADLINE: &str = "pulling exceeds the activeDeadlineSeconds";
-/// Message of a tag on a node that is not ready and whose daemon says nothing. Ours; upstream waits for [`NO_RESPONSE`].
-pub const NOT_READY: &str = "node is not ready and has not responded";
 
 /// Time spans that the decisions depend on.
 #[derive(Clone, Copy, Debug)]
@@ -292,7 +290,7 @@ fn given_up(
             rules.unready
         };
         if first.due(add(since.max(heard), silence), now) {
-            return Some(NOT_READY);
+            return Some(NO_RESPONSE);
         }
     }
     if status.is_none() {

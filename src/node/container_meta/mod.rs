@@ -120,7 +120,9 @@ struct Shared {
 ///
 /// # Errors
 /// When the watch ends by itself.
-pub async fn run(ctx: Context, pods: Mirror<PodView>) -> Result<(), Error> {
+pub async fn run(mut ctx: Context, pods: Mirror<PodView>) -> Result<(), Error> {
+    // OpenKruise's name of the source of these events, which field selectors of clients may hold.
+    ctx.cluster.events = ctx.cluster.events.of("kruise-daemon-containermeta");
     let (keys, keys_rx) = mpsc::unbounded_channel();
     let shutdown = ctx.shutdown.clone();
     let shared = Arc::new(Shared {

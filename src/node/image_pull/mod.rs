@@ -49,7 +49,9 @@ impl Error {
 ///
 /// # Errors
 /// When the watch ends by itself.
-pub async fn run(ctx: Context) -> Result<(), Error> {
+pub async fn run(mut ctx: Context) -> Result<(), Error> {
+    // OpenKruise's name of the source of these events, which field selectors of clients may hold.
+    ctx.cluster.events = ctx.cluster.events.of("kruise-daemon-imagepuller");
     let api: Api<NodeImage> = Api::all(ctx.cluster.client.clone());
     let config = ListParams::default().fields(&format!("metadata.name={}", ctx.node_name));
     let (seen, watch) = ctx

@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Resource;
 
 use super::plan::status::waits_for;
-use super::plan::{Board, Limits, Stage, TagKey, Task};
-use crate::api::keys::{EVENT_PULL_FAILED, EVENT_PULL_SUCCEEDED};
+use super::plan::{Board, DEADLINE_EXCEEDED, Limits, Stage, TagKey, Task};
+use crate::api::keys::{EVENT_ATTEMPT_FAILED, EVENT_PULL_FAILED, EVENT_PULL_SUCCEEDED};
 use crate::api::node_image::{ImagePullPhase, ImageTagStatus, NodeImage};
 use crate::cluster::{EventType, Events};
 use crate::node::live;
@@ -50,53 +50,60 @@ pub(super) fn cancelled(key: &TagKey) {
     tracing::info!(image, "cancelled the pull of the image");
 }
 
-/// The events about the end of a tag.
+/// An event about the end of a tag.
+#[derive(Debug, PartialEq)]
 struct Said {
     type_: EventType,
     reason: &'static str,
-    on_node: String,
-    on_owners: String,
+    note: String,
+    /// Whether those who want the tag are told, too: a job over thousands of nodes needs no event for each success.
+    to_owners: bool,
 }
 
 impl Said {
-    /// OpenKruise's words on the NodeImage. Those on owners are ours: they name the node, of which OpenKruise says nothing.
-    fn of(status: &ImageTagStatus, image: &str, node: &str, took: Duration) -> Self {
+    /// OpenKruise's, to the letter, but for the last error of a tag that was given up at its deadline, which is told
+    /// nowhere there. The node is the event's host.
+    fn of(status: &ImageTagStatus, image: &str, last_error: Option<&str>, took: Duration) -> Vec<Self> {
         if status.phase == ImagePullPhase::Succeeded {
-            return Self {
+            return vec![Self {
                 type_: EventType::Normal,
                 reason: EVENT_PULL_SUCCEEDED,
-                on_node: format!("Image {image}, ecalpsedTime {}", go_duration(took)),
-                on_owners: format!("{node} pulled {image} in {:.1} s", took.as_secs_f64()),
-            };
+                note: format!("Image {image}, ecalpsedTime {}", go_duration(took)),
+                to_owners: false,
+            }];
         }
-        let error = status.message.as_deref().unwrap_or("unknown error");
-        Self {
+        let warning = |reason, note| Self {
             type_: EventType::Warning,
-            reason: EVENT_PULL_FAILED,
-            on_node: format!("Image {image} {error}"),
-            on_owners: format!("Image {image} on {node}: {error}"),
-        }
+            reason,
+            note,
+            to_owners: true,
+        };
+        let error = status.message.as_deref().unwrap_or("unknown error");
+        let attempt = last_error.filter(|_| error == DEADLINE_EXCEEDED).map(|error| {
+            warning(
+                EVENT_ATTEMPT_FAILED,
+                format!("Image {image}: the last attempt failed: {error}"),
+            )
+        });
+        let failed = warning(EVENT_PULL_FAILED, format!("Image {image} {error}"));
+        attempt.into_iter().chain([failed]).collect()
     }
 }
 
-/// Tells the end of a tag: one event on the NodeImage and one on each owner, and how long it took.
+/// Tells the end of a tag, on the NodeImage and the owners, and how long it took.
 pub(super) fn ended(events: &Events, (node, uid): (&str, &str), key: &TagKey, task: &Task, took: Duration) {
     let Stage::Done(status) = &task.stage else { return };
     let image = crate::cri::reference::join(&key.name, &key.tag);
-    let Said {
-        type_,
-        reason,
-        on_node,
-        on_owners,
-    } = Said::of(status, &image, node, took);
     let word = log_end(&image, task, status, took);
     metrics()
         .image_pulls
         .get_or_create(&[("result", word.to_owned())])
         .observe(took.as_secs_f64());
-    events.publish(reference(node, uid), type_, reason, "PullImage", on_node);
-    for object in &task.ask.owners {
-        events.publish(object.clone(), type_, reason, "PullImage", on_owners.clone());
+    for said in Said::of(status, &image, task.last_error.as_deref(), took) {
+        let owners = task.ask.owners.iter().filter(|_| said.to_owners);
+        for object in owners.cloned().chain([reference(node, uid)]) {
+            events.publish(object, said.type_, said.reason, "PullImage", said.note.clone());
+        }
     }
 }
 
@@ -282,16 +289,45 @@ mod tests {
     }
 
     #[test]
-    fn events_on_the_node_image_are_in_upstreams_words_and_those_on_owners_name_the_node() {
-        let took = Duration::from_millis(64_500);
-        let good = Said::of(&status("Succeeded", None), "nginx:1", "n1", took);
-        assert_eq!(good.on_node, "Image nginx:1, ecalpsedTime 1m4.5s");
-        assert_eq!(good.on_owners, "n1 pulled nginx:1 in 64.5 s");
-        assert_eq!(good.reason, EVENT_PULL_SUCCEEDED);
-        let bad = Said::of(&status("Failed", Some("no such tag")), "nginx:1", "n1", took);
-        assert_eq!(bad.on_node, "Image nginx:1 no such tag");
-        assert_eq!(bad.on_owners, "Image nginx:1 on n1: no such tag");
-        assert_eq!(bad.reason, EVENT_PULL_FAILED);
+    fn events_are_in_upstreams_words() {
+        let said = |status: &ImageTagStatus, last_error| {
+            let all = Said::of(status, "nginx:1", last_error, Duration::from_millis(64_500));
+            let parts = all
+                .into_iter()
+                .map(|said| (said.reason, said.note, said.to_owners));
+            parts.collect::<Vec<_>>()
+        };
+        let event = |reason, note: &str, to_owners| (reason, note.to_owned(), to_owners);
+        assert_eq!(
+            said(&status("Succeeded", None), Some("no such host")),
+            [event(
+                EVENT_PULL_SUCCEEDED,
+                "Image nginx:1, ecalpsedTime 1m4.5s",
+                false
+            )]
+        );
+        assert_eq!(
+            said(&status("Failed", Some("no such tag")), Some("no such tag")),
+            [event(EVENT_PULL_FAILED, "Image nginx:1 no such tag", true)]
+        );
+        let late = event(
+            EVENT_PULL_FAILED,
+            "Image nginx:1 pulling exceeds the activeDeadlineSeconds",
+            true,
+        );
+        assert_eq!(
+            said(&status("Failed", Some(DEADLINE_EXCEEDED)), None),
+            [late.clone()]
+        );
+        let why = event(
+            EVENT_ATTEMPT_FAILED,
+            "Image nginx:1: the last attempt failed: no such host",
+            true,
+        );
+        assert_eq!(
+            said(&status("Failed", Some(DEADLINE_EXCEEDED)), Some("no such host")),
+            [why, late]
+        );
     }
 
     #[test]

@@ -78,7 +78,9 @@ pub enum Error {
 ///
 /// # Errors
 /// When a watch ends by itself.
-pub async fn run(ctx: Context, pods: Mirror<PodView>) -> Result<(), Error> {
+pub async fn run(mut ctx: Context, pods: Mirror<PodView>) -> Result<(), Error> {
+    // OpenKruise's name of the source of these events, which field selectors of clients may hold.
+    ctx.cluster.events = ctx.cluster.events.of("kruise-daemon-crr");
     let api: Api<ContainerRecreateRequest> = Api::all(ctx.cluster.client.clone());
     let selected = ListParams::default().labels(&keys::crr_selector(&ctx.node_name));
     let (requests, watch) = ctx.cluster.mirror(api, selected, observe::request);

@@ -218,7 +218,11 @@ impl<G: std::ops::Deref<Target = Bed>> Test<G> {
             let events = self.api::<Event>().list(&ListParams::default()).await.unwrap();
             let ours = |event: &&Event| {
                 event.reason.as_deref() == Some(reason)
-                    && event.source.as_ref().and_then(|s| s.component.as_deref()) == Some("kruise-daemon")
+                    && event
+                        .source
+                        .as_ref()
+                        .and_then(|s| s.component.as_deref())
+                        .is_some_and(|name| name.starts_with("kruise-daemon-"))
                     && event
                         .involved_object
                         .field_path

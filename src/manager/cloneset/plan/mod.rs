@@ -21,9 +21,8 @@
 //! condition, not from the beginning of the rollout.
 //!
 //! Mended: `OnDelete` counts with the `maxUnavailable` of its `rollingUpdate`, which our CRD fills in for every type
-//! (20 %, rounded up), and makes no Pods ahead of an update that is for others to begin; orphans are adopted with their
-//! claims;
-//! conditions of failures go when they are over; fractions of percents count; Pods that cannot be made do not stop
+//! (20 %, rounded up), and makes no Pods ahead of an update that is for others to begin; a new CloneSet adopts orphans
+//! with their claims; conditions of failures go when they are over; fractions of percents count; Pods that cannot be made do not stop
 //! deletions that are due; Pods that are both unavailable and marked for deletion, or wait for their hook, count as
 //! unavailable when others are deleted; a Pod that is marked for deletion takes its place first among
 //! those to update, so that no other is taken for it; a Pod that is unavailable anyway is updated also while Pods are
@@ -60,10 +59,12 @@ mod volumes;
 mod waits;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde_json::json;
 
+use crate::in_place::Pod;
 use refresh::Pending;
 pub use types::{
     Act, Claim, ClaimPatch, Concern, Event, Failure, Job, LeftOver, Observed, OrphanClaim, Outcome, Plan,
@@ -78,9 +79,13 @@ pub use waits::{WAITING, cut};
 pub fn plan(observed: &Observed, now: Timestamp) -> Plan {
     let mut draft = Draft::default();
     let mut view = View::new(observed, now);
-    let early = own::claim(&mut view, &mut draft);
+    let claimed = own::claim(&mut view, &mut draft);
     let mut status = status::counters(&view);
-    work(&view, early, &mut draft);
+    if claimed.orphans {
+        // It stays new until it has them all.
+        status.observed_generation = observed.set.status.as_ref().and_then(|s| s.observed_generation);
+    }
+    work(&view, claimed.early, &mut draft);
     predownload::pre_download(&view, status.updated_ready_replicas, &mut draft);
     forget_deleted(&view, &mut draft);
     status::conditions(&view, &mut status, &mut draft);
@@ -128,7 +133,12 @@ fn forget_deleted(view: &View<'_>, draft: &mut Draft) {
         return;
     };
     // Also those that are yet to be adopted: what somebody asked for of them holds when they are.
-    let active = view.observed.pods.iter().filter(|pod| pod.active());
+    let (owner, adopts) = (view.owner(), own::adopts(view));
+    let ours = |pod: &&Arc<Pod>| match &pod.controller {
+        Some(controller) => *controller == owner,
+        None => adopts,
+    };
+    let active = view.observed.pods.iter().filter(|pod| pod.active()).filter(ours);
     let names: BTreeSet<&str> = active.map(|pod| pod.name.as_str()).collect();
     let there = |name: &&String| names.contains(name.as_str());
     let left: Vec<&String> = scale.pods_to_delete.iter().filter(there).collect();

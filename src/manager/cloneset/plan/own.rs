@@ -1,5 +1,6 @@
 //! Which Pods are the CloneSet's: adopting and releasing them.
 
+use jiff::SignedDuration;
 use serde_json::json;
 
 use super::create::owner;
@@ -10,15 +11,41 @@ use crate::api::cloneset::texts;
 use crate::in_place::{Pod, Target, Write};
 use crate::manager::view::matches;
 
-/// Sorts the Pods out: the active ones that count are left in the view. Whether Pods are yet to be adopted, so that
-/// it is too early to count.
-///
-/// Unlike upstream, Pods without a controller are adopted as Kubernetes' own workloads do. The one who acts makes
-/// sure first that the CloneSet lives, by a live read.
-pub(super) fn claim(view: &mut View<'_>, draft: &mut Draft) -> bool {
+/// How old a CloneSet is at most that adopts orphans after its first status: as long as a watch of Pods may be behind.
+const YOUNG: SignedDuration = SignedDuration::from_secs(30);
+
+/// What became of the Pods.
+pub(super) struct Claimed {
+    /// Whether some are being adopted, so that it is too early to count.
+    pub early: bool,
+    /// Whether some are yet to be adopted, now or later.
+    pub orphans: bool,
+}
+
+/// Whether orphans are adopted, as Kubernetes' own workloads do: while the CloneSet is new, so that it can take over from
+/// a Deployment, or a CloneSet of its name, that was deleted without its Pods. Later on they are left alone, as OpenKruise
+/// leaves them: a CloneSet that its manager looked after must not count them when ours begins to.
+pub(super) fn adopts(view: &View<'_>) -> bool {
+    let set = &view.observed.set;
+    let unseen = set
+        .status
+        .as_ref()
+        .and_then(|status| status.observed_generation)
+        .is_none();
+    let created = set.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    unseen || created.is_some_and(|created| view.now.duration_since(created) < YOUNG)
+}
+
+/// Sorts the Pods out: the active ones that count are left in the view. The one who acts makes sure before adoptions that
+/// the CloneSet lives, by a live read.
+pub(super) fn claim(view: &mut View<'_>, draft: &mut Draft) -> Claimed {
     let observed = view.observed;
     let set = view.owner();
-    let (mut early, trusted) = (false, trusted(view));
+    let (trusted, adopts) = (trusted(view), adopts(view));
+    let mut claimed = Claimed {
+        early: false,
+        orphans: false,
+    };
     for pod in observed.pods.iter().map(AsRef::as_ref) {
         let matching = matches(&view.spec.selector, &pod.labels);
         match &pod.controller {
@@ -31,22 +58,24 @@ pub(super) fn claim(view: &mut View<'_>, draft: &mut Draft) -> bool {
                     draft.patch(view, pod, Why::Release, vec![release(pod, &set.uid)]);
                 }
             }
-            None if matching && pod.active() && trusted => {
+            None if matching && pod.active() && trusted && adopts => {
                 let reference = json!({ "metadata": { "ownerReferences": [owner(view)] } });
                 let write = Write::new(Target::Pod, pod, reference);
                 let adopt = Act::PatchPod {
                     uid: pod.uid.clone(),
                     name: pod.name.clone(),
                     why: Why::Adopt,
+                    revision: None,
                     writes: vec![write],
                     claims: volumes::orphans(view, pod),
                 };
-                early |= draft.act(view, adopt);
+                claimed.early |= draft.act(view, adopt);
+                claimed.orphans = true;
             }
             _ => {}
         }
     }
-    early
+    claimed
 }
 
 /// Whether the selector may be gone by. Where what the CloneSet asks for is refused the mistake may be the selector's,

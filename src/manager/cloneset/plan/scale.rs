@@ -100,11 +100,13 @@ fn limited(numbers: &Numbers, draft: &mut Draft) {
         "{} Pods are missing, of which scaleStrategy.maxUnavailable allows {} to be made now",
         numbers.scale_up, numbers.scale_up_limit
     );
-    // Numbers would make it another event with each Pod that comes up.
     draft.events.push(Event {
         warning: true,
         reason: "ScaleUpLimited",
-        message: "scaleStrategy.maxUnavailable allows fewer Pods to be made now than are missing".to_owned(),
+        message: format!(
+            "scaleUp is limited because of scaleStrategy.maxUnavailable, limit: {}",
+            numbers.scale_up_limit
+        ),
     });
     draft.limited = Some(message);
 }

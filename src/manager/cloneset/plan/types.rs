@@ -299,6 +299,8 @@ pub enum Act {
         name: String,
         /// What for.
         why: Why,
+        /// Name of the ControllerRevision that it is to have, where it is updated.
+        revision: Option<String>,
         /// The writes.
         writes: Vec<Write>,
         /// Claims that become the CloneSet's before, where they are nobody's: those of a Pod that is adopted.

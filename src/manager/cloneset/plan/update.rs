@@ -112,10 +112,10 @@ fn roll(
                 turns.remove(at);
             }
             Ok(None) => budget.take(pod.available),
-            Ok(Some((why, writes))) => {
+            Ok(Some(step)) => {
                 budget.take(pod.available);
                 pending.remove(&pod.uid);
-                *room -= usize::from(draft.patch(view, pod, why, writes));
+                *room -= usize::from(draft.update(view, pod, Some(target), step));
             }
         }
     }

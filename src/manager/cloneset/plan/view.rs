@@ -229,11 +229,23 @@ impl Draft {
 
     /// Plans a patch of a Pod, if there is anything to write.
     pub fn patch(&mut self, view: &View<'_>, pod: &Pod, why: Why, writes: Vec<Write>) -> bool {
+        self.update(view, pod, None, (why, writes))
+    }
+
+    /// The same of an update to the revision `to`.
+    pub fn update(
+        &mut self,
+        view: &View<'_>,
+        pod: &Pod,
+        to: Option<&str>,
+        (why, writes): (Why, Vec<Write>),
+    ) -> bool {
         let (uid, name) = (pod.uid.clone(), pod.name.clone());
         let act = |writes| Act::PatchPod {
             uid,
             name,
             why,
+            revision: to.map(str::to_owned),
             writes,
             claims: Vec::new(),
         };

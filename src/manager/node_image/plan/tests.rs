@@ -180,7 +180,9 @@ fn a_pull_under_way_outlives_a_minute_of_a_node_that_is_not_ready() {
         "progress was written after kubelet's last word"
     );
     assert_eq!(decide(2500, 2700), Plan::wait(Some(at(3100))), "each word counts");
-    assert!(matches!(decide(2500, 3100).act, Some(Act::Fail(failures)) if failures[0].message == NOT_READY));
+    assert!(
+        matches!(decide(2500, 3100).act, Some(Act::Fail(failures)) if failures[0].message == NO_RESPONSE)
+    );
 }
 
 #[test]
@@ -212,7 +214,7 @@ fn a_silent_daemon_is_given_up_by_time_and_sooner_on_a_dead_node() {
     );
     assert_eq!(
         failed(decide(Some(&dead), Some(&asked), Interest::Counting, 1070)),
-        Some(NOT_READY)
+        Some(NO_RESPONSE)
     );
     // It began, and then died: its budget and ten minutes from the last word.
     let mut begun = image(vec![tag(Some("a"), 1000)], Some(0));

@@ -3,6 +3,7 @@
 use jiff::ToSpan;
 use serde_json::{Value, json};
 
+use super::faults::Fault;
 use super::histories::{container, rolling, spec};
 use super::world::World;
 use crate::api::cloneset::CloneSetCondition;
@@ -228,6 +229,7 @@ fn orphans_are_adopted_and_replaced_within_the_limit() {
         pod["metadata"]["labels"] = json!({ "app": "x", "pod-template-hash": "of-a-deployment" });
         pod["spec"]["readinessGates"] = json!([]);
     }
+    world.set["status"] = json!(null);
     let (_, plan) = world.reconcile();
     assert_eq!(patches(&plan), vec![(Why::Adopt, vec![Target::Pod]); 5]);
     assert_eq!(plan.acts.len(), 5, "no Pod is made while there are some to adopt");
@@ -239,6 +241,71 @@ fn orphans_are_adopted_and_replaced_within_the_limit() {
     stray["metadata"]["labels"]["app"] = json!("y");
     let (_, plan) = world.reconcile();
     assert_eq!(patches(&plan), [(Why::Release, vec![Target::Pod])]);
+}
+
+/// As OpenKruise leaves them: a Pod with these labels that somebody runs beside a CloneSet is none of its business, and a
+/// name of such a Pod among those to delete means nothing.
+#[test]
+fn orphans_that_a_cloneset_meets_later_are_left_alone() {
+    let mut world = World::new(spec(false, false));
+    settle(&mut world);
+    let before = world.pods.clone();
+    let stray = json!({ "metadata": { "labels": { "app": "x" } },
+        "spec": { "containers": [{ "name": "app", "image": "app:1" }] } });
+    world.create("stray", stray);
+    world.edit(&json!({ "scaleStrategy": { "podsToDelete": ["stray"] } }));
+    settle(&mut world);
+    assert!(
+        world
+            .pods
+            .remove("stray")
+            .is_some_and(|pod| pod["metadata"]["ownerReferences"].is_null())
+    );
+    assert_eq!(world.pods, before);
+    assert_eq!(world.set["spec"]["scaleStrategy"]["podsToDelete"], json!(null));
+}
+
+/// A watch of Pods may be behind that of CloneSets: a Pod may become an orphan, as far as we know, after the first status.
+#[test]
+fn a_young_cloneset_adopts_orphans_though_it_has_a_status() {
+    for (age, adopts) in [(29, true), (30, false)] {
+        let mut world = World::new(spec(false, false));
+        settle(&mut world);
+        for pod in world.pods.values_mut() {
+            pod["metadata"]["ownerReferences"] = json!([]);
+        }
+        let created = world.now - jiff::SignedDuration::from_secs(age);
+        world.set["metadata"]["creationTimestamp"] = json!(created.to_string());
+        let (_, plan) = world.reconcile();
+        let adopted = patches(&plan)
+            .iter()
+            .filter(|(why, _)| *why == Why::Adopt)
+            .count();
+        assert_eq!(adopted, if adopts { 5 } else { 0 }, "{age} s");
+    }
+}
+
+#[test]
+fn a_cloneset_is_new_until_it_has_all_orphans() {
+    let mut world = World::new(spec(false, false));
+    settle(&mut world);
+    world.orphan();
+    (world.failing, world.fault) = (2, Fault::Refused);
+    world.reconcile();
+    assert_eq!(world.set["status"]["observedGeneration"], json!(null));
+    world.now += 1.hour();
+    settle(&mut world);
+    assert_eq!(
+        world.set["status"]["observedGeneration"],
+        world.set["metadata"]["generation"]
+    );
+    assert!(
+        world
+            .pods
+            .values()
+            .all(|pod| pod["metadata"]["ownerReferences"][0]["uid"] == "set")
+    );
+    assert_eq!(world.pods.len(), 5);
 }
 
 #[test]

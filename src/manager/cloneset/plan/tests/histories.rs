@@ -10,7 +10,7 @@ use super::world::{HOOK, World};
 use super::{deadline, limits};
 use crate::api::keys;
 use crate::in_place::normal::Stored;
-use crate::manager::cloneset::plan::{Plan, Switches, plan};
+use crate::manager::cloneset::plan::{Act, Plan, Switches, Why, plan};
 
 pub(super) fn spec(hooks: bool, claims: bool) -> Value {
     let hook = json!({ "finalizersHandler": [HOOK] });
@@ -60,6 +60,16 @@ pub(super) fn pass(world: &mut World) -> Plan {
         planned,
         plan(&observed, world.now),
         "the same observation gives another plan"
+    );
+    let adopts = |act: &Act| matches!(act, Act::PatchPod { why: Why::Adopt, .. });
+    assert!(
+        observed
+            .set
+            .status
+            .as_ref()
+            .is_none_or(|status| status.observed_generation.is_none())
+            || !planned.acts.iter().any(adopts),
+        "a CloneSet that was looked after before takes Pods of nobody"
     );
     limits::check(world, &observed, &planned, &unseen);
     deadline::kept(world.now, &observed, &planned);
