@@ -222,6 +222,50 @@ pub(super) fn fill_in(asked: &Request, answer: Option<Result<Answer, cluster::Er
     Decision::Allow { object, warnings }
 }
 
+/// What is refused where unknown fields are to be: in the API server's words, those that no stored template has.
+pub(super) fn strictly(asked: &Request, unknown: &[String]) -> Option<String> {
+    let new = new_fields(asked, unknown);
+    let fields = new.iter().take(TOLD);
+    let fields: Vec<_> = fields
+        .map(|field| format!("unknown field \"{}\"", cut(field, LONGEST_FIELD)))
+        .collect();
+    (!fields.is_empty()).then(|| format!("strict decoding error: {}", fields.join(", ")))
+}
+
+/// Those of the fields that the stored templates do not have, in whatever place of a list.
+pub(super) fn new_fields<'a>(asked: &Request, unknown: &'a [String]) -> Vec<&'a String> {
+    let mut stored = HashSet::new();
+    if let (Some(old), false) = (&asked.old, unknown.is_empty()) {
+        fields("spec", &old["spec"], &mut stored);
+    }
+    let new = |field: &&String| !stored.contains(&without_indexes(field));
+    unknown.iter().filter(new).collect()
+}
+
+/// The paths of all fields of `value`, which `path` leads to.
+fn fields(path: &str, value: &Value, into: &mut HashSet<String>) {
+    match value {
+        Value::Object(map) => {
+            for (key, value) in map {
+                let path = format!("{path}.{key}");
+                fields(&path, value, into);
+                into.insert(path);
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| fields(path, item, into)),
+        _ => {}
+    }
+}
+
+/// `spec.containers[0].name` as `spec.containers.name`.
+fn without_indexes(path: &str) -> String {
+    let mut parts = path.split('[');
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |path, part| {
+        path + part.split_once(']').map_or(part, |(_, rest)| rest)
+    })
+}
+
 /// What an update replaces where Pods must stay, and which changes they can take.
 #[derive(Debug)]
 pub(super) struct Before {

@@ -70,6 +70,7 @@ mod tests {
             old: None,
             namespace: "ns".into(),
             version: "v1beta1".into(),
+            strict: false,
         }
     }
 

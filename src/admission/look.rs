@@ -200,7 +200,27 @@ impl Look {
     /// What the API server says to the templates of a CloneSet, if they are new.
     pub async fn templates(&self, asked: &Request) -> Option<Result<Answer, cluster::Error>> {
         let templates = cloneset::new_templates(asked)?;
-        Some(self.ask(asked, templates).await)
+        let answer = self.ask(asked, templates).await;
+        let Ok(Answer::Good { unknown, .. }) = &answer else {
+            return Some(answer);
+        };
+        if !asked.strict || cloneset::new_fields(asked, unknown).is_empty() {
+            return Some(answer);
+        }
+        let misspelled = self.misspelled(asked).await;
+        let why = misspelled
+            .ok()
+            .and_then(|fields| cloneset::strictly(asked, &fields));
+        // Without an answer there is a warning.
+        Some(why.map_or(answer, |why| Ok(Answer::Bad(why))))
+    }
+
+    async fn misspelled(&self, asked: &Request) -> Result<Vec<String>, cluster::Error> {
+        let templates = self.whole(asked, cloneset::templates(&asked.object["spec"]));
+        let fields = pod_template::misspelled(&self.cluster, &asked.namespace, &templates);
+        let until = Deadline::after(GLANCE);
+        self.request(("create", "PodTemplate", LIGHT), until, Box::pin(fields))
+            .await
     }
 
     /// The Pod template that an update replaces, as it would be stored now, where only what a Pod can change may
@@ -259,10 +279,18 @@ impl Look {
             .map(Kept::Claims))
     }
 
-    async fn ask(&self, asked: &Request, mut templates: Templates) -> Result<Answer, cluster::Error> {
+    /// The templates with what policies may ask for of their workload.
+    fn whole(&self, asked: &Request, templates: Templates) -> Templates {
         let metadata = &asked.object["metadata"];
-        templates.labels = metadata["labels"].clone();
-        templates.annotations = metadata["annotations"].clone();
+        Templates {
+            labels: metadata["labels"].clone(),
+            annotations: metadata["annotations"].clone(),
+            ..templates
+        }
+    }
+
+    async fn ask(&self, asked: &Request, templates: Templates) -> Result<Answer, cluster::Error> {
+        let templates = self.whole(asked, templates);
         let answer = pod_template::ask(&self.cluster, &asked.namespace, templates, self.defaults);
         let until = Deadline::after(CHECK);
         self.request(("create", "PodTemplate", LIGHT), until, Box::pin(answer))

@@ -122,6 +122,7 @@ mod tests {
             old: None,
             namespace: String::new(),
             version: "v1beta1".into(),
+            strict: false,
         }
     }
 
@@ -161,6 +162,7 @@ mod tests {
                 old: None,
                 namespace: String::new(),
                 version: "v1beta1".into(),
+                strict: false,
             };
             let Decision::Allow { object: filled, .. } = fill_in(&asked, Timestamp::UNIX_EPOCH) else {
                 panic!("denied");

@@ -209,6 +209,8 @@ pub(super) struct Request {
     pub namespace: String,
     /// Version that the user speaks; the objects here are in v1beta1.
     pub version: String,
+    /// Whether the user wants unknown fields to be refused (`fieldValidation=Strict`), as kubectl does unless told otherwise.
+    pub strict: bool,
 }
 
 /// What every answer may need.

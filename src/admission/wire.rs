@@ -47,6 +47,8 @@ struct Admission {
     object: Value,
     #[serde(default)]
     old_object: Value,
+    #[serde(default)]
+    options: Value,
 }
 
 /// The version that somebody speaks.
@@ -170,11 +172,13 @@ pub(super) fn admission(body: &[u8]) -> Result<(Open, Asked), Unreadable> {
     match objects {
         Ok((object, old)) => {
             let version = asked.request_kind.unwrap_or(asked.kind).version;
+            let strict = asked.options.get("fieldValidation").and_then(Value::as_str) == Some("Strict");
             let request = Request {
                 object,
                 old,
                 namespace,
                 version,
+                strict,
             };
             Ok((open, Some(request)))
         }

@@ -162,7 +162,6 @@ async fn publish_one(writer: &Writer, mut note: Note, past: &mut Recent<Repeat, 
         &*known
     });
     if !told.now {
-        metrics().events_dropped.inc();
         return;
     }
     match writer.publish(&note, known).await {

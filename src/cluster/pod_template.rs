@@ -108,6 +108,28 @@ pub async fn ask(
     }
 }
 
+/// Fields that the API server does not know, as it refuses them itself where `fieldValidation=Strict` is asked for: of
+/// those that are lost others belong to features that are off.
+///
+/// # Errors
+/// When there is no answer.
+pub async fn misspelled(cluster: &Cluster, namespace: &str, asked: &Templates) -> Result<Vec<String>, Error> {
+    let (body, kept) = body(asked);
+    let api: Api<PodTemplate> = Api::namespaced(cluster.client.clone(), namespace);
+    match write::dry_run_strict(&api, body.to_string()).await {
+        Err(Error::Api(status)) => Ok(unknown_fields(&status.message, &kept)),
+        Err(why) => Err(why),
+        Ok(_) => Ok(Vec::new()),
+    }
+}
+
+/// The fields that a strict decoding error names, where the user has them.
+fn unknown_fields(message: &str, kept: &[usize]) -> Vec<String> {
+    let named = message.split("unknown field \"").skip(1);
+    let fields = named.filter_map(|rest| rest.split_once('"'));
+    fields.map(|(field, _)| place(field, kept)).collect()
+}
+
 /// The templates without the API server's opinion, where it is refused for something else than the templates.
 #[must_use]
 pub fn unchecked(mut asked: Templates, defaults: Defaults) -> Templates {

@@ -49,7 +49,7 @@ pub async fn create<K: Object>(api: &Api<K>, object: &K) -> Result<K, Error> {
 /// # Errors
 /// See [`Error`].
 pub async fn post<K: Object>(api: &Api<K>, body: String) -> Result<Value, Error> {
-    post_with(api, body, &PostParams::default()).await
+    post_with(api, body, &PostParams::default(), false).await
 }
 
 /// The same, and nothing is stored: what the API server would make of it.
@@ -57,18 +57,44 @@ pub async fn post<K: Object>(api: &Api<K>, body: String) -> Result<Value, Error>
 /// # Errors
 /// See [`Error`].
 pub async fn dry_run<K: Object>(api: &Api<K>, body: String) -> Result<Value, Error> {
-    let params = PostParams {
-        dry_run: true,
-        ..PostParams::default()
-    };
-    post_with(api, body, &params).await
+    post_with(api, body, &dry(), false).await
 }
 
-async fn post_with<K: Object>(api: &Api<K>, body: String, params: &PostParams) -> Result<Value, Error> {
+/// The same; fields that the API server does not know are a refusal (`fieldValidation=Strict`).
+///
+/// # Errors
+/// See [`Error`].
+pub async fn dry_run_strict<K: Object>(api: &Api<K>, body: String) -> Result<Value, Error> {
+    post_with(api, body, &dry(), true).await
+}
+
+fn dry() -> PostParams {
+    PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    }
+}
+
+async fn post_with<K: Object>(
+    api: &Api<K>,
+    body: String,
+    params: &PostParams,
+    strict: bool,
+) -> Result<Value, Error> {
     checked(api, None)?;
-    let request = Request::new(api.resource_url()).create(params, body.into_bytes());
-    let client = api.clone().into_client();
-    let post = async { client.request(request.map_err(kube::Error::BuildRequest)?).await };
+    let post = async {
+        let request = Request::new(api.resource_url()).create(params, body.into_bytes());
+        let mut request = request.map_err(kube::Error::BuildRequest)?;
+        if strict {
+            // The client library has no parameter for it.
+            let uri = format!("{}&fieldValidation=Strict", request.uri());
+            let uri = uri
+                .parse()
+                .map_err(|why: http::uri::InvalidUri| kube::Error::HttpError(why.into()))?;
+            *request.uri_mut() = uri;
+        }
+        api.clone().into_client().request(request).await
+    };
     timed::<K, _>("create", post).await
 }
 

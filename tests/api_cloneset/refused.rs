@@ -313,3 +313,38 @@ async fn in_a_terminating_namespace_nothing_is_tried_again() {
     .await;
     assert_eq!(refused(), 1, "{:?}", field.asked());
 }
+
+/// As kubectl refuses such a Deployment: where `--validate` is `strict`, as it is unless told otherwise. What is stored
+/// already came from a manifest that can be applied again.
+#[tokio::test]
+async fn misspelled_fields_are_refused_where_the_user_asks_for_it() {
+    let field = Field::new(world(), "misspelled").await;
+    let plane = &field.world.plane;
+    let file = plane.dir().join("misspelled.json");
+    let file = file.display().to_string();
+    let apply = |image: &str, typo: &str, validate: &str| {
+        let container = json!({ "name": "app", "image": image, typo: { "exec": { "command": ["true"] } } });
+        let template =
+            json!({ "metadata": { "labels": { "app": "web" } }, "spec": { "containers": [container] } });
+        let manifest = json!({
+            "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet", "metadata": { "name": "web" },
+            "spec": { "replicas": 1, "selector": { "matchLabels": { "app": "web" } }, "template": template },
+        });
+        std::fs::write(&file, manifest.to_string()).unwrap();
+        let validate = format!("--validate={validate}");
+        plane.kubectl(&["apply", "--namespace", &field.namespace, &validate, "-f", &file])
+    };
+    let path = |typo: &str| {
+        format!("strict decoding error: unknown field \"spec.template.spec.containers[0].{typo}\"")
+    };
+    let refusal = |applied: anyhow::Result<String>| format!("{:#}", applied.unwrap_err());
+
+    let why = refusal(apply("example.com/app:1", "readynessProbe", "strict"));
+    assert!(why.contains(&path("readynessProbe")), "{why}");
+    apply("example.com/app:1", "readynessProbe", "warn").unwrap();
+    apply("example.com/app:2", "readynessProbe", "strict").expect("it is stored already");
+    let why = refusal(apply("example.com/app:3", "livenesProbe", "strict"));
+    assert!(why.contains(&path("livenesProbe")), "{why}");
+    apply("example.com/app:3", "livenessProbe", "strict").unwrap();
+    field.settled("web").await;
+}

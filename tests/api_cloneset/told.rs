@@ -97,7 +97,7 @@ async fn what_is_in_the_way_is_told_with_the_api_servers_words() {
     field.pods().delete("stray", &Default::default()).await.unwrap();
     field.settled("web").await;
     let one = name(&field.pods_of("web").await[0]);
-    lock(&field, &one).await;
+    label(&field, &one, json!({ LOCK: "yes" })).await;
     field.image("web", "example.com/app:2").await;
     refused("FailedUpdatePodInPlace").await;
     let rolling = json!({ "podUpdatePolicy": "ReCreate" });

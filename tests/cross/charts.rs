@@ -16,7 +16,7 @@ use crate::support::readiness::ready;
 use crate::take_over::services_instead_of_urls;
 
 /// The Go manager on the API server alone; ends on drop.
-struct Theirs(u32);
+pub struct Theirs(u32);
 
 /// Runs a command of the Go implementation's script.
 fn script(plane: &ControlPlane, kubeconfig: &Path, verb: &str, ports: [u16; 3]) -> String {
@@ -36,7 +36,7 @@ fn script(plane: &ControlPlane, kubeconfig: &Path, verb: &str, ports: [u16; 3]) 
 }
 
 impl Theirs {
-    fn start(plane: &ControlPlane) -> Self {
+    pub fn start(plane: &ControlPlane) -> Self {
         script(plane, plane.kubeconfig(), "install", [0; 3]);
         let account = plane
             .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
@@ -60,7 +60,7 @@ impl Drop for Theirs {
     }
 }
 
-fn deploy(plane: &ControlPlane, verb: &str, folder: &str) {
+pub fn deploy(plane: &ControlPlane, verb: &str, folder: &str) {
     let path = format!("{}/deploy/{folder}", env!("CARGO_MANIFEST_DIR"));
     plane.kubectl(&[verb, "-k", &path]).unwrap();
 }

@@ -4,6 +4,7 @@
 
 mod bed;
 mod charts;
+mod events;
 mod halves;
 mod kubelet;
 mod rollout;

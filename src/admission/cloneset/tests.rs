@@ -26,6 +26,7 @@ fn request(spec: Value, old: Option<Value>) -> Request {
         old: old.map(|spec| Object::of(json!({ "metadata": { "uid": "u" }, "spec": spec }))),
         namespace: "ns".into(),
         version: "v1beta1".into(),
+        strict: false,
     }
 }
 
@@ -81,6 +82,23 @@ fn what_the_api_server_makes_of_templates_is_taken_over() {
     let (object, warnings) = allowed(fill_in(&asked, Some(Err(gone))));
     assert_eq!(object, *asked.object);
     assert!(warnings.iter().any(|warning| warning.contains("gone")));
+}
+
+/// Fields that are stored already came before the check, or from a manifest that is applied again.
+#[test]
+fn unknown_fields_that_are_stored_are_not_refused() {
+    let containers = |all: Value| changed(json!({ "template": { "spec": { "containers": all } } }));
+    let old = containers(json!([{ "name": "a", "readynessProbe": { "httpGetz": 1 } }]));
+    let new = containers(json!([{ "name": "b" }, { "name": "a", "readynessProbe": {}, "imagee": "x" }]));
+    let field = |at: usize, name: &str| format!("spec.template.spec.containers[{at}].{name}");
+    let unknown = [field(1, "readynessProbe"), field(1, "imagee")];
+    assert_eq!(
+        strictly(&request(new.clone(), Some(old.clone())), &unknown).unwrap(),
+        "strict decoding error: unknown field \"spec.template.spec.containers[1].imagee\""
+    );
+    assert_eq!(strictly(&request(new.clone(), Some(old)), &unknown[..1]), None);
+    let both = strictly(&request(new, None), &unknown).unwrap();
+    assert!(both.contains("readynessProbe\", unknown field"), "{both}");
 }
 
 #[test]

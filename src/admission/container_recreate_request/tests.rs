@@ -49,6 +49,7 @@ fn asked(object: Value) -> Request {
         old: None,
         namespace: "ns".into(),
         version: "v1beta1".into(),
+        strict: false,
     }
 }
 

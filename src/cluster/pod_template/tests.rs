@@ -437,3 +437,20 @@ fn only_what_is_wrong_with_the_template_is_a_mistake() {
     assert!(!Error::Api(Box::new(terminating)).refused());
     assert!(!Error::Transport("gone".into()).refused());
 }
+
+#[test]
+fn a_strict_decoding_error_names_the_fields_where_the_user_has_them() {
+    let message = "PodTemplate in version \"v1\" cannot be handled as a PodTemplate: strict decoding error: unknown field \
+        \"template.spec.containers[0].readynessProbe\", unknown field \
+        \"template.spec.volumes[1].ephemeral.volumeClaimTemplate.spec.size\"";
+    assert_eq!(
+        unknown_fields(message, &[0]),
+        [
+            "spec.template.spec.containers[0].readynessProbe",
+            "spec.volumeClaimTemplates[0].spec.size"
+        ]
+    );
+    for hostile in ["", "unknown field \"", "unknown field \"a", "unknown field x\""] {
+        assert_eq!(unknown_fields(hostile, &[]), Vec::<String>::new(), "{hostile}");
+    }
+}

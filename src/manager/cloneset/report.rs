@@ -14,8 +14,9 @@ use crate::api::cloneset::{CloneSet, CloneSetStatus};
 use crate::cluster::{Error, EventType, write};
 use crate::ops::metrics::metrics;
 
-/// Lines of a pass that the log has for each reason.
-const LINES: usize = 8;
+/// Of a pass, that many acts of each reason are told one by one: of more events in a while the recorder writes the latest
+/// only, as client-go's does.
+const ONE_BY_ONE: usize = 12;
 
 /// What acts have come to: an event for each, as OpenKruise has them.
 #[derive(Default)]
@@ -200,13 +201,16 @@ pub fn tell(work: &Work<'_>, tally: Tally, planned: Vec<Event>, memory: &mut Mem
     let new: Vec<Event> = new.cloned().collect();
     memory.said = planned.into_iter().map(|event| event.message).collect();
     let events = &work.ctx.cluster.events;
-    let mut lines: BTreeMap<_, usize> = BTreeMap::new();
+    let mut told: BTreeMap<_, usize> = BTreeMap::new();
     for event in tally.events().into_iter().chain(new) {
         let (reason, message) = (event.reason, &event.message);
-        let line = lines.entry(reason).or_default();
-        *line += 1;
+        let number = told.entry(reason).or_default();
+        *number += 1;
+        if *number > ONE_BY_ONE {
+            tracing::debug!(set = %work.name, reason, "{message}");
+            continue;
+        }
         match event.warning {
-            _ if *line > LINES => tracing::debug!(set = %work.name, reason, "{message}"),
             true => tracing::warn!(set = %work.name, reason, "{message}"),
             false => tracing::info!(set = %work.name, reason, "{message}"),
         }
@@ -217,8 +221,8 @@ pub fn tell(work: &Work<'_>, tally: Tally, planned: Vec<Event>, memory: &mut Mem
         };
         events.publish(about(work), type_, reason, "Reconcile", event.message);
     }
-    for (reason, more) in lines {
-        let more = more.saturating_sub(LINES);
+    for (reason, number) in told {
+        let more = number.saturating_sub(ONE_BY_ONE);
         if more > 0 {
             tracing::info!(set = %work.name, reason, "and {more} more");
         }

@@ -1,0 +1,156 @@
+//! What each manager tells of the same acts, and what it does about Pods of nobody.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use kruise::api::cloneset::CloneSetStatus;
+use kube::api::ListParams;
+use serde_json::{Value, json};
+use xtask::cluster::{ControlPlane, wait};
+
+use crate::bed::PATIENCE;
+use crate::charts::{Theirs, deploy};
+use crate::support::connect::connect;
+use crate::support::converted::{ALL, until_converted};
+use crate::support::manager::Manager;
+use crate::support::sets::Sets;
+
+/// A CloneSet of two Pods, each wanted at once: no kubelet runs them.
+async fn made(sets: &Sets) {
+    let container = json!({ "name": "app", "image": "example.com/app:1" });
+    let template =
+        json!({ "metadata": { "labels": { "app": "web" } }, "spec": { "containers": [container] } });
+    sets.make("web", template, json!("100%"), &json!({ "replicas": 2 }))
+        .await;
+    settled(sets, |status| status.replicas == 2).await;
+}
+
+async fn settled(sets: &Sets, is: impl Fn(&CloneSetStatus) -> bool) {
+    let what = format!("{}: the CloneSet is as wanted", sets.namespace);
+    let ask = || async {
+        let set = sets.sets().get("web").await.unwrap();
+        let status = set.status?;
+        (status.observed_generation == set.metadata.generation && is(&status)).then_some(())
+    };
+    sets.until(&what, ask).await;
+}
+
+/// Has the manager update Pods in place and by new ones, make and delete some, make fewer than asked for, and fail.
+async fn worked_on(sets: &Sets) {
+    sets.image("web", "example.com/app:2").await;
+    settled(sets, |status| status.updated_replicas == 2).await;
+    let command = json!([{ "name": "app", "image": "example.com/app:2", "command": ["run"] }]);
+    let recreate = json!({ "spec": { "template": { "spec": { "containers": command } } } });
+    sets.edit("web", recreate).await;
+    settled(sets, |status| {
+        status.updated_replicas == 2 && status.replicas == 2
+    })
+    .await;
+    sets.edit("web", json!({ "spec": { "replicas": 1 } })).await;
+    settled(sets, |status| status.replicas == 1).await;
+    // The Pod that is there is not ready, and the first that is made neither.
+    let limited = json!({ "spec": { "replicas": 4, "scaleStrategy": { "maxUnavailable": 2 } } });
+    sets.edit("web", limited).await;
+    sets.event("ScaleUpLimited", "web").await;
+    let container = json!({ "name": "app", "image": "example.com/app:1" });
+    let template = json!({ "metadata": { "labels": { "app": "late" } },
+        "spec": { "serviceAccountName": "not-there", "containers": [container] } });
+    sets.make("late", template, json!(1), &json!({ "replicas": 1 }))
+        .await;
+    sets.event("FailedCreate", "late").await;
+}
+
+/// Component, type, reason and message of each event of the CloneSet, without what chance made of names.
+async fn told(sets: &Sets) -> BTreeSet<[String; 4]> {
+    let of_sets = ListParams::default().fields("involvedObject.kind=CloneSet");
+    let events = sets.api("", "v1", "Event").list(&of_sets).await.unwrap().items;
+    let lines = events.iter().map(|event| {
+        let event = json!(event);
+        let words = |at: &str| event.pointer(at).and_then(Value::as_str).unwrap_or_default();
+        // OpenKruise adds the Pod that it could not make.
+        let message = words("/message").split(", pod: {").next().unwrap_or_default();
+        [
+            words("/source/component").to_owned(),
+            words("/type").to_owned(),
+            words("/reason").to_owned(),
+            nameless(message).replace(&sets.namespace, "NAMESPACE"),
+        ]
+    });
+    lines.collect()
+}
+
+/// With `POD` and `REVISION` for names of those.
+fn nameless(message: &str) -> String {
+    let of_name = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '*';
+    let mut text = String::new();
+    for word in message.split_inclusive(|c| !of_name(c)) {
+        let name = word.trim_end_matches(|c| !of_name(c));
+        let made = name.strip_prefix("web-").or(name.strip_prefix("late-"));
+        text += match made.map(str::len) {
+            Some(1 | 5) => "POD",
+            Some(_) => "REVISION",
+            None => name,
+        };
+        text += &word[name.len()..];
+    }
+    text
+}
+
+/// A Pod with the labels of the CloneSet's, which nobody owns.
+async fn with_an_orphan(sets: &Sets) {
+    let pod = json!({ "metadata": { "name": "beside", "labels": { "app": "web" } },
+        "spec": { "containers": [{ "name": "app", "image": "example.com/app:1" }] } });
+    sets.create(&sets.pods(), pod).await;
+}
+
+async fn the_orphan_is_left_alone(sets: &Sets) {
+    let orphan = sets.pods().get("beside").await.unwrap();
+    assert_eq!(orphan.metadata.owner_references, None, "{}", sets.namespace);
+    assert_eq!(orphan.metadata.deletion_timestamp, None, "{}", sets.namespace);
+}
+
+#[tokio::test]
+async fn both_managers_tell_the_same_and_leave_orphans_alone() {
+    let plane = &ControlPlane::start().unwrap();
+    let admin = &connect(plane.kubeconfig()).await;
+    let theirs = Theirs::start(plane);
+    let before = Sets::new(admin.clone(), "told-by-theirs".to_owned(), Vec::new()).await;
+    made(&before).await;
+    with_an_orphan(&before).await;
+    worked_on(&before).await;
+    the_orphan_is_left_alone(&before).await;
+    let said = told(&before).await;
+    drop(theirs);
+
+    deploy(plane, "apply", "default");
+    let mut ours = Manager::somewhere(plane, "kruise-manager");
+    ours.start().unwrap();
+    ours.until_it_says("leading");
+    until_converted(plane, &ALL);
+    let after = Sets::new(
+        admin.clone(),
+        "told-by-ours".to_owned(),
+        vec![ours.log().to_owned()],
+    )
+    .await;
+    made(&after).await;
+    let made_at = Instant::now();
+    worked_on(&after).await;
+    let same = told(&after).await;
+    println!("{said:#?}");
+    assert_eq!(same, said);
+
+    // Neither is new any more: a CloneSet that was the other manager's, and one of ours.
+    wait::until("the CloneSets are older than 30 s", PATIENCE, || {
+        Ok((made_at.elapsed() > Duration::from_secs(35)).then_some(()))
+    })
+    .unwrap();
+    with_an_orphan(&after).await;
+    for sets in [&before, &after] {
+        sets.edit("web", json!({ "spec": { "replicas": 1 } })).await;
+        settled(sets, |status| status.replicas == 1).await;
+        sets.edit("web", json!({ "spec": { "replicas": 2 } })).await;
+        settled(sets, |status| status.replicas == 2).await;
+        the_orphan_is_left_alone(sets).await;
+    }
+}
