@@ -177,11 +177,11 @@ impl Writer {
             let patch = json!({ "count": count, "lastTimestamp": now, "message": note.repeat.note });
             match write::patch_merge(&api, name, &patch).await {
                 Err(error) if error.not_found() => {} // expired meanwhile: begin anew
-                result => return result.map(|event| written(&event)),
+                result => return Ok(written(&result?.object()?)),
             }
         }
         let event = write::create(&api, &self.event(note, namespace)).await?;
-        Ok(written(&event))
+        Ok(written(&event.object()?))
     }
 
     fn event(&self, note: &Note, namespace: &str) -> Event {
