@@ -1,7 +1,15 @@
 //! What the daemon reads, for `crate::fuzzing`.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
 use super::hook::http;
 use super::image_pull;
+use super::pods::{PodView, StatusView};
+use super::{container_meta, recreate};
 
 /// Where the server of a preStop hook redirects to: never away from it.
 pub fn hook_answer(data: &[u8]) {
@@ -24,4 +32,143 @@ pub fn hook_answer(data: &[u8]) {
 /// A NodeImage.
 pub fn node_image(data: &[u8]) {
     image_pull::read(data);
+}
+
+/// A Pod, and what the daemon does about it: it tells of its containers, restarts them for their environment, and
+/// recreates them all.
+pub fn pod(data: &[u8]) {
+    let Ok(pod) = serde_json::from_slice::<PodView>(data) else {
+        return;
+    };
+    for container in &pod.containers {
+        let code = container.status.as_ref().and_then(StatusView::exit_code);
+        for code in [0, 1, i32::MIN].into_iter().chain(code) {
+            let _ = pod.starts_again(container, code);
+        }
+        let _ = (pod.reference(&container.name), container.may_restart_all());
+    }
+    let _ = pod.restarts_all();
+    for env in [false, true] {
+        told(&pod, env);
+    }
+    let pod = Arc::new(pod);
+    for force in [false, true] {
+        recreated(&pod, force);
+    }
+}
+
+/// Tells of the containers, as a runtime says of them that has made each for another environment. What it has said is not
+/// asked for again, and no container is stopped twice.
+fn told(pod: &PodView, env: bool) {
+    use container_meta::plan::{Facts, Memory, plan};
+
+    let Some(meta) = &pod.meta else { return };
+    let (mut memory, mut now) = (Memory::default(), Duration::ZERO);
+    memory.notice(pod, meta, now);
+    let (mut asked, mut stopped) = (BTreeSet::new(), BTreeSet::new());
+    for _ in 0..5 {
+        memory.look(pod, meta, now);
+        let plan = plan(pod, meta, &memory, env, now);
+        for (name, id) in plan.read {
+            let wanted = meta.containers.iter().find(|wanted| wanted.name == name);
+            let facts = Facts {
+                plain_hash: wanted.map_or(0, |wanted| wanted.plain_hashes[0]),
+                env_hash: wanted.map(|wanted| wanted.env_hash().wrapping_add(1)),
+            };
+            memory.facts.insert(id.clone(), facts);
+            asked.insert((name, id));
+        }
+        for (name, id) in plan.restart {
+            assert!(stopped.insert((name, id.clone())), "{id} is stopped twice");
+            memory.restarting(&id);
+            memory.restarted(id, true, now);
+        }
+        if let Some(set) = plan.write {
+            let text = serde_json::to_string(&set).unwrap_or_default();
+            assert_eq!(serde_json::from_str(&text).ok(), Some(set.clone()));
+            memory.written = Some((set, now));
+        }
+        memory.waits = plan.waits;
+        now = plan.wake.unwrap_or(now).max(now + Duration::from_secs(60));
+    }
+    assert!(asked.len() <= meta.containers.len(), "{asked:?}");
+}
+
+/// Recreates all containers at odd times, for a runtime that knows those which the Pod's status names: no other is stopped,
+/// and each gets its own hook.
+fn recreated(pod: &Arc<PodView>, force: bool) {
+    use recreate::plan::{
+        Memory, Now, Observed, PodSight, Request, RunState, RuntimeSight, Seen, Wanted, bare, plan,
+    };
+
+    let id = |status: &StatusView| Some(status.container_id.clone()).filter(|id| !id.is_empty());
+    let wanted = |recorded: bool| {
+        let recorded = |status: &StatusView| id(status).filter(|_| recorded);
+        let all = pod.containers.iter().map(|view| Wanted {
+            name: view.name.clone(),
+            recorded: view.status.as_ref().and_then(recorded),
+        });
+        all.collect()
+    };
+    let seen = |state| {
+        let all = pod.containers.iter().filter_map(|view| {
+            let status = view.status.as_ref()?;
+            Some(Seen {
+                id: bare(&id(status)?).to_owned(),
+                name: view.name.clone(),
+                state,
+                started: status.ended.and_then(|ended| ended.finished),
+                ..Seen::default()
+            })
+        });
+        all.collect::<Vec<_>>()
+    };
+    let sights = [RunState::Running, RunState::Exited].map(|state| RuntimeSight::Seen {
+        scheme: "containerd".to_owned(),
+        containers: seen(state),
+    });
+    for (runtime, recorded) in sights.into_iter().zip([true, false]) {
+        let mut request = Request {
+            uid: "r".to_owned(),
+            namespace: pod.namespace.clone(),
+            pod_name: pod.name.clone(),
+            pod_uid: Some(pod.uid.clone()),
+            containers: wanted(recorded),
+            force,
+            ordered: recorded,
+            deadline_seconds: recorded.then_some(i64::MAX),
+            ..Request::default()
+        };
+        let times = [Timestamp::UNIX_EPOCH, Timestamp::MAX, Timestamp::MIN];
+        for (at, api) in times.into_iter().enumerate() {
+            let now = Now {
+                api,
+                wall: times[(at + 1) % times.len()],
+                mono: Duration::from_secs(60),
+            };
+            let observed = Observed {
+                requests: vec![Arc::new(request.clone())],
+                pod: PodSight::Here(Arc::clone(pod)),
+                runtime: runtime.clone(),
+                memory: Memory::default(),
+            };
+            let plan = plan(&observed, now);
+            for begin in &plan.begin {
+                let named = pod
+                    .containers
+                    .iter()
+                    .filter(|view| view.name == begin.key.container);
+                let own = named.clone().filter_map(|view| id(view.status.as_ref()?));
+                assert!(own.into_iter().any(|own| bare(&own) == begin.target), "{begin:?}");
+                if let Some(hook) = &begin.act.hook {
+                    let mut hooks = named.filter_map(|view| view.pre_stop.as_ref());
+                    assert!(hooks.any(|own| *own == hook.handler), "{begin:?}");
+                }
+                let _ = begin.act.term(begin.act.grace);
+            }
+            if let Some(write) = plan.writes.into_iter().next_back() {
+                request.status = write.status;
+            }
+        }
+    }
 }
