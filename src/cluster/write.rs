@@ -457,7 +457,8 @@ type Built = Result<http::Request<Vec<u8>>, request::Error>;
 
 /// Sends the request, and reads the answer.
 async fn asked<T: DeserializeOwned>(client: &Client, request: Built) -> Result<T, kube::Error> {
-    client.request(request.map_err(kube::Error::BuildRequest)?).await
+    // Boxed, for it is large, and part of every duty's future.
+    Box::pin(client.request(request.map_err(kube::Error::BuildRequest)?)).await
 }
 
 /// Sends a write.
