@@ -49,20 +49,23 @@ pub fn pod(data: &[u8]) {
     }
     let _ = pod.restarts_all();
     for env in [false, true] {
-        told(&pod, env);
+        let _ = told(&pod, env);
     }
     let pod = Arc::new(pod);
     for force in [false, true] {
-        recreated(&pod, force);
+        let _ = recreated(&pod, force);
     }
 }
 
 /// Tells of the containers, as a runtime says of them that has made each for another environment. What it has said is not
-/// asked for again, and no container is stopped twice.
-fn told(pod: &PodView, env: bool) {
+/// asked for again, and no container is stopped twice. Returns how many are.
+fn told(pod: &PodView, env: bool) -> usize {
     use container_meta::plan::{Facts, Memory, plan};
 
-    let Some(meta) = &pod.meta else { return };
+    let Some(meta) = &pod.meta else { return 0 };
+    // The API server takes no two containers of one name.
+    let names: BTreeSet<_> = meta.containers.iter().map(|wanted| &wanted.name).collect();
+    let each_once = names.len() == meta.containers.len();
     let (mut memory, mut now) = (Memory::default(), Duration::ZERO);
     memory.notice(pod, meta, now);
     let (mut asked, mut stopped) = (BTreeSet::new(), BTreeSet::new());
@@ -79,7 +82,8 @@ fn told(pod: &PodView, env: bool) {
             asked.insert((name, id));
         }
         for (name, id) in plan.restart {
-            assert!(stopped.insert((name, id.clone())), "{id} is stopped twice");
+            let new = stopped.insert((name, id.clone()));
+            assert!(new || !each_once, "{id} is stopped twice");
             memory.restarting(&id);
             memory.restarted(id, true, now);
         }
@@ -92,11 +96,12 @@ fn told(pod: &PodView, env: bool) {
         now = plan.wake.unwrap_or(now).max(now + Duration::from_secs(60));
     }
     assert!(asked.len() <= meta.containers.len(), "{asked:?}");
+    stopped.len()
 }
 
 /// Recreates all containers at odd times, for a runtime that knows those which the Pod's status names: no other is stopped,
-/// and each gets its own hook.
-fn recreated(pod: &Arc<PodView>, force: bool) {
+/// and each gets its own hook. Returns how many acts and hooks are begun.
+fn recreated(pod: &Arc<PodView>, force: bool) -> (usize, usize) {
     use recreate::plan::{
         Memory, Now, Observed, PodSight, Request, RunState, RuntimeSight, Seen, Wanted, bare, plan,
     };
@@ -127,6 +132,7 @@ fn recreated(pod: &Arc<PodView>, force: bool) {
         scheme: "containerd".to_owned(),
         containers: seen(state),
     });
+    let (mut acts, mut hooks) = (0, 0);
     for (runtime, recorded) in sights.into_iter().zip([true, false]) {
         let mut request = Request {
             uid: "r".to_owned(),
@@ -160,9 +166,11 @@ fn recreated(pod: &Arc<PodView>, force: bool) {
                     .filter(|view| view.name == begin.key.container);
                 let own = named.clone().filter_map(|view| id(view.status.as_ref()?));
                 assert!(own.into_iter().any(|own| bare(&own) == begin.target), "{begin:?}");
+                acts += 1;
                 if let Some(hook) = &begin.act.hook {
-                    let mut hooks = named.filter_map(|view| view.pre_stop.as_ref());
-                    assert!(hooks.any(|own| *own == hook.handler), "{begin:?}");
+                    hooks += 1;
+                    let mut own = named.filter_map(|view| view.pre_stop.as_ref());
+                    assert!(own.any(|own| *own == hook.handler), "{begin:?}");
                 }
                 let _ = begin.act.term(begin.act.grace);
             }
@@ -170,5 +178,36 @@ fn recreated(pod: &Arc<PodView>, force: bool) {
                 request.status = write.status;
             }
         }
+    }
+    (acts, hooks)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// What the target asserts of stops and hooks is not said of none.
+    #[test]
+    fn the_target_stops_containers_and_runs_hooks() {
+        let from = json!({ "fieldRef": { "fieldPath": "metadata.labels['l']" } });
+        let owner = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet", "name": "s", "uid": "u", "controller": true });
+        let pod = json!({
+            "metadata": { "name": "p", "namespace": "n", "uid": "u", "labels": { "l": "1" }, "ownerReferences": [owner] },
+            "spec": { "containers": [{ "name": "a", "image": "i", "env": [{ "name": "L", "valueFrom": from }],
+                "lifecycle": { "preStop": { "exec": { "command": ["x"] } } } }] },
+            "status": { "conditions": [{ "type": "InPlaceUpdateReady", "status": "False" }],
+                "containerStatuses": [{ "name": "a", "image": "i", "imageID": "i", "ready": true, "restartCount": 0,
+                    "containerID": "containerd://1", "state": { "running": {} } }] },
+        });
+        let text = pod.to_string();
+        super::pod(text.as_bytes());
+        let pod = Arc::new(serde_json::from_str::<PodView>(&text).unwrap());
+        assert_eq!([false, true].map(|env| told(&pod, env)), [0, 1]);
+        let (acts, hooks) = recreated(&pod, false);
+        assert!(acts > 0 && hooks > 0, "{acts} {hooks}");
     }
 }
