@@ -17,19 +17,20 @@ use crate::in_place::pod::Pod;
 use crate::in_place::refresh::refresh;
 use crate::manager::cloneset::plan::{Observed, plan};
 use crate::manager::cloneset::revision::Revision;
-use crate::node::fuzzing::{hook_answer, node_image};
+use crate::node::fuzzing::{hook_answer, node_image, pod};
 use crate::node::image_pull::plan::keyring::{KEY_CFG, KEY_JSON, Keyring, TYPE_CFG, TYPE_JSON};
 
 /// Takes any bytes, and must neither panic nor take long.
 pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its corpus' folder.
-pub const TARGETS: [(&str, Target); 9] = [
+pub const TARGETS: [(&str, Target); 10] = [
     ("annotations", annotations),
     ("conversion", conversion),
     ("docker_config", docker_config),
     ("hook_answer", hook_answer),
     ("node_image", node_image),
+    ("pod", pod),
     ("reference", reference),
     ("registry", registry),
     ("review", review),

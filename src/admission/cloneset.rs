@@ -222,7 +222,10 @@ pub(super) fn fill_in(asked: &Request, answer: Option<Result<Answer, cluster::Er
     Decision::Allow { object, warnings }
 }
 
-/// What is refused where unknown fields are to be: in the API server's words, those that no stored template has.
+/// Annotation with the manifest that `kubectl apply` applied last.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// What is refused where unknown fields are to be, in the API server's words: those that are new.
 pub(super) fn strictly(asked: &Request, unknown: &[String]) -> Option<String> {
     let new = new_fields(asked, unknown);
     let fields = new.iter().take(TOLD);
@@ -232,13 +235,18 @@ pub(super) fn strictly(asked: &Request, unknown: &[String]) -> Option<String> {
     (!fields.is_empty()).then(|| format!("strict decoding error: {}", fields.join(", ")))
 }
 
-/// Those of the fields that the stored templates do not have, in whatever place of a list.
+/// Those of the fields that are new for sure. They are not stored, here or by OpenKruise, so on an update only the
+/// manifest that was applied last can tell; without one none is.
 pub(super) fn new_fields<'a>(asked: &Request, unknown: &'a [String]) -> Vec<&'a String> {
-    let mut stored = HashSet::new();
-    if let (Some(old), false) = (&asked.old, unknown.is_empty()) {
-        fields("spec", &old["spec"], &mut stored);
-    }
-    let new = |field: &&String| !stored.contains(&without_indexes(field));
+    let Some(old) = &asked.old else {
+        return unknown.iter().collect();
+    };
+    let last = old["metadata"]["annotations"][LAST_APPLIED].as_str();
+    let last = last.and_then(|text| serde_json::from_str::<Value>(text).ok());
+    let Some(last) = last else { return Vec::new() };
+    let mut applied = HashSet::new();
+    fields("spec", &last["spec"], &mut applied);
+    let new = |field: &&String| !applied.contains(&without_indexes(field));
     unknown.iter().filter(new).collect()
 }
 

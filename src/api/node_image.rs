@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::schemas;
 use super::words::words;
 
+mod parts;
+
 words! {
     open
     /// When an image is fetched although it may be present. Absent means `IfNotPresent`.
@@ -62,7 +64,7 @@ pub const MOST_TAGS: usize = 10_000;
 pub const LONGEST_NAME: usize = 1024;
 
 /// What the node is asked to pull.
-#[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[kube(
     group = "apps.kruise.io",
     version = "v1beta1",
@@ -80,7 +82,7 @@ pub struct NodeImageSpec {
 }
 
 /// One image and what is asked of it, with `S` for how a version names Secrets.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(description = "One image and what is asked of it.")]
 pub struct ImageSpec<S = ReferenceObject> {
@@ -146,7 +148,7 @@ impl SandboxConfig {
 }
 
 /// One tag (or digest) to pull.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageTagSpec {
     /// The tag, or the digest as `sha256:…`.
@@ -167,6 +169,9 @@ pub struct ImageTagSpec {
     /// Whether an image that is present is fetched again: Always or IfNotPresent (when absent).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<ImagePullPolicy>,
+    /// Why a part of the entry could not be read, where that is so. No field of the API.
+    #[serde(skip)]
+    pub unreadable: Option<String>,
 }
 
 /// Limits of one pull.
@@ -188,7 +193,7 @@ pub struct ImageTagPullPolicy {
 }
 
 /// How far the node is.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeImageStatus {
     /// Tags asked for.
@@ -229,7 +234,7 @@ pub struct SyncStatus {
 }
 
 /// State of the tags of one image.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageStatus {
     /// One entry a tag, sorted by tag.
@@ -237,7 +242,7 @@ pub struct ImageStatus {
 }
 
 /// State of one tag.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageTagStatus {
     /// The tag, or the digest as `sha256:…`.
@@ -262,6 +267,22 @@ pub struct ImageTagStatus {
     /// Why the tag waits or failed, in a sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+}
+
+impl ImagePullPhase {
+    /// Whether it is how a pull ended.
+    #[must_use]
+    pub fn is_outcome(&self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed)
+    }
+}
+
+impl ImageTagStatus {
+    /// Whether the pull has ended. Of an outcome it may not be known when.
+    #[must_use]
+    pub fn ended(&self) -> bool {
+        self.completion_time.is_some() || self.phase.is_outcome()
+    }
 }
 
 #[cfg(test)]

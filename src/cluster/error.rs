@@ -53,6 +53,16 @@ pub enum Error {
     /// The API server's own answer.
     #[error("API server refused: {} (HTTP {})", .0.message, .0.code)]
     Api(Box<kube::core::Status>),
+    /// The API server did what it was asked, and what it answered with is no such object as our types hold.
+    #[error("cannot parse the {kind} that the API server answered {verb} with: {why}")]
+    Unreadable {
+        /// The verb of the request.
+        verb: &'static str,
+        /// The kind that the request was about.
+        kind: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// The connection failed.
     #[error("API server cannot be reached: {0}")]
     Transport(String),
@@ -112,12 +122,15 @@ impl Error {
         self.code() == Some(410)
     }
 
-    /// Whether the same call may succeed later without anyone changing anything.
+    /// Whether the same call may succeed later without anyone changing anything. Of an object that cannot be read another
+    /// read is the only way to hear that somebody has mended it.
     #[must_use]
     pub fn retryable(&self) -> bool {
         match self {
             Self::Config(_) | Self::Name { .. } | Self::Namespace { .. } => false,
-            Self::Timeout { .. } | Self::Crowded { .. } | Self::Transport(_) => true,
+            Self::Timeout { .. } | Self::Crowded { .. } | Self::Unreadable { .. } | Self::Transport(_) => {
+                true
+            }
             Self::Api(_) if self.too_large() => false,
             Self::Api(status) => status.code >= 500 || self.throttled() || self.conflict(),
         }
@@ -170,7 +183,7 @@ impl Error {
     pub fn in_doubt(&self) -> bool {
         match self {
             Self::Config(_) | Self::Name { .. } | Self::Namespace { .. } | Self::Crowded { .. } => false,
-            Self::Timeout { .. } | Self::Transport(_) => true,
+            Self::Timeout { .. } | Self::Unreadable { .. } | Self::Transport(_) => true,
             Self::Api(status) => status.code >= 500,
         }
     }
@@ -191,6 +204,7 @@ impl Error {
             Self::Name { .. } | Self::Namespace { .. } => "invalid_name",
             Self::Timeout { .. } => "timeout",
             Self::Crowded { .. } => "crowded",
+            Self::Unreadable { .. } => "unreadable",
             Self::Transport(_) => "unreachable",
             Self::Api(status) => match status.code {
                 401 => "unauthorized",

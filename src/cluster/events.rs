@@ -182,11 +182,19 @@ impl Writer {
             let patch = json!({ "count": count, "lastTimestamp": now, "message": note.repeat.note });
             match write::patch_merge(&api, name, &patch).await {
                 Err(error) if error.not_found() => {} // expired meanwhile: begin anew
-                result => return result.map(|event| written(&event)),
+                result => {
+                    result?;
+                    let (name, count) = (name.clone(), *count);
+                    return Ok(Past { name, count });
+                }
             }
         }
-        let event = write::create(&api, &self.event(note, namespace)).await?;
-        Ok(written(&event))
+        let event = self.event(note, namespace);
+        write::create(&api, &event).await?;
+        Ok(Past {
+            name: event.metadata.name.unwrap_or_default(),
+            count: event.count.unwrap_or(1),
+        })
     }
 
     fn event(&self, note: &Note, namespace: &str) -> Event {
@@ -229,13 +237,6 @@ fn event_name(object: &str, now: Timestamp) -> String {
     format!("{object}{stamp}")
 }
 
-fn written(event: &Event) -> Past {
-    Past {
-        name: event.metadata.name.clone().unwrap_or_default(),
-        count: event.count.unwrap_or(1),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -249,6 +250,42 @@ mod tests {
             assert!(name.len() <= NAME_LIMIT, "{} bytes: {name}", name.len());
             assert!(!name.contains("..") && !name.contains("-."), "{name}");
         }
+    }
+
+    /// The answer says nothing that the next write needs, so that the event is repeated and not made again.
+    #[tokio::test]
+    async fn an_event_whose_answer_cannot_be_read_is_written() {
+        let service = tower::service_fn(|_: http::Request<kube::client::Body>| {
+            let answer = br#"{"metadata":{"name":"x"},"eventTime":"9999-12-31T23:59:59Z"}"#.to_vec();
+            std::future::ready(http::Response::builder().body(kube::client::Body::from(answer)))
+        });
+        let writer = Writer {
+            client: Client::new(service, "default"),
+            clock: Clock::new(),
+            host: None,
+        };
+        let note = Note {
+            object: ObjectReference::default(),
+            repeat: Repeat {
+                component: "test".into(),
+                uid: String::new(),
+                type_: EventType::Normal,
+                reason: String::new(),
+                note: String::new(),
+            },
+            action: String::new(),
+        };
+        let first = writer.publish(&note, None).await.ok();
+        let again = first.as_ref().map(|first| Past {
+            name: first.name.clone(),
+            count: 2,
+        });
+        let again = writer.publish(&note, again.as_ref()).await.ok();
+        let names = [&first, &again].map(|past| past.as_ref().map(|past| (&past.name, past.count)));
+        assert!(
+            matches!(names, [Some((one, 1)), Some((other, 2))] if one == other),
+            "{names:?}"
+        );
     }
 
     #[test]

@@ -172,7 +172,7 @@ impl Election {
             let began = Instant::now();
             return match self.within(write::create(&self.api, &self.fresh(None))).await {
                 Err(error) if error.already_exists() => Ok(None),
-                other => Ok(Some(self.held(other?, began))),
+                other => Ok(Some(self.held(other?.object()?, began))),
             };
         };
         // Kept before the write: one that fails must not start the wait anew.
@@ -185,7 +185,7 @@ impl Election {
         let next = self.fresh(Some(&now.lease));
         match self.within(write::replace(&self.api, &next)).await {
             Err(error) if error.conflict() => Ok(None),
-            other => Ok(Some(self.held(other?, began))),
+            other => Ok(Some(self.held(other?.object()?, began))),
         }
     }
 

@@ -3,18 +3,19 @@
 //! Names and namespaces become parts of a path. What is no DNS name is refused before anything is sent: `?`, `#` and `/`
 //! in it would make another request of ours. Lists and watches, which name no object, do not come here.
 //!
-//! Every function returns the object as the API server stored it, which is what tracks our own writes.
+//! Every write returns the object as the API server [`Stored`] it, which is what tracks our own writes. Answers are read as
+//! mirrors read objects, by [`Readable`]: what others wrote into an object makes no write of ours a failed one.
 //! Nothing here retries: the caller decides again on fresh facts.
 
 use std::fmt::Debug;
 use std::time::Duration;
 
-use kube::Resource;
 use kube::api::{
     Api, ApiResource, DeleteParams, DynamicObject, GetParams, ListParams, ObjectList, Patch, PatchParams,
     PostParams,
 };
-use kube::core::Request;
+use kube::core::{Request, request};
+use kube::{Client, Resource};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
@@ -34,17 +35,47 @@ const LONGEST_SHOWN: usize = 100;
 pub trait Object: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize {}
 impl<K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize> Object for K {}
 
+/// What came back of a write that was done.
+#[derive(Clone, Debug)]
+pub struct Stored<K> {
+    verb: &'static str,
+    object: Result<K, String>,
+}
+
+impl<K: Resource<DynamicType = ()>> Stored<K> {
+    /// The object as it is stored.
+    ///
+    /// # Errors
+    /// [`Error::Unreadable`], although the write was done.
+    pub fn object(self) -> Result<K, Error> {
+        readable::<K, _>(self.verb, self.object)
+    }
+}
+
+fn readable<K: Resource<DynamicType = ()>, R>(
+    verb: &'static str,
+    object: Result<R, String>,
+) -> Result<R, Error> {
+    object.map_err(|why| Error::Unreadable {
+        verb,
+        kind: K::kind(&()).into_owned(),
+        why,
+    })
+}
+
 /// Creates `object`.
 ///
 /// # Errors
 /// See [`Error`]; [`Error::already_exists`] when the name is taken.
-pub async fn create<K: Object>(api: &Api<K>, object: &K) -> Result<K, Error> {
+pub async fn create<K: Object>(api: &Api<K>, object: &K) -> Result<Stored<K>, Error> {
     checked(api, None)?;
-    timed::<K, _>("create", api.create(&PostParams::default(), object)).await
+    let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
+    let request = Request::new(api.resource_url()).create(&PostParams::default(), body);
+    stored(api, "create", request).await
 }
 
-/// Creates an object with `body` as its bytes are, and gives the answer as it comes: for what our types would lose,
-/// be it fields or the spelling of bytes that are compared.
+/// Creates an object with `body` as its bytes are, and gives the answer as it comes, without who manages which field: for
+/// what our types would lose, be it fields or the spelling of bytes that are compared.
 ///
 /// # Errors
 /// See [`Error`].
@@ -82,20 +113,20 @@ async fn post_with<K: Object>(
     strict: bool,
 ) -> Result<Value, Error> {
     checked(api, None)?;
-    let post = async {
-        let request = Request::new(api.resource_url()).create(params, body.into_bytes());
-        let mut request = request.map_err(kube::Error::BuildRequest)?;
-        if strict {
-            // The client library has no parameter for it.
-            let uri = format!("{}&fieldValidation=Strict", request.uri());
-            let uri = uri
-                .parse()
-                .map_err(|why: http::uri::InvalidUri| kube::Error::HttpError(why.into()))?;
-            *request.uri_mut() = uri;
-        }
-        api.clone().into_client().request(request).await
-    };
-    timed::<K, _>("create", post).await
+    let request = Request::new(api.resource_url()).create(params, body.into_bytes());
+    let request = if strict { request.map(strictly) } else { request };
+    let client = api.clone().into_client();
+    let answer = timed::<K, _>("create", asked::<Readable<Value>>(&client, request)).await?;
+    readable::<K, _>("create", answer.into_result())
+}
+
+/// The request with `fieldValidation=Strict`, for which the client library has no parameter.
+fn strictly(mut request: http::Request<Vec<u8>>) -> http::Request<Vec<u8>> {
+    let uri = format!("{}&fieldValidation=Strict", request.uri());
+    if let Ok(uri) = uri.parse() {
+        *request.uri_mut() = uri;
+    }
+    request
 }
 
 /// Sends a JSON merge patch of the object itself. With `metadata.resourceVersion` in the patch a change by
@@ -107,26 +138,20 @@ pub async fn patch_merge<K: Object>(
     api: &Api<K>,
     name: &str,
     patch: &(impl Serialize + Debug),
-) -> Result<K, Error> {
-    checked(api, Some(name))?;
-    timed::<K, _>(
-        "patch",
-        api.patch(name, &PatchParams::default(), &Patch::Merge(patch)),
-    )
-    .await
+) -> Result<Stored<K>, Error> {
+    patched(api, "patch", name, None, &Patch::Merge(patch)).await
 }
 
 /// Sends a JSON merge patch of the status subresource.
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn patch_status_merge<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error> {
-    checked(api, Some(name))?;
-    timed::<K, _>(
-        "patch_status",
-        api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)),
-    )
-    .await
+pub async fn patch_status_merge<K: Object>(
+    api: &Api<K>,
+    name: &str,
+    patch: &Value,
+) -> Result<Stored<K>, Error> {
+    patched(api, "patch_status", name, Some("status"), &Patch::Merge(patch)).await
 }
 
 /// Asks whether a JSON merge patch of the status subresource would be taken, and stores nothing.
@@ -134,32 +159,24 @@ pub async fn patch_status_merge<K: Object>(api: &Api<K>, name: &str, patch: &Val
 /// # Errors
 /// See [`Error`].
 pub async fn try_status<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<(), Error> {
-    checked(api, Some(name))?;
-    let params = PatchParams {
-        dry_run: true,
-        ..PatchParams::default()
-    };
-    let request = Request::new(api.resource_url());
-    let request = request.patch_subresource("status", name, &params, &Patch::Merge(patch));
-    let client = api.clone().into_client();
-    // The answer is the whole object, and nobody looks at it.
-    let patch = async {
-        client
-            .request_text(request.map_err(kube::Error::BuildRequest)?)
-            .await
-    };
-    bounded(&K::kind(&()), "patch_status", patch).await.map(drop)
+    tried(api, "patch_status", name, Some("status"), &Patch::Merge(patch)).await
 }
 
 /// Sends a strategic merge patch of the status subresource; for built-in kinds only, whose lists merge by key.
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn patch_status_strategic<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error> {
-    checked(api, Some(name))?;
-    timed::<K, _>(
+pub async fn patch_status_strategic<K: Object>(
+    api: &Api<K>,
+    name: &str,
+    patch: &Value,
+) -> Result<Stored<K>, Error> {
+    patched(
+        api,
         "patch_status",
-        api.patch_status(name, &PatchParams::default(), &Patch::Strategic(patch)),
+        name,
+        Some("status"),
+        &Patch::Strategic(patch),
     )
     .await
 }
@@ -168,13 +185,8 @@ pub async fn patch_status_strategic<K: Object>(api: &Api<K>, name: &str, patch: 
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn patch_strategic<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error> {
-    checked(api, Some(name))?;
-    timed::<K, _>(
-        "patch",
-        api.patch(name, &PatchParams::default(), &Patch::Strategic(patch)),
-    )
-    .await
+pub async fn patch_strategic<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<Stored<K>, Error> {
+    patched(api, "patch", name, None, &Patch::Strategic(patch)).await
 }
 
 /// Asks whether a strategic merge patch of the object would be taken, and stores nothing.
@@ -182,27 +194,20 @@ pub async fn patch_strategic<K: Object>(api: &Api<K>, name: &str, patch: &Value)
 /// # Errors
 /// See [`Error`].
 pub async fn try_strategic<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<(), Error> {
-    checked(api, Some(name))?;
-    let params = PatchParams {
-        dry_run: true,
-        ..PatchParams::default()
-    };
-    let patch = Patch::Strategic(patch);
-    bounded(&K::kind(&()), "patch", api.patch(name, &params, &patch))
-        .await
-        .map(drop)
+    tried(api, "patch", name, None, &Patch::Strategic(patch)).await
 }
 
 /// Sends a strategic merge patch of the resize subresource of a Pod.
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn patch_resize<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error> {
-    checked(api, Some(name))?;
-    let (params, patch) = (PatchParams::default(), Patch::Strategic(patch));
-    timed::<K, _>(
+pub async fn patch_resize<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<Stored<K>, Error> {
+    patched(
+        api,
         "patch_resize",
-        api.patch_subresource("resize", name, &params, &patch),
+        name,
+        Some("resize"),
+        &Patch::Strategic(patch),
     )
     .await
 }
@@ -211,17 +216,13 @@ pub async fn patch_resize<K: Object>(api: &Api<K>, name: &str, patch: &Value) ->
 ///
 /// # Errors
 /// See [`Error`]; [`Error::conflict`] when `object` is not the newest.
-pub async fn replace<K: Object>(api: &Api<K>, object: &K) -> Result<K, Error> {
-    checked(api, object.meta().name.as_deref())?;
-    timed::<K, _>(
-        "update",
-        api.replace(
-            object.meta().name.as_deref().unwrap_or_default(),
-            &PostParams::default(),
-            object,
-        ),
-    )
-    .await
+pub async fn replace<K: Object>(api: &Api<K>, object: &K) -> Result<Stored<K>, Error> {
+    let name = object.meta().name.as_deref();
+    checked(api, name)?;
+    let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
+    let request = Request::new(api.resource_url());
+    let request = request.replace(name.unwrap_or_default(), &PostParams::default(), body);
+    stored(api, "update", request).await
 }
 
 /// Deletes the object of that name, if it still has that UID. That it is gone already is no error.
@@ -271,8 +272,8 @@ pub async fn delete_seen<K: Object>(
 /// # Errors
 /// See [`Error`].
 pub async fn get<K: Object>(api: &Api<K>, name: &str) -> Result<Option<K>, Error> {
-    checked(api, Some(name))?;
-    bounded(&K::kind(&()), "get", api.get_opt(name)).await
+    let found = read::<K>(api.clone(), name).await?;
+    found.map(|object| readable::<K, _>("get", object)).transpose()
 }
 
 /// Reads the object of that name from the API server itself as an `R`, `None` when there is none; inside of that, why it
@@ -287,11 +288,7 @@ where
     checked(&api, Some(name))?;
     let request = Request::new(api.resource_url()).get(name, &GetParams::default());
     let client = api.into_client();
-    let get = async {
-        client
-            .request::<Readable<R>>(request.map_err(kube::Error::BuildRequest)?)
-            .await
-    };
+    let get = asked::<Readable<R>>(&client, request);
     found(
         bounded(&R::Kind::kind(&()), "get", get)
             .await
@@ -459,11 +456,7 @@ pub async fn get_partial<K: Resource + Clone, R: DeserializeOwned>(
     checked_as(api, kind, Some(name))?;
     let request = Request::new(api.resource_url()).get_metadata(name, &GetParams::default());
     let client = api.clone().into_client();
-    let get = async {
-        client
-            .request::<R>(request.map_err(kube::Error::BuildRequest)?)
-            .await
-    };
+    let get = asked::<R>(&client, request);
     found(bounded(&K::kind(kind), "get", get).await)
 }
 
@@ -481,12 +474,76 @@ pub async fn patch_metadata(
     let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
     let request = Request::new(api.resource_url()).patch_metadata(name, &params, &patch);
     let client = api.clone().into_client();
-    let patch = async {
+    let patch = asked::<IgnoredAny>(&client, request);
+    counted(&resource.kind, "patch", patch).await.map(drop)
+}
+
+/// A request as kube builds it.
+type Built = Result<http::Request<Vec<u8>>, request::Error>;
+
+/// Sends the request, and reads the answer.
+async fn asked<T: DeserializeOwned>(client: &Client, request: Built) -> Result<T, kube::Error> {
+    // Boxed, for it is large, and part of every duty's future.
+    Box::pin(client.request(request.map_err(kube::Error::BuildRequest)?)).await
+}
+
+/// Sends a write.
+async fn stored<K: Object>(api: &Api<K>, verb: &'static str, request: Built) -> Result<Stored<K>, Error> {
+    let client = api.clone().into_client();
+    let answer = timed::<K, _>(verb, asked::<Readable<K>>(&client, request)).await?;
+    let object = answer.into_result();
+    Ok(Stored { verb, object })
+}
+
+/// Sends a patch of the object, or of one of its subresources.
+async fn patched<K: Object>(
+    api: &Api<K>,
+    verb: &'static str,
+    name: &str,
+    subresource: Option<&str>,
+    patch: &Patch<impl Serialize + Debug>,
+) -> Result<Stored<K>, Error> {
+    checked(api, Some(name))?;
+    let request = patch_of(api, name, subresource, &PatchParams::default(), patch);
+    stored(api, verb, request).await
+}
+
+/// Sends a patch as a dry run.
+async fn tried<K: Object>(
+    api: &Api<K>,
+    verb: &'static str,
+    name: &str,
+    subresource: Option<&str>,
+    patch: &Patch<impl Serialize + Debug>,
+) -> Result<(), Error> {
+    checked(api, Some(name))?;
+    let params = PatchParams {
+        dry_run: true,
+        ..PatchParams::default()
+    };
+    let request = patch_of(api, name, subresource, &params, patch);
+    let client = api.clone().into_client();
+    // The answer is the whole object, and nobody looks at it.
+    let answer = async {
         client
-            .request::<IgnoredAny>(request.map_err(kube::Error::BuildRequest)?)
+            .request_text(request.map_err(kube::Error::BuildRequest)?)
             .await
     };
-    counted(&resource.kind, "patch", patch).await.map(drop)
+    bounded(&K::kind(&()), verb, answer).await.map(drop)
+}
+
+fn patch_of<K: Object>(
+    api: &Api<K>,
+    name: &str,
+    subresource: Option<&str>,
+    params: &PatchParams,
+    patch: &Patch<impl Serialize + Debug>,
+) -> Built {
+    let request = Request::new(api.resource_url());
+    match subresource {
+        Some(subresource) => request.patch_subresource(subresource, name, params, patch),
+        None => request.patch(name, params, patch),
+    }
 }
 
 fn checked<K: Resource<DynamicType = ()>>(api: &Api<K>, name: Option<&str>) -> Result<(), Error> {

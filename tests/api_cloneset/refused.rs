@@ -314,8 +314,8 @@ async fn in_a_terminating_namespace_nothing_is_tried_again() {
     assert_eq!(refused(), 1, "{:?}", field.asked());
 }
 
-/// As kubectl refuses such a Deployment: where `--validate` is `strict`, as it is unless told otherwise. What is stored
-/// already came from a manifest that can be applied again.
+/// As kubectl refuses such a Deployment: where `--validate` is `strict`, as it is unless told otherwise. A manifest that
+/// was applied before can be applied again.
 #[tokio::test]
 async fn misspelled_fields_are_refused_where_the_user_asks_for_it() {
     let field = Field::new(world(), "misspelled").await;
@@ -342,7 +342,7 @@ async fn misspelled_fields_are_refused_where_the_user_asks_for_it() {
     let why = refusal(apply("example.com/app:1", "readynessProbe", "strict"));
     assert!(why.contains(&path("readynessProbe")), "{why}");
     apply("example.com/app:1", "readynessProbe", "warn").unwrap();
-    apply("example.com/app:2", "readynessProbe", "strict").expect("it is stored already");
+    apply("example.com/app:2", "readynessProbe", "strict").expect("it was applied before");
     let why = refusal(apply("example.com/app:3", "livenesProbe", "strict"));
     assert!(why.contains(&path("livenesProbe")), "{why}");
     apply("example.com/app:3", "livenessProbe", "strict").unwrap();

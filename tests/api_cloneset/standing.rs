@@ -57,7 +57,14 @@ async fn waiting() -> [Field; 2] {
         .set("web", json!({ "replicas": 2, "template": template }))
         .await;
     says(&class, "Waiting", "no-such-class is not bound").await;
-    says(&image, "Waiting", "ImagePullBackOff").await;
+    // What is told of the second Pod is another write.
+    let both = |set: &CloneSet| {
+        let waits = said(set, "Waiting");
+        waits.contains("ImagePullBackOff")
+            && waits.matches("web-").count() == 2
+            && waits.matches('(').count() == 1
+    };
+    until(&image.sets(), "web", "both Pods wait for the image", both).await;
     [class, image]
 }
 

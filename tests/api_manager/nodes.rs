@@ -4,9 +4,13 @@ use k8s_openapi::api::core::v1::Node;
 use kruise::api::node_image::NodeImage;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use kube::{Resource, ResourceExt};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::world::{node, set_ready, until, until_gone, world};
+use crate::support::untyped::untyped;
+use crate::waits;
+use crate::world::{
+    Answer, answer, completed, create, job, jobs, node, nodes, set_ready, until, until_gone, world,
+};
 
 #[tokio::test]
 async fn a_nodeimage_comes_with_a_ready_node_follows_its_labels_and_goes_with_it() {
@@ -106,4 +110,75 @@ async fn a_tag_that_no_daemon_answers_fails_and_then_goes_after_its_time() {
     })
     .await;
     assert!(left.spec.images.contains_key("stays"), "its time has not come");
+}
+
+/// The API server takes times that our types do not hold: a tag that has one keeps no job from its node, is asked for anew
+/// where a job needs it, and no tag beside it is lost.
+#[tokio::test]
+async fn times_in_the_year_9999_keep_no_node_from_its_jobs() {
+    const FAR: &str = "9999-12-31T23:59:59Z";
+    let admin = world().admin().await;
+    nodes(&admin, &["far"], json!({})).await;
+    // As they are on the wire: what our types make of it is what is tested.
+    let images = untyped(&admin, "apps.kruise.io", "v1beta1", "NodeImage", None);
+    let state =
+        json!({ "tag": "near", "phase": "Succeeded", "version": 1, "startTime": FAR, "completionTime": FAR });
+    let status = json!({ "status": { "desired": 1, "firstSyncStatus": { "syncAt": FAR },
+        "imageStatuses": { "nginx": { "tags": [state] }, "gone": { "tags": [state] } } } });
+    let merge = PatchParams::default();
+    let stored = images
+        .patch_status("far", &merge, &Patch::Merge(&status))
+        .await
+        .unwrap();
+    assert_eq!(
+        stored.data["status"]["imageStatuses"]["nginx"]["tags"][0]["completionTime"],
+        FAR
+    );
+    let now = admin.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let tag = |name: &str, created: &str| json!({ "tag": name, "createdAt": created, "version": 1, "pullPolicy": { "ttlSecondsAfterFinished": 86400 } });
+    let spec = json!({ "spec": { "images": {
+        "nginx": { "tags": [tag("far", FAR), tag("near", &now)] }, "redis": { "tags": [tag("far", FAR)] } } } });
+    let stored = images.patch("far", &merge, &Patch::Merge(&spec)).await.unwrap();
+    assert_eq!(
+        stored.data["spec"]["images"]["redis"]["tags"][0]["createdAt"],
+        FAR
+    );
+
+    let node = json!({ "names": ["far"] });
+    for (name, image) in [("beside-far", "nginx:wanted"), ("needs-far", "redis:far")] {
+        create(
+            &jobs(&admin),
+            job(name, json!({ "image": image, "selector": node })),
+        )
+        .await;
+    }
+    let generation = stored.metadata.generation.unwrap();
+    let there = |object: &Value, image: &str, tag: &str| {
+        let tags = object["images"][image]["tags"].as_array().into_iter().flatten();
+        let mut found = tags.filter(|there| there["tag"] == tag && there["createdAt"] != FAR);
+        found
+            .next()
+            .is_some_and(|there| tag == "near" || !there["ownerReferences"].is_null())
+    };
+    let asked = waits::until("both images are asked for", &String::new, || async {
+        let object = images.get("far").await.unwrap();
+        let all = [("nginx", "near"), ("nginx", "wanted"), ("redis", "far")];
+        let spec = &object.data["spec"];
+        (all.iter().all(|(image, tag)| there(spec, image, tag)) && !spec.to_string().contains(FAR))
+            .then_some(object)
+    });
+    let asked = asked.await;
+    // What had no readable time is removed, and each job is written once, or together, or twice where it met the removal.
+    let writes = asked.metadata.generation.unwrap() - generation;
+    assert!((1..=5).contains(&writes), "{writes} writes");
+    answer(&admin, "far", Answer::Succeeded).await;
+    for name in ["beside-far", "needs-far"] {
+        let ended = until(&jobs(&admin), name, "ended", completed).await;
+        assert_eq!(ended.status.unwrap().succeeded, 1, "{name}");
+    }
+    let settled = images.get("far").await.unwrap();
+    assert_eq!(
+        settled.metadata.generation, asked.metadata.generation,
+        "nothing is left to write"
+    );
 }

@@ -30,6 +30,7 @@ async fn settled(sets: &Sets, is: impl Fn(&CloneSetStatus) -> bool) {
     let ask = || async {
         let set = sets.sets().get("web").await.unwrap();
         let status = set.status?;
+        println!("{status:?}");
         (status.observed_generation == set.metadata.generation && is(&status)).then_some(())
     };
     sets.until(&what, ask).await;
@@ -114,7 +115,12 @@ async fn both_managers_tell_the_same_and_leave_orphans_alone() {
     let plane = &ControlPlane::start().unwrap();
     let admin = &connect(plane.kubeconfig()).await;
     let theirs = Theirs::start(plane);
-    let before = Sets::new(admin.clone(), "told-by-theirs".to_owned(), Vec::new()).await;
+    let before = Sets::new(
+        admin.clone(),
+        "told-by-theirs".to_owned(),
+        vec![plane.dir().join("peer/manager.log")],
+    )
+    .await;
     made(&before).await;
     with_an_orphan(&before).await;
     worked_on(&before).await;

@@ -84,21 +84,33 @@ fn what_the_api_server_makes_of_templates_is_taken_over() {
     assert!(warnings.iter().any(|warning| warning.contains("gone")));
 }
 
-/// Fields that are stored already came before the check, or from a manifest that is applied again.
+/// A manifest that was applied before the check can be applied again.
 #[test]
-fn unknown_fields_that_are_stored_are_not_refused() {
+fn unknown_fields_that_were_applied_before_are_not_refused() {
     let containers = |all: Value| changed(json!({ "template": { "spec": { "containers": all } } }));
     let old = containers(json!([{ "name": "a", "readynessProbe": { "httpGetz": 1 } }]));
     let new = containers(json!([{ "name": "b" }, { "name": "a", "readynessProbe": {}, "imagee": "x" }]));
     let field = |at: usize, name: &str| format!("spec.template.spec.containers[{at}].{name}");
     let unknown = [field(1, "readynessProbe"), field(1, "imagee")];
+    let update = |last: Option<String>| {
+        let annotations = json!({ LAST_APPLIED: last });
+        let old = json!({ "metadata": { "annotations": annotations }, "spec": spec() });
+        Request {
+            old: Some(Object::of(old)),
+            ..request(new.clone(), None)
+        }
+    };
+    let applied = update(Some(json!({ "spec": old }).to_string()));
     assert_eq!(
-        strictly(&request(new.clone(), Some(old.clone())), &unknown).unwrap(),
+        strictly(&applied, &unknown).unwrap(),
         "strict decoding error: unknown field \"spec.template.spec.containers[1].imagee\""
     );
-    assert_eq!(strictly(&request(new.clone(), Some(old)), &unknown[..1]), None);
-    let both = strictly(&request(new, None), &unknown).unwrap();
-    assert!(both.contains("readynessProbe\", unknown field"), "{both}");
+    assert_eq!(strictly(&applied, &unknown[..1]), None);
+    for last in [None, Some("{".to_owned())] {
+        assert_eq!(strictly(&update(last), &unknown), None);
+    }
+    let created = strictly(&request(new.clone(), None), &unknown).unwrap();
+    assert!(created.contains("readynessProbe\", unknown field"), "{created}");
 }
 
 #[test]

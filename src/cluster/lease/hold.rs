@@ -94,7 +94,10 @@ impl Election {
             })),
             None => {
                 let since = Instant::now();
-                let lease = self.within(write::create(&self.api, &self.fresh(None))).await?;
+                let lease = self
+                    .within(write::create(&self.api, &self.fresh(None)))
+                    .await?
+                    .object()?;
                 Ok(Held { lease, since })
             }
         }
@@ -104,7 +107,8 @@ impl Election {
         let since = Instant::now();
         let lease = self
             .within(write::replace(&self.api, &self.renewal(lease)))
-            .await?;
+            .await?
+            .object()?;
         Ok(Held { lease, since })
     }
 

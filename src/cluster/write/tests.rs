@@ -194,3 +194,104 @@ async fn metadata_of_any_shape_is_read_in_bounded_pages() {
         .unwrap();
     assert_eq!(String::from_utf8_lossy(&sent.lock().unwrap()), managed);
 }
+
+/// An API server that answers every request with this object.
+fn answering(object: &str) -> kube::Client {
+    let object = object.to_owned();
+    let service = service_fn(move |_: http::Request<Body>| {
+        let answer = http::Response::builder().body(Body::from(object.clone().into_bytes()));
+        std::future::ready(answer)
+    });
+    kube::Client::new(service, "default")
+}
+
+/// Whoever writes an object writes into its managed fields what no type of ours holds.
+#[tokio::test]
+async fn a_write_whose_answer_has_managed_fields_of_any_shape_is_done() {
+    let deep = format!("{}1{}", r#"{"f:a":"#.repeat(9_000), "}".repeat(9_000));
+    for fields in [
+        r#"[{"manager":"m","time":"9999-12-31T23:59:59Z"}]"#.to_owned(),
+        format!(r#"[{{"fieldsV1":{deep}}},7,"text"]"#),
+    ] {
+        let lease = format!(
+            r#"{{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","spec":{{"holderIdentity":"us"}},
+                "metadata":{{"name":"a","namespace":"ns","resourceVersion":"7","managedFields":{fields}}}}}"#
+        );
+        let api: Api<Lease> = Api::namespaced(answering(&lease), "ns");
+        let (none, object) = (
+            json!({}),
+            serde_json::from_str::<Lease>(r#"{"metadata":{"name":"a"}}"#).unwrap(),
+        );
+        let answers = [
+            create(&api, &object).await,
+            replace(&api, &object).await,
+            patch_merge(&api, "a", &none).await,
+            patch_status_merge(&api, "a", &none).await,
+            patch_strategic(&api, "a", &none).await,
+            patch_status_strategic(&api, "a", &none).await,
+            patch_resize(&api, "a", &none).await,
+        ];
+        let read = |answer: Result<Stored<Lease>, Error>| answer.and_then(Stored::object).unwrap();
+        let mut leases: Vec<Lease> = answers.into_iter().map(read).collect();
+        leases.push(get(&api, "a").await.unwrap().unwrap());
+        for lease in leases {
+            assert_eq!(lease.spec.unwrap().holder_identity.as_deref(), Some("us"));
+            assert_eq!(lease.metadata.resource_version.as_deref(), Some("7"));
+        }
+        for untyped in [
+            post(&api, String::new()).await,
+            dry_run(&api, String::new()).await,
+        ] {
+            let untyped = untyped.unwrap();
+            assert_eq!(
+                (
+                    &untyped["spec"]["holderIdentity"],
+                    &untyped["metadata"]["managedFields"]
+                ),
+                (&json!("us"), &Value::Null)
+            );
+        }
+        try_status(&api, "a", &none).await.unwrap();
+        try_strategic(&api, "a", &none).await.unwrap();
+    }
+}
+
+/// The API server did what it was asked, whatever it answers; only who wants to see the object hears that it cannot be read.
+#[tokio::test]
+async fn a_write_whose_answer_cannot_be_read_is_done() {
+    let api: Api<Secret> = Api::namespaced(
+        answering(r#"{"metadata":{"name":"a","creationTimestamp":"9999-12-31T23:59:59Z"},"data":7}"#),
+        "ns",
+    );
+    let count = |result: &str| {
+        let labels = [
+            ("kind", "Secret".to_owned()),
+            ("verb", "patch_resize".to_owned()),
+            ("result", result.to_owned()),
+        ];
+        metrics().api_writes.get_or_create(&labels).get()
+    };
+    let before = count("ok");
+    let done = patch_resize(&api, "a", &json!({})).await.unwrap();
+    assert_eq!((count("ok"), count("unreadable")), (before + 1, 0));
+    let unreadable = done.object().unwrap_err();
+    assert!(matches!(unreadable, Error::Unreadable { .. }), "{unreadable}");
+    assert!(unreadable.in_doubt(), "{unreadable}: it is stored");
+    assert_eq!(unreadable.category(), "unreadable");
+    let unread = get(&api, "a").await.unwrap_err();
+    assert!(
+        unread
+            .to_string()
+            .starts_with("cannot parse the Secret that the API server answered get with: "),
+        "{unread}"
+    );
+    let taken = create(
+        &api,
+        &Secret {
+            metadata: kube::api::ObjectMeta::default(),
+            ..Secret::default()
+        },
+    )
+    .await;
+    assert!(taken.is_ok());
+}

@@ -23,6 +23,7 @@ use super::{Work, history};
 use crate::api::cloneset::CloneSet;
 use crate::api::image_pull_job::ImagePullJob;
 use crate::api::keys;
+use crate::cluster::write::Stored;
 use crate::cluster::{Error, Key, write};
 use crate::in_place::{self, Pod, Refresh, Target, Write};
 use crate::manager::view::{CloneSetView, RawPod};
@@ -295,7 +296,10 @@ async fn create_pod(work: &Work<'_>, name: &str, pod: &Value, claims: &[Value]) 
     for claim in claims {
         create_claim(work, claim).await?;
     }
-    match write::create(&work.api(), &RawPod::from(pod.clone())).await {
+    match write::create(&work.api(), &RawPod::from(pod.clone()))
+        .await
+        .and_then(Stored::object)
+    {
         Ok(stored) => {
             keep_pod(work, &stored);
             Ok(())
@@ -397,11 +401,12 @@ async fn patch_pod(
 /// Sends one write, after the one that came to `before`.
 async fn send(api: &Api<RawPod>, name: &str, write: &Write, before: Option<&Pod>) -> Result<RawPod, Error> {
     let patch = before.map_or(Cow::Borrowed(&write.patch), |pod| write.after(pod));
-    match write.to {
+    let stored = match write.to {
         Target::Pod => write::patch_strategic(api, name, &patch).await,
         Target::Status => write::patch_status_strategic(api, name, &patch).await,
         Target::Resize => write::patch_resize(api, name, &patch).await,
-    }
+    };
+    stored?.object()
 }
 
 /// A patch of a Pod failed.
@@ -451,12 +456,12 @@ async fn back_into_service(work: &Work<'_>, name: &str, in_doubt: bool) -> Resul
     let patch = json!({ "status": { "conditions": [ready] } });
     let patch = Write::new(Target::Status, &pod, patch).patch;
     let stored = write::patch_status_strategic(&work.api::<RawPod>(), name, &patch).await?;
-    keep_pod(work, &stored);
+    keep_pod(work, &stored.object()?);
     Ok(())
 }
 
 async fn create_job(work: &Work<'_>, job: &ImagePullJob) -> Result<(), Error> {
-    match write::create(&work.api(), job).await {
+    match write::create(&work.api(), job).await.and_then(Stored::object) {
         Ok(stored) => work
             .index()
             .jobs
@@ -493,7 +498,7 @@ async fn delete_job(work: &Work<'_>, job: &Job) -> Result<(), Error> {
 
 async fn patch_set(work: &Work<'_>, patch: &Value) -> Result<(), Error> {
     match write::patch_merge::<CloneSet>(&work.api(), &work.name.name, patch).await {
-        Ok(stored) => keep_set(work, stored),
+        Ok(stored) => keep_set(work, stored.object()?),
         Err(error) if error.not_found() => {}
         Err(error) => return Err(error),
     }
@@ -501,8 +506,7 @@ async fn patch_set(work: &Work<'_>, patch: &Value) -> Result<(), Error> {
 }
 
 /// Takes note of the CloneSet as a write of ours returned it.
-pub fn keep_set(work: &Work<'_>, mut stored: CloneSet) {
-    stored.metadata.managed_fields = None;
+pub fn keep_set(work: &Work<'_>, stored: CloneSet) {
     let at = set_at(Arc::new(CloneSetView::from(&stored)));
     work.index().sets.wrote(work.name, at, Instant::now());
 }

@@ -15,6 +15,7 @@ use super::plan::cut;
 use super::{Work, act, revision};
 use crate::api::cloneset::CloneSet;
 use crate::cluster::pod_template::{Defaults, lost, stored};
+use crate::cluster::write::Stored;
 use crate::cluster::{Error, write};
 use crate::in_place::normal::with_defaults;
 
@@ -125,13 +126,18 @@ async fn put(work: &Work<'_>, generation: i64, template: &Value) -> Result<Optio
         "spec": { "template": template },
     });
     let api = work.api::<CloneSet>();
-    let stored = write::patch_merge(&api, &work.name.name, &patch).await?;
+    let stored = write::patch_merge(&api, &work.name.name, &patch)
+        .await?
+        .object()?;
     if !before.managed_fields.iter().any(|one| one.origin().1 == "Apply") {
         return Ok(Some(stored));
     }
     let version = stored.metadata.resource_version.as_deref();
     let patch = write::ManagedFieldsPatch::new(version, before.managed_fields.iter().collect());
-    match write::patch_merge(&api, &work.name.name, &patch).await {
+    match write::patch_merge(&api, &work.name.name, &patch)
+        .await
+        .and_then(Stored::object)
+    {
         Ok(stored) => Ok(Some(stored)),
         Err(error) => {
             tracing::warn!(set = %work.name, %error,

@@ -186,7 +186,7 @@ async fn adopt(work: &Work<'_>, known: &[Arc<RevisionView>]) -> Result<(), Error
             "ownerReferences": [owner(work.set).reference()],
         } });
         match write::patch_strategic(&api(work), name, &patch).await {
-            Ok(stored) => drop(keep(work, &stored)),
+            Ok(stored) => drop(keep(work, &stored.object()?)),
             // Somebody was quicker, so that the next pass decides again.
             Err(error) if error.conflict() || error.not_found() => look_up(work, name).await?,
             Err(error) => return Err(error),
@@ -302,7 +302,7 @@ async fn promote(
         );
     }
     match write::patch_merge(&api(work), name, &patch).await {
-        Ok(stored) => Ok(keep(work, &stored)),
+        Ok(stored) => Ok(keep(work, &stored.object()?)),
         Err(error) => {
             if error.conflict() || error.not_found() {
                 look_up(work, name).await?;
@@ -465,7 +465,7 @@ pub async fn label(work: &Work<'_>, name: &str, label: &str) -> Result<(), Error
     let uid = work.index().revisions.uid(&work.key(name)).map(str::to_owned);
     let patch = json!({ "metadata": { "uid": uid, "labels": { (label): "true" } } });
     let stored = write::patch_merge(&api(work), name, &patch).await?;
-    keep(work, &stored);
+    keep(work, &stored.object()?);
     Ok(())
 }
 

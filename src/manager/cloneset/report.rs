@@ -290,7 +290,7 @@ pub async fn status(
     memory.told.written(now);
     let patch = body(&work.owner.uid, &status);
     match write::patch_status_merge::<CloneSet>(&work.api(), &work.name.name, &patch).await {
-        Ok(stored) => keep_set(work, stored),
+        Ok(stored) => keep_set(work, stored.object()?),
         // It is gone, or another has its name: the watch will say so.
         Err(error) if error.not_found() || error.conflict() => {}
         Err(error) => return Err(error),

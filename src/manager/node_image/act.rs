@@ -211,7 +211,7 @@ fn mark(status: &mut NodeImageStatus, failure: &Failure, now: Timestamp) -> bool
     };
     match tags.iter_mut().find(|t| t.tag == failure.tag) {
         Some(known) if known.version == failure.version && failure.pulse != Some(pulse(known)) => false,
-        Some(known) if known.version == failure.version && known.completion_time.is_some() => false,
+        Some(known) if known.version == failure.version && known.ended() => false,
         Some(known) => {
             let progress = if known.version == failure.version {
                 known.progress

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::api::node_image::ReferenceObject;
-use crate::manager::view::{NodeImageView, NodeView, Owner, TagView};
+use crate::manager::view::{NodeImageView, NodeView, Owner, TagStatusView, TagView};
 
 /// Message of a tag whose daemon says nothing; upstream's.
 pub const NO_RESPONSE: &str = "node has not responded for a long time";
@@ -238,7 +238,9 @@ fn unwanted(
     if owners.contains(&Interest::Counting) {
         return false;
     }
-    let completed = image.status_of(tag).and_then(|s| s.completed);
+    let status = image.status_of(tag).filter(|s| s.ended());
+    // Where it is not known when it ended, its time to go counts from when it was asked for.
+    let completed = status.and_then(|s| s.completed.or(tag.created));
     let (Some(completed), Some(ttl)) = (completed, tag.ttl) else {
         return false;
     };
@@ -276,7 +278,7 @@ fn given_up(
 ) -> Option<&'static str> {
     let status = image.status_of(tag);
     let created = tag.created?;
-    if status.is_some_and(|s| s.completed.is_some()) {
+    if status.is_some_and(TagStatusView::ended) {
         return None;
     }
     let heard = seen.heard.map_or(created, |h| h.max(created));
@@ -309,7 +311,7 @@ fn given_up(
     let open = image
         .tags
         .iter()
-        .filter(|t| image.status_of(t).is_none_or(|s| s.completed.is_none()));
+        .filter(|t| image.status_of(t).is_none_or(|s| !s.ended()));
     let budget = open.map(|t| t.budget).max().unwrap_or(tag.budget);
     let limit = SignedDuration::from_secs(budget).saturating_add(rules.response);
     first.due(add(heard, limit), now).then_some(NO_RESPONSE)

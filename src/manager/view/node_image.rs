@@ -77,6 +77,14 @@ pub struct TagStatusView {
     pub pulse: u64,
 }
 
+impl TagStatusView {
+    /// Whether the pull has ended. Of an outcome it may not be known when.
+    #[must_use]
+    pub fn ended(&self) -> bool {
+        self.completed.is_some() || self.phase.is_outcome()
+    }
+}
+
 impl NodeImageView {
     /// The tag asked for, if it is.
     #[must_use]
@@ -196,5 +204,33 @@ fn status_view(image: &str, status: ImageTagStatus) -> TagStatusView {
         completed: status.completion_time.map(|t| t.0),
         error: status.message.filter(|_| failed),
         pulse,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_tag_that_cannot_be_read_hides_no_other() {
+        const FAR: &str = "9999-12-31T23:59:59Z";
+        let object = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage",
+            "metadata": { "name": "n", "uid": "u", "resourceVersion": "7" },
+            "spec": { "images": { "nginx": { "tags": [
+                { "tag": "1", "createdAt": FAR },
+                { "tag": "2", "createdAt": "2026-01-01T00:00:00Z", "pullPolicy": "x" },
+                { "tag": "3", "createdAt": "2026-01-01T00:00:00Z" }] } } },
+            "status": { "desired": 1, "imageStatuses": { "nginx": { "tags": [
+                { "tag": "1", "phase": "Pulling", "startTime": FAR, "completionTime": FAR }, { "tag": "2" },
+                { "tag": "3", "phase": "Succeeded", "completionTime": FAR }] } } } });
+        let view = NodeImageView::from(serde_json::from_value::<NodeImage>(object).unwrap());
+        let tags: Vec<_> = view.tags.iter().map(|t| (&*t.tag, t.created.is_some())).collect();
+        assert_eq!(tags, [("1", false), ("2", false), ("3", true)]);
+        let states: Vec<_> = view.statuses.iter().map(|s| (&*s.tag, s.ended())).collect();
+        assert_eq!(states, [("1", false), ("3", true)]);
     }
 }

@@ -516,7 +516,9 @@ mod tests {
             let all = std::sync::Arc::clone(&all);
             async move {
                 let name = asked.uri().path().rsplit('/').next().unwrap().to_owned();
-                let text = serde_json::to_vec(&all[name.parse::<usize>().unwrap()]).unwrap();
+                let mut secret = all[name.parse::<usize>().unwrap()].clone();
+                secret.metadata.name = Some(name);
+                let text = serde_json::to_vec(&secret).unwrap();
                 Ok::<_, std::io::Error>(http::Response::new(kube::client::Body::from(text)))
             }
         });

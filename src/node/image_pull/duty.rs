@@ -17,6 +17,7 @@ use super::plan::{self, Ask, Board, Ended, Limits, Progress, Step, TagKey, statu
 use super::{act, report};
 use crate::api::json::set;
 use crate::api::node_image::NodeImage;
+use crate::cluster::write::Stored;
 use crate::cluster::{self, Change, write};
 use crate::cri::{Reference, Runtimes, reference};
 use crate::node::Context;
@@ -336,7 +337,8 @@ impl Duty {
         let step = self.ctx.health.progress.begin(NAME, what, write::DEADLINE);
         self.writes.spawn(async move {
             let _step = step;
-            write::patch_status_merge(&Api::all(client), &name, &patch).await
+            let written = write::patch_status_merge(&Api::all(client), &name, &patch).await;
+            written.and_then(Stored::object)
         });
     }
 

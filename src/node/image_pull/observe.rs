@@ -4,13 +4,10 @@ use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use serde::Deserialize;
-use serde_json::{Value, json};
 
 use super::plan::{Ask, TagKey};
 use crate::api::keys::{PULLING_IMAGE_BY, PULLING_IMAGE_BY_DAEMON};
 use crate::api::node_image::{ImagePullPolicy, ImageSpec, ImageTagSpec, NodeImage, NodeImageStatus};
-use crate::cluster::Form;
 use crate::cri::Reference;
 use crate::ops::panics::isolated_now;
 
@@ -30,35 +27,15 @@ pub(super) struct Seen {
     pub(super) status: NodeImageStatus,
 }
 
-/// A NodeImage whose parts are read one by one, so that one that cannot be read hides no other.
-#[derive(Clone, Debug, Deserialize)]
-pub(super) struct Raw {
-    metadata: ObjectMeta,
-    #[serde(default)]
-    spec: RawSpec,
-    #[serde(default)]
-    status: Value,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-struct RawSpec {
-    #[serde(default)]
-    images: BTreeMap<String, Value>,
-}
-
-impl Form for Raw {
-    type Kind = NodeImage;
-}
-
-pub(super) fn observe(object: Raw) -> Seen {
-    let read = |(name, image): (String, Value)| {
-        isolated_now("image pull", &name, || asks_of(&name, image)).unwrap_or_default()
+pub(super) fn observe(object: NodeImage) -> Seen {
+    let read = |(name, image): (String, ImageSpec)| {
+        isolated_now("image pull", &name, || asks_of(&name, &image)).unwrap_or_default()
     };
     Seen {
         version: version(&object.metadata),
         uid: object.metadata.uid.unwrap_or_default(),
         asks: object.spec.images.into_iter().flat_map(read).collect(),
-        status: serde_json::from_value(object.status).unwrap_or_default(),
+        status: object.status.unwrap_or_default(),
     }
 }
 
@@ -67,7 +44,7 @@ pub(super) fn observe(object: Raw) -> Seen {
 pub(in crate::node) fn read(data: &[u8]) {
     use super::plan::{Board, Limits, plan, status};
 
-    let Ok(object) = serde_json::from_slice::<Raw>(data) else {
+    let Ok(object) = serde_json::from_slice::<NodeImage>(data) else {
         return;
     };
     let (seen, mut board, limits) = (observe(object), Board::default(), Limits::of_node(5, true));
@@ -87,32 +64,19 @@ pub(super) fn version(metadata: &ObjectMeta) -> u64 {
 }
 
 /// What is asked for the tags of one image. A tag that cannot be read, or whose image cannot, cannot be pulled.
-fn asks_of(name: &str, mut image: Value) -> Vec<(TagKey, Ask)> {
-    let tags = image
-        .as_object_mut()
-        .and_then(|image| image.insert("tags".to_owned(), json!([])));
-    let Some(Value::Array(tags)) = tags else {
-        return Vec::new();
-    };
-    let image = serde_json::from_value::<ImageSpec>(image).map_err(|e| e.to_string());
-    let of_tag = |tag: Value| {
+fn asks_of(name: &str, image: &ImageSpec) -> Vec<(TagKey, Ask)> {
+    let of_tag = |tag: &ImageTagSpec| {
         let key = TagKey {
             name: name.to_owned(),
-            tag: tag.get("tag")?.as_str()?.to_owned(),
+            tag: tag.tag.clone(),
         };
-        let version = tag.get("version").and_then(Value::as_i64).unwrap_or_default();
-        let read = image.as_ref().map_err(Clone::clone).and_then(|image| {
-            let tag = serde_json::from_value(tag).map_err(|e| e.to_string())?;
-            Ok(ask(name, image, &tag))
-        });
-        let unreadable = |why| Ask {
-            version,
-            image: Err(format!("the NodeImage's entry for it cannot be read: {why}")),
-            ..ask(name, &ImageSpec::default(), &ImageTagSpec::default())
-        };
-        Some((key, read.unwrap_or_else(unreadable)))
+        let mut ask = ask(name, image, tag);
+        if let Some(why) = &tag.unreadable {
+            ask.image = Err(format!("the NodeImage's entry for it cannot be read: {why}"));
+        }
+        (key, ask)
     };
-    tags.into_iter().filter_map(of_tag).collect()
+    image.tags.iter().map(of_tag).collect()
 }
 
 fn ask(name: &str, image: &ImageSpec, tag: &ImageTagSpec) -> Ask {
@@ -150,6 +114,8 @@ fn ask(name: &str, image: &ImageSpec, tag: &ImageTagSpec) -> Ask {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use serde_json::json;
 
     use super::*;
 
@@ -202,6 +168,28 @@ mod tests {
         assert!(ask.image.unwrap_err().contains("\"Bad:1\" is not valid"));
     }
 
+    /// Nothing is known of when an image was pulled, so it is pulled again, which says when.
+    #[test]
+    fn a_time_that_cannot_be_read_keeps_no_image_from_being_pulled() {
+        use super::super::plan::{Board, Limits, plan, status};
+        const FAR: &str = "9999-12-31T23:59:59Z";
+        let object = json!({
+            "apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage", "metadata": {"name": "n"},
+            "spec": {"images": {"nginx": {"tags": [{"tag": "1", "createdAt": FAR}, {"tag": "2"}]}}},
+            "status": {"desired": 2, "imageStatuses": {"nginx": {"tags": [
+                {"tag": "1", "phase": "Succeeded", "startTime": FAR, "completionTime": FAR},
+                {"tag": "2", "phase": "Succeeded", "completionTime": "2026-01-01T00:00:00Z"}]}}},
+        });
+        let seen = observe(serde_json::from_value(object).unwrap());
+        let (mut board, limits) = (Board::default(), Limits::of_node(5, true));
+        board.desire(&seen.asks, &status::by_tag(&seen.status));
+        let steps = plan(&board, &limits, jiff::Timestamp::UNIX_EPOCH).steps;
+        let [super::super::plan::Step::Start { key, .. }] = &steps[..] else {
+            unreachable!("one pull: {steps:?}")
+        };
+        assert_eq!(key.tag, "1");
+    }
+
     #[test]
     fn one_unreadable_entry_fails_alone() {
         let seen = seen(&json!({
@@ -222,6 +210,15 @@ mod tests {
                 )
             })
             .collect();
+        let why = |name: &str, tag: &str| {
+            let (_, ask) = seen
+                .asks
+                .iter()
+                .find(|(key, _)| (&*key.name, &*key.tag) == (name, tag))
+                .unwrap();
+            ask.image.clone().unwrap_err()
+        };
+        assert!(why("good", "2").starts_with("the NodeImage's entry for it cannot be read: pullPolicy: "));
         assert_eq!(
             asks,
             [

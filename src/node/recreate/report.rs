@@ -14,6 +14,7 @@ use crate::api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestContainerRecreateState, ContainerRecreateRequestPhase,
     ContainerRecreateRequestStatus, ContainerRecreateRequestSyncContainerStatus,
 };
+use crate::cluster::write::Stored;
 use crate::cluster::{self, Cluster, Key, write};
 use crate::node::live;
 
@@ -38,7 +39,7 @@ pub async fn write(cluster: &Cluster, node: &str, request: &Request, status: &St
         &patch(request, status, node, cluster.clock.now()),
     )
     .await;
-    match result.map(observe::request) {
+    match result.and_then(Stored::object).map(observe::request) {
         Ok(Some(stored)) if stored.uid == request.uid => Written::Stored(Box::new(stored)),
         Ok(_) => Written::Gone,
         Err(error) if error.not_found() => Written::Gone,

@@ -54,7 +54,7 @@ pub async fn look_up_claim(work: &Work<'_>, name: &str) -> Result<Option<ClaimVi
 pub(super) async fn patch_claim(work: &Work<'_>, claim: &ClaimPatch) -> Result<(), Error> {
     let ClaimPatch { name, uid, patch } = claim;
     match write::patch_strategic(&work.api(), name, patch).await {
-        Ok(stored) => keep_claim(work, &stored),
+        Ok(stored) => keep_claim(work, &stored.object()?),
         Err(error) if error.retryable() && !error.conflict() => return Err(error),
         Err(error) => {
             // One that is gone needs no other owner, and another of its name may not get it.
@@ -82,7 +82,7 @@ pub(super) async fn adopt_claims(work: &Work<'_>, claims: &[OrphanClaim]) -> Res
             "uid": claim.uid, "resourceVersion": found.resource_version, "ownerReferences": [reference(work.set)],
         } });
         let stored = write::patch_strategic(&work.api(), name, &patch).await?;
-        keep_claim(work, &stored);
+        keep_claim(work, &stored.object()?);
     }
     Ok(())
 }

@@ -76,7 +76,7 @@ pub fn awaits(
     tag: &str,
     ask: Ask<'_>,
 ) -> Option<i64> {
-    let entry = current?.tags.iter().find(|t| t.tag == tag)?;
+    let entry = current?.tags.iter().find(|t| t.tag == tag && stays(t))?;
     let status = statuses.iter().find(|s| s.tag == tag);
     let shared = serves_others(entry, ask) && !ended(entry, status);
     let waits = !owned(entry, &ask.job.uid) && shared && must_wait(entry, status, ask.job);
@@ -89,7 +89,7 @@ fn add_one(spec: &mut ImageSpec, statuses: &[ImageTagStatus], tag: &str, ask: As
     let entry = at.and_then(|at| spec.tags.get(at));
     let mine = entry.is_some_and(|t| owned(t, &ask.job.uid));
     let others = entry.is_some_and(|t| serves_others(t, ask));
-    let shared = others && entry.is_some_and(|t| !ended(t, status));
+    let shared = others && entry.is_some_and(|t| stays(t) && !ended(t, status));
     if awaits(Some(spec), statuses, tag, ask).is_some() {
         return;
     }
@@ -125,6 +125,12 @@ fn add_one(spec: &mut ImageSpec, statuses: &[ImageTagStatus], tag: &str, ask: As
         }
     }
     sandbox(spec, ask.job);
+}
+
+/// Whether a tag is one to join: one without a time at which it was asked for, because there is none or it cannot be read, is
+/// about to be removed. Whoever needs it asks anew.
+fn stays(entry: &ImageTagSpec) -> bool {
+    entry.created_at.is_some()
 }
 
 /// Whether a tag is there for anybody but jobs of this one's namespace and jobs that are over.
@@ -192,7 +198,7 @@ fn over(entry: &ImageTagSpec, statuses: &[ImageTagStatus]) -> bool {
 
 /// Whether the tag's status is that of a pull of this version that has ended.
 fn ended(entry: &ImageTagSpec, status: Option<&ImageTagStatus>) -> bool {
-    status.is_some_and(|s| s.version == entry.version && s.completion_time.is_some())
+    status.is_some_and(|s| s.version == entry.version && s.ended())
 }
 
 /// Whether a pull that is asked for, and not over, does for this job too. Upstream starts such a pull anew.
@@ -201,12 +207,13 @@ fn serves(entry: &ImageTagSpec, status: Option<&ImageTagStatus>, job: &Job) -> b
     let wanted = policy(&job.spec.image_pull_policy);
     let begun = status.is_some_and(|s| s.version == entry.version);
     let fresh = wanted != ImagePullPolicy::Always || !begun;
-    !ended(entry, status) && fresh && policy(&entry.image_pull_policy) == wanted
+    stays(entry) && !ended(entry, status) && fresh && policy(&entry.image_pull_policy) == wanted
 }
 
 /// Asks for another pull of a tag that somebody wanted before.
 fn again(entry: &mut ImageTagSpec, job: &Job, setting: Setting) {
     entry.version = entry.version.saturating_add(1);
+    entry.unreadable = None;
     entry.created_at = Some(Time(setting.now));
     entry.image_pull_policy = Some(image_pull_policy(job));
     let mut policy = pull_policy(job, setting);
@@ -225,6 +232,7 @@ fn new_entry(tag: &str, version: i64, job: &Job, setting: Setting) -> ImageTagSp
         owner_references: vec![owner(job)],
         version,
         image_pull_policy: Some(image_pull_policy(job)),
+        unreadable: None,
     }
 }
 

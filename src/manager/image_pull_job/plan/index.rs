@@ -16,7 +16,7 @@ use super::status::Tally;
 use super::work::{Seen, State, Work};
 use crate::api::node_image::{ImagePullPhase, ReferenceObject};
 use crate::cluster::Key;
-use crate::manager::view::{NodeImageView, NodeView, PodView};
+use crate::manager::view::{NodeImageView, NodeView, PodView, TagStatusView};
 
 /// How long a node may stay assigned without the watch showing it; after that it is assigned anew.
 const UNSEEN: SignedDuration = SignedDuration::from_secs(30);
@@ -69,7 +69,7 @@ fn seen(view: &NodeImageView, image: &str, tag: &str, uid: &str) -> Seen {
 /// Whether the pull of that version has ended, or its tag has gone.
 fn ended(view: &NodeImageView, image: &str, tag: &str, version: i64) -> bool {
     view.tag(image, tag).is_none_or(|entry| {
-        let over = || view.status_of(entry).is_some_and(|s| s.completed.is_some());
+        let over = || view.status_of(entry).is_some_and(TagStatusView::ended);
         entry.version > version || (entry.version == version && over())
     })
 }

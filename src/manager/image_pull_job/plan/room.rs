@@ -268,6 +268,7 @@ mod tests {
             }],
             version: 0,
             image_pull_policy: Some(ImagePullPolicy::Always),
+            unreadable: None,
         };
         for tag in ["t0".to_owned(), "t".repeat(128)] {
             let mut asked = asked.clone();

@@ -165,6 +165,7 @@ fn a_pull_under_way_outlives_a_minute_of_a_node_that_is_not_ready() {
     let ill = node(false, 2000);
     let mut begun = image(vec![tag(Some("a"), 1000)], Some(0));
     begun.statuses[0].completed = None;
+    begun.statuses[0].phase = ImagePullPhase::Pulling;
     begun.tags[0].budget = 36_000;
     let decide = |heard, now| {
         let seen = Observed {
@@ -219,6 +220,7 @@ fn a_silent_daemon_is_given_up_by_time_and_sooner_on_a_dead_node() {
     // It began, and then died: its budget and ten minutes from the last word.
     let mut begun = image(vec![tag(Some("a"), 1000)], Some(0));
     begun.statuses[0].completed = None;
+    begun.statuses[0].phase = ImagePullPhase::Pulling;
     assert_eq!(
         failed(decide(Some(&alive), Some(&begun), Interest::Counting, 2199)),
         None
@@ -240,7 +242,10 @@ proptest! {
         let mut asked = tag(Some("a"), created);
         asked.deadline = deadline;
         let mut image = image(vec![asked], completed.or(begun.then_some(0)));
-        if completed.is_none() && begun { image.statuses[0].completed = None; }
+        if completed.is_none() && begun {
+            image.statuses[0].completed = None;
+            image.statuses[0].phase = ImagePullPhase::Pulling;
+        }
         let mut now = 3000;
         for _ in 0..20 {
             let seen = Observed { node: Some(&node), image: Some(&image), heard: heard.map(at) };
@@ -252,5 +257,27 @@ proptest! {
             }
         }
         prop_assert!(false, "never ends");
+    }
+}
+
+/// Its time cannot be read, so that nothing counts from it.
+#[test]
+fn an_outcome_without_a_time_is_not_given_up_and_goes_with_its_tag() {
+    for phase in [ImagePullPhase::Succeeded, ImagePullPhase::Failed] {
+        let mut view = image(vec![tag(Some("a"), 1000)], Some(0));
+        view.statuses[0].completed = None;
+        view.statuses[0].phase = phase;
+        let late = decide(Some(&node(true, 0)), Some(&view), Interest::Counting, 1_000_000);
+        assert_eq!(late, Plan::default());
+        let waits = decide(Some(&node(true, 0)), Some(&view), Interest::There, 1050);
+        assert_eq!(
+            waits,
+            Plan {
+                act: None,
+                wake: Some(at(1100))
+            }
+        );
+        let gone = decide(Some(&node(true, 0)), Some(&view), Interest::There, 1100);
+        assert!(matches!(gone.act, Some(Act::Remove(removal)) if removal.tags.len() == 1));
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use serde_json::json;
 
 use super::*;
 use crate::api::image_pull_job::{CompletionPolicyType, ImagePullJob, ImagePullJobSpec, PullPolicy};
@@ -62,6 +63,64 @@ fn two_jobs_meet_in_one_entry_of_one_version() {
     let spec = add(None, &[], "1", &[ask(&a), ask(&b)], setting(0)).unwrap();
     assert_eq!((spec.tags.len(), spec.tags[0].version), (1, 0));
     assert!(owned(&spec.tags[0], "uid0") && owned(&spec.tags[0], "uid1"));
+}
+
+/// A tag whose time cannot be read is about to be removed: it is asked for anew, once, and the others stay as they are.
+#[test]
+fn a_tag_whose_time_cannot_be_read_is_asked_for_anew() {
+    const FAR: &str = "9999-12-31T23:59:59Z";
+    let tag = |tag: &str, created: &str| {
+        json!({ "tag": tag, "createdAt": created, "version": 4, "imagePullPolicy": "IfNotPresent",
+            "ownerReferences": [{ "kind": "ImagePullJob", "namespace": "other", "uid": "theirs" }] })
+    };
+    let stored = json!({ "tags": [tag("0", FAR), tag("1", FAR), tag("2", "2026-01-01T00:00:00Z")] });
+    let stored: ImageSpec = serde_json::from_value(stored).unwrap();
+    for policy in [ImagePullPolicy::IfNotPresent, ImagePullPolicy::Always] {
+        let mine = job(0, Some(policy), false);
+        for statuses in [vec![], vec![status(4, false)], vec![status(4, true)]] {
+            assert_eq!(awaits(Some(&stored), &statuses, "1", ask(&mine)), None);
+            let added = add(Some(&stored), &statuses, "1", &[ask(&mine)], setting(0)).unwrap();
+            let entry = &added.tags[1];
+            assert_eq!(
+                (entry.version, &entry.created_at),
+                (5, &Some(Time(setting(0).now)))
+            );
+            assert!(owned(entry, "uid0") && owned(entry, "theirs"));
+            assert_eq!(
+                (&added.tags[0], &added.tags[2]),
+                (&stored.tags[0], &stored.tags[2])
+            );
+            assert_eq!(add(Some(&added), &statuses, "1", &[ask(&mine)], setting(0)), None);
+            // What is written is read as the same, so that it is not written again.
+            let again: ImageSpec = serde_json::from_value(json!(added)).unwrap();
+            assert_eq!(again, added);
+        }
+    }
+    // One that is the job's own is removed first, and then added under a version that no status answers.
+    let mut own = stored.clone();
+    own.tags[1].owner_references = vec![owner(&job(0, None, false))];
+    let mine = job(0, None, false);
+    assert_eq!(
+        add(Some(&own), &[status(4, true)], "1", &[ask(&mine)], setting(0)),
+        None
+    );
+    own.tags.remove(1);
+    let added = add(Some(&own), &[status(4, true)], "1", &[ask(&mine)], setting(0)).unwrap();
+    assert_eq!((added.tags.len(), added.tags[1].version), (3, 5));
+}
+
+/// It may have a time that cannot be read; its pull has ended all the same.
+#[test]
+fn nobody_waits_for_an_outcome_without_a_time() {
+    let mut spec = add(None, &[], "1", &[ask(&job(0, None, false))], setting(0)).unwrap();
+    spec.tags[0].owner_references[0].namespace = Some("other".to_owned());
+    let late = job(1, Some(ImagePullPolicy::Always), false);
+    let mut state = status(0, false);
+    assert_eq!(awaits(Some(&spec), &[state.clone()], "1", ask(&late)), Some(0));
+    state.phase = ImagePullPhase::Succeeded;
+    assert_eq!(awaits(Some(&spec), &[state.clone()], "1", ask(&late)), None);
+    let anew = add(Some(&spec), &[state], "1", &[ask(&late)], setting(0)).unwrap();
+    assert_eq!(anew.tags[0].version, 1);
 }
 
 #[test]
