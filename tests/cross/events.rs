@@ -17,6 +17,9 @@ use crate::support::sets::Sets;
 
 /// A CloneSet of two Pods, each wanted at once: no kubelet runs them.
 async fn made(sets: &Sets) {
+    // No controller makes it here.
+    let account = json!({ "metadata": { "name": "default" } });
+    sets.create(&sets.api("", "v1", "ServiceAccount"), account).await;
     let container = json!({ "name": "app", "image": "example.com/app:1" });
     let template =
         json!({ "metadata": { "labels": { "app": "web" } }, "spec": { "containers": [container] } });
@@ -30,7 +33,6 @@ async fn settled(sets: &Sets, is: impl Fn(&CloneSetStatus) -> bool) {
     let ask = || async {
         let set = sets.sets().get("web").await.unwrap();
         let status = set.status?;
-        println!("{status:?}");
         (status.observed_generation == set.metadata.generation && is(&status)).then_some(())
     };
     sets.until(&what, ask).await;

@@ -317,7 +317,7 @@ mod tests {
         );
         assert_eq!(
             said(&status("Failed", Some(DEADLINE_EXCEEDED)), None),
-            [late.clone()]
+            std::slice::from_ref(&late)
         );
         let why = event(
             EVENT_ATTEMPT_FAILED,
