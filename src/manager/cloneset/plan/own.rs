@@ -1,6 +1,5 @@
 //! Which Pods are the CloneSet's: adopting and releasing them.
 
-use jiff::SignedDuration;
 use serde_json::json;
 
 use super::create::owner;
@@ -11,9 +10,6 @@ use crate::api::cloneset::texts;
 use crate::in_place::{Pod, Target, Write};
 use crate::manager::view::matches;
 
-/// How old a CloneSet is at most that adopts orphans after its first status: as long as a watch of Pods may be behind.
-const YOUNG: SignedDuration = SignedDuration::from_secs(30);
-
 /// What became of the Pods.
 pub(super) struct Claimed {
     /// Whether some are being adopted, so that it is too early to count.
@@ -22,18 +18,12 @@ pub(super) struct Claimed {
     pub orphans: bool,
 }
 
-/// Whether orphans are adopted, as Kubernetes' own workloads do: while the CloneSet is new, so that it can take over from
-/// a Deployment, or a CloneSet of its name, that was deleted without its Pods. Later on they are left alone, as OpenKruise
-/// leaves them: a CloneSet that its manager looked after must not count them when ours begins to.
+/// Whether orphans are adopted, as Kubernetes' own workloads do: while the CloneSet has no status, so that it can take over
+/// from a Deployment, or a CloneSet of its name, that was deleted without its Pods. Later on they are left alone, as
+/// OpenKruise leaves them: a CloneSet that its manager looked after must not count them when ours begins to.
 pub(super) fn adopts(view: &View<'_>) -> bool {
-    let set = &view.observed.set;
-    let unseen = set
-        .status
-        .as_ref()
-        .and_then(|status| status.observed_generation)
-        .is_none();
-    let created = set.metadata.creation_timestamp.as_ref().map(|time| time.0);
-    unseen || created.is_some_and(|created| view.now.duration_since(created) < YOUNG)
+    let status = view.observed.set.status.as_ref();
+    status.and_then(|status| status.observed_generation).is_none()
 }
 
 /// Sorts the Pods out: the active ones that count are left in the view. The one who acts makes sure before adoptions that

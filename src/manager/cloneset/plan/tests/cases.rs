@@ -265,26 +265,6 @@ fn orphans_that_a_cloneset_meets_later_are_left_alone() {
     assert_eq!(world.set["spec"]["scaleStrategy"]["podsToDelete"], json!(null));
 }
 
-/// A watch of Pods may be behind that of CloneSets: a Pod may become an orphan, as far as we know, after the first status.
-#[test]
-fn a_young_cloneset_adopts_orphans_though_it_has_a_status() {
-    for (age, adopts) in [(29, true), (30, false)] {
-        let mut world = World::new(spec(false, false));
-        settle(&mut world);
-        for pod in world.pods.values_mut() {
-            pod["metadata"]["ownerReferences"] = json!([]);
-        }
-        let created = world.now - jiff::SignedDuration::from_secs(age);
-        world.set["metadata"]["creationTimestamp"] = json!(created.to_string());
-        let (_, plan) = world.reconcile();
-        let adopted = patches(&plan)
-            .iter()
-            .filter(|(why, _)| *why == Why::Adopt)
-            .count();
-        assert_eq!(adopted, if adopts { 5 } else { 0 }, "{age} s");
-    }
-}
-
 #[test]
 fn a_cloneset_is_new_until_it_has_all_orphans() {
     let mut world = World::new(spec(false, false));
