@@ -4,7 +4,7 @@
 //! in it would make another request of ours. Lists and watches, which name no object, do not come here.
 //!
 //! Every write returns the object as the API server [`Stored`] it, which is what tracks our own writes. Answers are read as
-//! mirrors read objects, by [`Readable`]: what others wrote into an object makes no write of ours a failed one.
+//! mirrors read objects, by `Readable`: what others wrote into an object makes no write of ours a failed one.
 //! Nothing here retries: the caller decides again on fresh facts.
 
 use std::fmt::Debug;
