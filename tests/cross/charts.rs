@@ -60,9 +60,19 @@ impl Drop for Theirs {
     }
 }
 
-pub fn deploy(plane: &ControlPlane, verb: &str, folder: &str) {
+fn deploy(plane: &ControlPlane, verb: &str, folder: &str) {
     let path = format!("{}/deploy/{folder}", env!("CARGO_MANIFEST_DIR"));
     plane.kubectl(&[verb, "-k", &path]).unwrap();
+}
+
+/// Our manager in the place of the Go one, once it leads.
+pub fn take_over(plane: &ControlPlane) -> Manager {
+    deploy(plane, "apply", "default");
+    let mut ours = Manager::somewhere(plane, "kruise-manager");
+    ours.start().unwrap();
+    ours.until_it_says("leading");
+    until_converted(plane, &ALL);
+    ours
 }
 
 fn back(plane: &ControlPlane) -> Theirs {
@@ -89,11 +99,7 @@ async fn templates_of_charts_go_over_and_back_without_a_change() {
     }
     drop(theirs);
 
-    deploy(plane, "apply", "default");
-    let mut ours = Manager::somewhere(plane, "kruise-manager");
-    ours.start().unwrap();
-    ours.until_it_says("leading");
-    until_converted(plane, &ALL);
+    let mut ours = take_over(plane);
     let (second, third) = ("registry.example.com/next:2", "registry.example.com/next:3");
     for (charts, left) in all.iter().zip(left) {
         charts.settled("taken over").await;

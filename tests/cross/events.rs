@@ -7,10 +7,8 @@ use kube::api::ListParams;
 use serde_json::{Value, json};
 use xtask::cluster::ControlPlane;
 
-use crate::charts::{Theirs, deploy};
+use crate::charts::{Theirs, take_over};
 use crate::support::connect::connect;
-use crate::support::converted::{ALL, until_converted};
-use crate::support::manager::Manager;
 use crate::support::sets::Sets;
 
 /// A CloneSet of two Pods, each wanted at once: no kubelet runs them.
@@ -128,7 +126,7 @@ async fn both_managers_tell_the_same_and_leave_orphans_alone() {
     let theirs = Theirs::start(plane);
     let before = Sets::new(
         admin.clone(),
-        "told-by-theirs".to_owned(),
+        "under-openkruise".to_owned(),
         vec![plane.dir().join("peer/manager.log")],
     )
     .await;
@@ -139,21 +137,16 @@ async fn both_managers_tell_the_same_and_leave_orphans_alone() {
     let said = told(&before).await;
     drop(theirs);
 
-    deploy(plane, "apply", "default");
-    let mut ours = Manager::somewhere(plane, "kruise-manager");
-    ours.start().unwrap();
-    ours.until_it_says("leading");
-    until_converted(plane, &ALL);
+    let ours = take_over(plane);
     let after = Sets::new(
         admin.clone(),
-        "told-by-ours".to_owned(),
+        "under-kruise-rs".to_owned(),
         vec![ours.log().to_owned()],
     )
     .await;
     made(&after).await;
     worked_on(&after).await;
     let same = told(&after).await;
-    println!("{said:#?}");
     assert_eq!(same, said);
 
     // Neither is new any more: a CloneSet that was the other manager's, and one of ours.

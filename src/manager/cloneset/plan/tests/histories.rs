@@ -69,7 +69,7 @@ pub(super) fn pass(world: &mut World) -> Plan {
             .as_ref()
             .is_none_or(|status| status.observed_generation.is_none())
             || !planned.acts.iter().any(adopts),
-        "a CloneSet that was looked after before takes Pods of nobody"
+        "a CloneSet with an observed generation adopts an orphan"
     );
     limits::check(world, &observed, &planned, &unseen);
     deadline::kept(world.now, &observed, &planned);
