@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use http::{HeaderValue, Request, Response};
@@ -10,6 +10,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use kube::client::{Body, ConfigExt};
 use kube::config::{Config, KubeConfigOptions, Kubeconfig};
+use tokio::time::Instant;
 use tower::retry::RetryLayer;
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt};
 
@@ -38,6 +39,15 @@ impl Source {
     /// A client with connections of its own, behind `fence` if there is one. No request is made.
     pub(super) fn client(&self, fence: Option<Fence>) -> Result<kube::Client, Error> {
         stack(&self.config, self.clock.clone(), fence).map_err(|e| Error::Config(e.to_string()))
+    }
+}
+
+#[cfg(test)]
+impl Source {
+    /// For tests that make no second client.
+    pub(super) fn unused(clock: Clock) -> Self {
+        let config = Config::new(http::Uri::from_static("http://192.0.2.1"));
+        Self { config, clock }
     }
 }
 
@@ -178,7 +188,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_handshake_that_is_not_answered_is_given_up() {
-        let start = tokio::time::Instant::now();
+        let start = Instant::now();
         let why = in_time::<()>(std::future::pending())
             .await
             .unwrap_err()

@@ -5,10 +5,10 @@
 //! intersection of all intervals narrows it down.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 use jiff::Timestamp;
 use jiff::fmt::rfc2822;
+use tokio::time::Instant;
 
 /// The API server's clock; clones share what was learnt.
 #[derive(Clone, Debug)]

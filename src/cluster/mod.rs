@@ -23,6 +23,7 @@ pub mod clock;
 mod error;
 pub mod events;
 pub mod fence;
+mod intake;
 pub mod lease;
 mod metadata;
 mod page;
@@ -38,6 +39,7 @@ pub use error::Error;
 pub(crate) use error::chain;
 pub use events::{EventType, Events};
 pub use fence::Fence;
+pub use intake::Intake;
 pub use metadata::metadata_client;
 pub use watch::{Change, Form, Key, Mirror};
 
@@ -122,6 +124,26 @@ impl Cluster {
             source,
             options,
         })
+    }
+}
+
+#[cfg(test)]
+impl Cluster {
+    /// A cluster that `client` speaks to.
+    pub(crate) fn of(client: kube::Client) -> Self {
+        let options = Options {
+            component: "test".to_owned(),
+            ..Options::default()
+        };
+        let clock = Clock::new();
+        Self {
+            events: Events::start(client.clone(), clock.clone(), &options.component, None),
+            source: Arc::new(client::Source::unused(clock.clone())),
+            watches: Watches::default(),
+            client,
+            clock,
+            options,
+        }
     }
 }
 

@@ -287,9 +287,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
 
     fn failed(&mut self, key: &K, asked: Option<Duration>, now: Instant) -> Duration {
         let count = self.failures.entry(key.clone()).or_default();
-        let doubled = FIRST_PAUSE
-            .saturating_mul(1 << (*count).min(16))
-            .min(LONGEST_PAUSE);
+        let doubled = pause(*count);
         *count = count.saturating_add(1);
         let pause = doubled.max(asked.unwrap_or_default().min(LONGEST_ASKED));
         // What arrived meanwhile waits as well, or a failing key would spin with its own events.
@@ -314,6 +312,13 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
             self.later.remove(&(at, key.clone()));
         }
     }
+}
+
+/// The pause after that many failures and one: doubles from 0.2 s to 30 s.
+pub(super) fn pause(failures: u32) -> Duration {
+    FIRST_PAUSE
+        .saturating_mul(1 << failures.min(16))
+        .min(LONGEST_PAUSE)
 }
 
 #[cfg(test)]

@@ -177,6 +177,22 @@ impl<T> Mirror<T> {
     }
 }
 
+#[cfg(test)]
+impl<T> Mirror<T> {
+    /// A mirror that holds these for ever.
+    pub(crate) fn of(objects: impl IntoIterator<Item = (Key, T)>) -> Self {
+        let objects = objects.into_iter().map(|(key, object)| (key, Arc::new(object)));
+        let state = State {
+            objects: objects.collect(),
+            subscribers: Vec::new(),
+        };
+        Self {
+            state: Arc::new(RwLock::new(state)),
+            synced: watch::channel(true).1,
+        }
+    }
+}
+
 /// A mirror of what `api` and `selected` select (labels, fields, objects per page), as `project` sees it (`None` leaves
 /// an object out), and the task that keeps it up to date. The task never ends: what fails is tried again, after 0.2 s at
 /// first and 30 s at most, or when the API server asks for it. `watch` is told how it goes, and `events` of objects that

@@ -10,6 +10,8 @@
 pub mod client;
 mod discovery;
 mod error;
+#[cfg(test)]
+pub(crate) mod panicking;
 pub mod reference;
 mod types;
 

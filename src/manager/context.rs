@@ -57,3 +57,17 @@ impl Context {
         }
     }
 }
+
+#[cfg(test)]
+impl Context {
+    /// A context of a cluster in which there is nothing.
+    pub fn of(client: kube::Client) -> Self {
+        Self {
+            cluster: Cluster::of(client),
+            stores: Stores::empty(),
+            options: Arc::default(),
+            progress: Progress::default(),
+            shutdown: CancellationToken::new(),
+        }
+    }
+}

@@ -93,6 +93,23 @@ impl Stores {
     }
 }
 
+#[cfg(test)]
+impl Stores {
+    /// Of a cluster in which there is nothing, and never will be.
+    pub fn empty() -> Self {
+        Self {
+            nodes: Mirror::of([]),
+            node_images: Mirror::of([]),
+            jobs: Mirror::of([]),
+            pods: Mirror::of([]),
+            requests: Mirror::of([]),
+            clone_sets: Mirror::of([]),
+            revisions: Mirror::of([]),
+            claims: Mirror::of([]),
+        }
+    }
+}
+
 /// What is needed to start a watch.
 struct Start<'a> {
     cluster: &'a Cluster,

@@ -48,3 +48,20 @@ pub struct Context {
     /// Cancelled when the process shall end; what is being written then is finished first.
     pub shutdown: CancellationToken,
 }
+
+#[cfg(test)]
+impl Context {
+    /// A context of node `n`, whose runtime panics.
+    pub(crate) fn of(client: kube::Client) -> Self {
+        Self {
+            node_name: "n".to_owned(),
+            cluster: Cluster::of(client),
+            runtimes: Runtimes::of(crate::cri::panicking::Panicking),
+            stops: std::sync::Arc::default(),
+            live: Live::default(),
+            health: Health::default(),
+            options: std::sync::Arc::default(),
+            shutdown: CancellationToken::new(),
+        }
+    }
+}

@@ -86,30 +86,57 @@ fn read(wanted: &str) -> Result<Targets, String> {
     Ok(targets)
 }
 
-/// The lines of level INFO and above that `work` logs in this thread.
+/// The lines of level INFO and above that `work` logs in this thread. One subscriber for all threads: while one thread's
+/// comes or goes, tracing may take what another thread logs for something that nobody wants.
 #[cfg(test)]
 pub(crate) fn lines_of(work: impl FnOnce()) -> Vec<String> {
-    let lines = tests::Lines::default();
-    let writer = lines.clone();
-    let layer = layer().with_ansi(false).with_writer(move || writer.clone());
-    let registry = tracing_subscriber::registry().with(layer.with_filter(filter(None).0));
-    tracing::subscriber::with_default(registry, work);
-    lines.text().lines().map(str::to_owned).collect()
+    static SUBSCRIBED: std::sync::Once = std::sync::Once::new();
+    SUBSCRIBED.call_once(|| {
+        let layer = layer().with_ansi(false).with_writer(|| tests::OfThread);
+        let registry = tracing_subscriber::registry().with(layer.with_filter(filter(None).0));
+        let _ = tracing::subscriber::set_global_default(registry);
+    });
+    tests::LINES.take();
+    work();
+    let bytes = tests::LINES.take();
+    String::from_utf8_lossy(&bytes)
+        .lines()
+        .map(str::to_owned)
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::cell::RefCell;
     use std::io::Write;
     use std::sync::{Arc, Mutex};
 
     use super::*;
 
+    thread_local! {
+        /// What this thread has logged.
+        pub(super) static LINES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// Writes to [`LINES`].
+    pub(super) struct OfThread;
+
+    impl Write for OfThread {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            LINES.with_borrow_mut(|lines| lines.extend_from_slice(bytes));
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
     #[derive(Clone, Default)]
-    pub(super) struct Lines(Arc<Mutex<Vec<u8>>>);
+    struct Lines(Arc<Mutex<Vec<u8>>>);
 
     impl Lines {
-        pub fn text(&self) -> String {
+        fn text(&self) -> String {
             String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
         }
     }

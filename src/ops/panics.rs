@@ -29,6 +29,8 @@ pub async fn isolated<T>(
     object: impl Display,
     work: impl Future<Output = T>,
 ) -> Result<T, Panicked> {
+    #[cfg(test)]
+    let work = injected::panicking(injected::wanted(task, &object), work);
     let ended = AssertUnwindSafe(work).catch_unwind().await;
     ended.map_err(|panic| count(task, &object, &*panic))
 }
@@ -42,6 +44,13 @@ pub fn isolated_now<T>(
     object: impl Display,
     work: impl FnOnce() -> T,
 ) -> Result<T, Panicked> {
+    #[cfg(test)]
+    let wanted = injected::wanted(task, &object);
+    let work = || {
+        #[cfg(test)]
+        injected::panic_if(wanted);
+        work()
+    };
     std::panic::catch_unwind(AssertUnwindSafe(work)).map_err(|panic| count(task, &object, &*panic))
 }
 
@@ -67,6 +76,84 @@ pub fn log_panics() {
         let location = info.location().map(ToString::to_string).unwrap_or_default();
         tracing::error!(location, panic = message(info.payload()), "panic");
     }));
+}
+
+/// Panics that tests ask for: what is [`isolated`] somewhere is shown to survive them there.
+#[cfg(test)]
+#[allow(clippy::panic)]
+pub(crate) mod injected {
+    use std::fmt::Display;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex, PoisonError};
+
+    static WANTED: Mutex<Vec<Arc<Injected>>> = Mutex::new(Vec::new());
+
+    struct Injected {
+        task: &'static str,
+        object: String,
+        times: AtomicUsize,
+    }
+
+    /// Work of `task` on `object` panics until what is returned is dropped.
+    pub fn panic_at(task: &'static str, object: &str) -> Held {
+        let times = AtomicUsize::new(0);
+        let object = object.to_owned();
+        let injected = Arc::new(Injected { task, object, times });
+        lock().push(Arc::clone(&injected));
+        Held(injected)
+    }
+
+    /// Ends the panics when it is dropped.
+    pub struct Held(Arc<Injected>);
+
+    impl Held {
+        /// How often it panicked.
+        pub fn times(&self) -> usize {
+            self.0.times.load(Ordering::SeqCst)
+        }
+
+        /// Waits until it has panicked that often.
+        pub async fn happened(&self, times: usize) {
+            let happened = async {
+                while self.times() < times {
+                    tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+                }
+            };
+            let limit = std::time::Duration::from_secs(600);
+            let (task, object) = (self.0.task, &self.0.object);
+            tokio::time::timeout(limit, happened)
+                .await
+                .unwrap_or_else(|_| panic!("{task}, {object}: panicked {} of {times} times", self.times()));
+        }
+    }
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            lock().retain(|injected| !Arc::ptr_eq(injected, &self.0));
+        }
+    }
+
+    fn lock() -> std::sync::MutexGuard<'static, Vec<Arc<Injected>>> {
+        WANTED.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn wanted(task: &str, object: &impl Display) -> bool {
+        let wanted = lock();
+        let about =
+            |injected: &&Arc<Injected>| injected.task == task && injected.object == object.to_string();
+        let found = wanted.iter().find(about);
+        found.inspect(|injected| _ = injected.times.fetch_add(1, Ordering::SeqCst));
+        found.is_some()
+    }
+
+    pub(super) fn panic_if(wanted: bool) {
+        assert!(!wanted, "injected");
+    }
+
+    pub(super) async fn panicking<T>(wanted: bool, work: impl Future<Output = T>) -> T {
+        panic_if(wanted);
+        work.await
+    }
 }
 
 #[cfg(test)]

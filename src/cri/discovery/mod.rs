@@ -157,6 +157,22 @@ impl Slot {
     }
 }
 
+#[cfg(test)]
+impl Runtimes {
+    /// One runtime that has answered, and is not looked at again.
+    pub(crate) fn of(runtime: impl Runtime) -> Self {
+        let mut slot = Slot::new(runtime.socket().to_owned());
+        slot.health.healthy = true;
+        slot.runtime = Some(Arc::new(runtime));
+        Self {
+            shared: Arc::new(Shared {
+                slots: RwLock::new(vec![slot]),
+                changed: watch::channel(0).0,
+            }),
+        }
+    }
+}
+
 impl Runtimes {
     /// Nothing is looked for before [`Runtimes::run`] or [`Runtimes::look`].
     pub fn new(options: &Options) -> Self {

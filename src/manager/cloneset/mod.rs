@@ -116,7 +116,7 @@ async fn wake_up(shared: Arc<Shared>, sets: mpsc::UnboundedSender<Key>) {
             return;
         }
         let Some(said) = changes.next().await else { return };
-        let concerned = shared.index().apply(&said);
+        let concerned = changes.apply(&mut shared.index(), said);
         if !concerned.into_iter().all(|key| sets.send(key).is_ok()) {
             return;
         }

@@ -13,11 +13,10 @@ use crate::api::cloneset::CloneSet;
 use crate::api::image_pull_job::ImagePullJob;
 use crate::api::keys;
 use crate::api::owner::Owner;
-use crate::cluster::{Change, Key};
+use crate::cluster::{Change, Intake, Key};
 use crate::in_place::Pod;
 use crate::manager::Stores;
 use crate::manager::view::{ClaimView, CloneSetView, PodView, RevisionView, matches};
-use crate::ops::panics::isolated_now;
 
 /// All that is known.
 #[derive(Default)]
@@ -330,6 +329,7 @@ pub struct Changes {
     revisions: mpsc::UnboundedReceiver<Change<RevisionView>>,
     claims: mpsc::UnboundedReceiver<Change<ClaimView>>,
     jobs: mpsc::UnboundedReceiver<Change<ImagePullJob>>,
+    intake: Intake<Said>,
 }
 
 /// What one of them says.
@@ -341,15 +341,14 @@ pub enum Said {
     Job(Change<ImagePullJob>),
 }
 
-impl Said {
-    /// What it is about.
-    fn key(&self) -> &Key {
+impl std::fmt::Display for Said {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Set(change) => &change.key,
-            Self::Pod(change) => &change.key,
-            Self::Revision(change) => &change.key,
-            Self::Claim(change) => &change.key,
-            Self::Job(change) => &change.key,
+            Self::Set(change) => write!(f, "CloneSet {}", change.key),
+            Self::Pod(change) => write!(f, "Pod {}", change.key),
+            Self::Revision(change) => write!(f, "ControllerRevision {}", change.key),
+            Self::Claim(change) => write!(f, "PersistentVolumeClaim {}", change.key),
+            Self::Job(change) => write!(f, "ImagePullJob {}", change.key),
         }
     }
 }
@@ -363,6 +362,7 @@ impl Changes {
             revisions: stores.revisions.subscribe(),
             claims: stores.claims.subscribe(),
             jobs: stores.jobs.subscribe(),
+            intake: Intake::new(super::NAME),
         }
     }
 
@@ -374,6 +374,7 @@ impl Changes {
             Some(change) = self.revisions.recv() => Some(Said::Revision(change)),
             Some(change) = self.claims.recv() => Some(Said::Claim(change)),
             Some(change) = self.jobs.recv() => Some(Said::Job(change)),
+            said = self.intake.again() => Some(said),
             else => None,
         }
     }
@@ -382,35 +383,42 @@ impl Changes {
     pub fn drain(&mut self, index: &mut Index) -> BTreeSet<Key> {
         let mut wake = BTreeSet::new();
         while let Ok(change) = self.revisions.try_recv() {
-            wake.extend(index.apply(&Said::Revision(change)));
+            wake.extend(self.apply(index, Said::Revision(change)));
         }
         while let Ok(change) = self.claims.try_recv() {
-            wake.extend(index.apply(&Said::Claim(change)));
+            wake.extend(self.apply(index, Said::Claim(change)));
         }
         while let Ok(change) = self.jobs.try_recv() {
-            wake.extend(index.apply(&Said::Job(change)));
+            wake.extend(self.apply(index, Said::Job(change)));
         }
         while let Ok(change) = self.pods.try_recv() {
-            wake.extend(index.apply(&Said::Pod(change)));
+            wake.extend(self.apply(index, Said::Pod(change)));
         }
         while let Ok(change) = self.sets.try_recv() {
-            wake.extend(index.apply(&Said::Set(change)));
+            wake.extend(self.apply(index, Said::Set(change)));
         }
+        wake
+    }
+
+    /// Hands one change to the index; the CloneSets that it concerns.
+    pub fn apply(&mut self, index: &mut Index, said: Said) -> BTreeSet<Key> {
+        let mut wake = BTreeSet::new();
+        self.intake.take(said, |said| wake = index.apply(said));
         wake
     }
 }
 
 impl Index {
-    /// Takes one change in; the CloneSets that it concerns. One that panics is left out: the others count all the same.
+    /// Takes one change in; the CloneSets that it concerns.
     pub fn apply(&mut self, said: &Said) -> BTreeSet<Key> {
         let mut wake = BTreeSet::new();
-        let _ = isolated_now(super::NAME, said.key(), || match said {
+        match said {
             Said::Set(change) => self.set(change, &mut wake),
             Said::Pod(change) => self.pod(change, &mut wake),
             Said::Revision(change) => self.revision(change, &mut wake),
             Said::Claim(change) => self.claim(change, &mut wake),
             Said::Job(change) => self.job(change, &mut wake),
-        });
+        }
         wake
     }
 }

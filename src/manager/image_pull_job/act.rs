@@ -231,6 +231,7 @@ impl Writer {
             });
             if started.is_err() {
                 // Its jobs ask again when they have waited for it to show.
+                self.waiting.remove(&node);
                 self.busy.remove(&node);
             }
         }
@@ -296,34 +297,51 @@ impl Writer {
         let now = Instant::now();
         self.busy.remove(&node);
         for (mut wish, result) in results {
-            let job = &wish.job.key;
-            let (words, pause) = match result {
-                Ok(awaits) => {
-                    tracing::debug!(%job, %node, ?awaits, "NodeImage asked for the image");
-                    index.written(&wish.uid, &node, awaits);
-                    continue;
-                }
-                Err(Trouble::NotTried) => (None, None),
-                Err(Trouble::Later(words, after) | Trouble::Away(words, after)) => (Some(words), after),
-                Err(Trouble::Denied(words)) if wish.failures < DENIALS => (Some(words), None),
-                Err(Trouble::Refused(words) | Trouble::Denied(words)) => {
-                    self.refuse(index, &node, &wish, &words);
-                    continue;
-                }
+            let about = format!("outcome of {} on {node}", wish.job.key);
+            let after = isolated_now(super::NAME, about, || self.after(index, &node, &mut wish, result));
+            // After a panic nobody knows what the index has taken in: what is written twice is the same.
+            let Some(pause) = after.unwrap_or(Some(LONGEST_PAUSE)) else {
+                continue;
             };
-            if let Some(words) = words {
-                wish.failures = wish.failures.saturating_add(1);
-                if wish.failures == 1 {
-                    tracing::warn!(%job, %node, error = words, "NodeImage not written; will retry");
-                }
-                index.delayed(&wish.uid, &node, &format!("cannot update its NodeImage: {words}"));
-            }
-            wish.due = now + pause.unwrap_or_else(|| back_off(wish.failures));
+            wish.due = now + pause;
             let wishes = self.waiting.entry(Arc::clone(&node)).or_default();
             wishes.retain(|newer| newer.uid != wish.uid);
             wishes.push(wish);
         }
         self.queue(&node, now);
+    }
+
+    /// When a wish is to be written again after this result, if it is.
+    fn after(
+        &self,
+        index: &mut Index,
+        node: &NodeName,
+        wish: &mut Wish,
+        result: Outcome,
+    ) -> Option<Duration> {
+        let job = &wish.job.key;
+        let (words, pause) = match result {
+            Ok(awaits) => {
+                tracing::debug!(%job, %node, ?awaits, "NodeImage asked for the image");
+                index.written(&wish.uid, node, awaits);
+                return None;
+            }
+            Err(Trouble::NotTried) => (None, None),
+            Err(Trouble::Later(words, after) | Trouble::Away(words, after)) => (Some(words), after),
+            Err(Trouble::Denied(words)) if wish.failures < DENIALS => (Some(words), None),
+            Err(Trouble::Refused(words) | Trouble::Denied(words)) => {
+                self.refuse(index, node, wish, &words);
+                return None;
+            }
+        };
+        if let Some(words) = words {
+            wish.failures = wish.failures.saturating_add(1);
+            if wish.failures == 1 {
+                tracing::warn!(%job, %node, error = words, "NodeImage not written; will retry");
+            }
+            index.delayed(&wish.uid, node, &format!("cannot update its NodeImage: {words}"));
+        }
+        Some(pause.unwrap_or_else(|| back_off(wish.failures)))
     }
 
     fn refuse(&self, index: &mut Index, node: &NodeName, wish: &Wish, words: &str) {

@@ -64,26 +64,24 @@ async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<keeper::Resolved
         })
         .and_then(|()| isolated_now(NAME, "writes to NodeImages", || writer.start(&index, now)))
         .and_then(|()| isolated_now(NAME, "status of jobs", || reporter.flush(&mut index, now)));
-        let wake = match passed {
-            Ok(()) => [
+        let pause = if passed.is_ok() {
+            let wake = [
                 index.wake().map(|at| until(at, now)),
                 reporter.wake(),
                 writer.wake(),
-            ],
-            // What is due stays due, and would be tried without a pause.
-            Err(_) => [Some(RETRY), None, None],
+            ];
+            wake.into_iter().flatten().min()
+        } else {
+            // What is due stays due, and what happens meanwhile waits: both would be tried without a pause.
+            step.idle(Some(RETRY));
+            tokio::time::sleep(RETRY).await;
+            Some(Duration::ZERO)
         };
-        let pause = wake.into_iter().flatten().min();
         step.idle(pause);
         tokio::select! {
             biased;
-            Some(done) = writer.done() => {
-                // Counted and logged; the node is written again with the next change of it.
-                let _ = isolated_now(NAME, "outcome of a write", || writer.finished(&mut index, done));
-            }
-            Some(done) = reporter.done() => {
-                let _ = isolated_now(NAME, "outcome of a status", || reporter.finished(&index, done));
-            }
+            Some(done) = writer.done() => writer.finished(&mut index, done),
+            Some(done) = reporter.done() => reporter.finished(&index, done),
             // Not `now`: it may be an hour ago that the wait began.
             change = changes.next() => changes.apply(&mut index, change, ctx.cluster.clock.now()),
             () = tokio::time::sleep(pause.unwrap_or(Duration::from_secs(3600))) => {}
@@ -113,12 +111,20 @@ fn until(at: Timestamp, now: Timestamp) -> Duration {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::panic)]
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex};
+
+    use k8s_openapi::api::core::v1::Node;
+    use kube::client::Body;
+    use serde_json::json;
 
     use super::*;
     use crate::api::image_pull_job::{ImagePullJob, ImagePullJobSpec};
-    use crate::manager::view::NodeImageView;
+    use crate::api::node_image::NodeImage;
+    use crate::cluster::{Key, Mirror};
+    use crate::manager::Stores;
+    use crate::manager::view::{NodeImageView, NodeView};
     use crate::ops::logs::lines_of;
+    use crate::ops::panics::injected::panic_at;
     use plan::job::Job;
 
     #[test]
@@ -156,5 +162,84 @@ mod tests {
         assert!(lines.iter().any(|line| line.contains("team/bad")), "{lines:?}");
         assert_eq!(pass(4, false).0, [] as [String; 0]);
         assert_eq!(pass(5, false).0, ["bad on n"]);
+    }
+
+    /// A cluster with one node and one job for it, and which of both are written.
+    fn one_node() -> (Context, Arc<Mutex<Vec<&'static str>>>) {
+        let image =
+            json!({ "metadata": { "name": "n-panic", "uid": "n", "resourceVersion": "1" }, "spec": {} });
+        let job = json!({
+            "metadata": { "name": "panic", "namespace": "team", "uid": "team-panic" }, "spec": { "image": "nginx:1" },
+        });
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let (writes, answers) = (Arc::clone(&written), [image.clone(), job.clone()]);
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let (path, patch) = (request.uri().path(), request.method() == http::Method::PATCH);
+            let [image, job] = &answers;
+            let (kind, answer) = match path {
+                path if path.contains("/nodeimages/") => ("NodeImage", image),
+                path if path.contains("/imagepulljobs/") => ("job", job),
+                _ => ("other", job),
+            };
+            if patch {
+                writes.lock().unwrap().push(kind);
+            }
+            let answer = Body::from(answer.to_string().into_bytes());
+            std::future::ready(http::Response::builder().body(answer))
+        });
+        let mut ctx = Context::of(kube::Client::new(service, "default"));
+        let image: NodeImage = serde_json::from_value(image).unwrap();
+        let ready = json!({ "status": { "conditions": [{ "type": "Ready", "status": "True" }] } });
+        let node: Node = serde_json::from_value(ready).unwrap();
+        ctx.stores = Stores {
+            nodes: Mirror::of([(Key::cluster("n-panic"), NodeView::from(node))]),
+            node_images: Mirror::of([(Key::cluster("n-panic"), NodeImageView::from(image))]),
+            jobs: Mirror::of([(
+                Key::namespaced("team", "panic"),
+                serde_json::from_value(job).unwrap(),
+            )]),
+            ..Stores::empty()
+        };
+        (ctx, written)
+    }
+
+    /// Wherever the fan-out panics, it does so with pauses, and goes on with the same job when it panics no more.
+    #[tokio::test(start_paused = true)]
+    async fn a_panic_at_any_step_ends_nothing_and_is_tried_again() {
+        let (node, status) = ("NodeImage", "job");
+        for (object, goes_on) in [
+            ("NodeImage n-panic", &[node, status][..]),
+            ("ImagePullJob team/panic", &[node, status]),
+            ("assignment to nodes", &[node, status]),
+            ("writes to NodeImages", &[node, status]),
+            ("status of jobs", &[status]),
+            ("team/panic", &[node, status]),
+            ("n-panic", &[node]),
+            ("outcome of team/panic on n-panic", &[node]),
+            ("outcome of the status of team/panic", &[status]),
+        ] {
+            let (ctx, written) = one_node();
+            let (_secrets, none) = mpsc::unbounded_channel();
+            let panics = panic_at(NAME, object);
+            let begun = tokio::time::Instant::now();
+            let work = tokio::spawn(fan_out(ctx, none));
+            panics.happened(3).await;
+            let paused = begun.elapsed();
+            assert!(
+                paused >= Duration::from_millis(500),
+                "{object}: three times in {paused:?}"
+            );
+            drop(panics);
+            written.lock().unwrap().clear();
+            let all = || goes_on.iter().all(|kind| written.lock().unwrap().contains(kind));
+            let gone_on = tokio::time::timeout(Duration::from_secs(300), async {
+                while !all() {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            });
+            let missing = || format!("{object}: {goes_on:?}, but {:?}", written.lock().unwrap());
+            assert!(gone_on.await.is_ok(), "{}", missing());
+            work.abort();
+        }
     }
 }

@@ -9,10 +9,9 @@ use super::keeper::Resolved;
 use super::plan::index::{Index, Uid};
 use super::plan::job::Job;
 use crate::api::image_pull_job::ImagePullJob;
-use crate::cluster::Change;
+use crate::cluster::{Change, Intake};
 use crate::manager::Stores;
 use crate::manager::view::{NodeImageView, NodeView, PodView};
-use crate::ops::panics::isolated_now;
 
 /// The watches that the index lives from.
 pub struct Changes {
@@ -21,6 +20,7 @@ pub struct Changes {
     nodes: UnboundedReceiver<Change<NodeView>>,
     pods: UnboundedReceiver<Change<PodView>>,
     secrets: UnboundedReceiver<Resolved>,
+    intake: Intake<Any>,
 }
 
 /// One change of any kind.
@@ -58,6 +58,7 @@ impl Changes {
             nodes: stores.nodes.subscribe(),
             pods: stores.pods.subscribe(),
             secrets,
+            intake: Intake::new(super::NAME),
         }
     }
 
@@ -69,6 +70,7 @@ impl Changes {
             Some(change) = self.pods.recv() => Any::Pod(change),
             Some(change) = self.jobs.recv() => Any::Job(change),
             Some(resolved) = self.secrets.recv() => Any::Secrets(resolved),
+            change = self.intake.again() => change,
             else => std::future::pending().await,
         }
     }
@@ -93,9 +95,9 @@ impl Changes {
         }
     }
 
-    /// Takes in one change. One that panics is left out: the others count all the same.
-    pub fn apply(&self, index: &mut Index, change: Any, now: Timestamp) {
-        let _ = isolated_now(super::NAME, &change, || take_in(index, &change, now));
+    /// Takes in one change.
+    pub fn apply(&mut self, index: &mut Index, change: Any, now: Timestamp) {
+        self.intake.take(change, |change| take_in(index, change, now));
     }
 }
 

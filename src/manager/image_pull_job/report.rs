@@ -226,8 +226,19 @@ impl Reporter {
         }
     }
 
-    /// Takes note of the end of a write; a failed one is repeated.
+    /// Takes note of the end of a write; a failed one is repeated, and one whose end nobody knows after a panic.
     pub fn finished(&mut self, index: &Index, done: Done) {
+        let uid = Arc::clone(&done.uid);
+        let about = format!("outcome of the status of {}", done.job.key);
+        if isolated_now(super::NAME, about, || self.ended(index, done)).is_err() {
+            if let Some(told) = self.told.get_mut(&uid) {
+                told.writing = false;
+            }
+            self.schedule(&uid, Instant::now() + LONGEST_RETRY);
+        }
+    }
+
+    fn ended(&mut self, index: &Index, done: Done) {
         if let Ok(status) = &done.result {
             log(&done.job, status, done.begins);
         }

@@ -72,7 +72,7 @@ async fn wake_up(ctx: Context, memory: Shared, nodes: mpsc::UnboundedSender<Stri
             Some(change) = node_changes.recv() => nodes.send(change.key.name).is_ok(),
             Some(change) = image_changes.recv() => {
                 let (name, now) = (&change.key.name, ctx.cluster.clock.now());
-                // One that panics is left out: the others count all the same.
+                // One that panics is left out: the daemon's next status says the same.
                 let _ = isolated_now("nodeimage", name, || {
                     lock(&memory).listen(name, change.old.as_deref(), change.new.as_deref(), now);
                 });

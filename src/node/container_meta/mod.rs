@@ -372,8 +372,56 @@ fn concerns(change: &Change<PodView>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::node::pods::ContainerView;
+
+    /// The runtime panics when it is asked for the container: it may be restarted again, after the pause of one that failed.
+    #[tokio::test]
+    async fn a_restart_that_panics_is_one_that_failed() {
+        let service = tower::service_fn(|_: http::Request<kube::client::Body>| {
+            std::future::ready(
+                http::Response::builder()
+                    .status(500)
+                    .body(kube::client::Body::empty()),
+            )
+        });
+        let ctx = Context::of(kube::Client::new(service, "default"));
+        let (keys, mut again) = mpsc::unbounded_channel();
+        let (key, id) = (Key::namespaced("team", "web"), "containerd://id");
+        let pod = PodView {
+            namespace: "team".to_owned(),
+            name: "web".to_owned(),
+            meta: Some(Box::new(MetaView {
+                updating: true,
+                ..MetaView::default()
+            })),
+            ..PodView::default()
+        };
+        let shared = Arc::new(Shared {
+            ctx,
+            pods: Mirror::of([(key.clone(), pod)]),
+            env: true,
+            memories: Mutex::new([(key.clone(), Memory::default())].into()),
+            start: Instant::now(),
+            keys,
+        });
+        let pod = shared.pods.get(&key).unwrap();
+        let counted = || {
+            let result = [("result", "panic".to_owned())];
+            metrics().environment_restarts.get_or_create(&result).get()
+        };
+        let before = counted();
+        shared.begin_restart(&key, &pod, "main", id);
+        assert_eq!(again.recv().await, Some(key.clone()));
+        assert_eq!(counted(), before + 1);
+        let memories = shared.memories();
+        let restart = memories.get(&key).and_then(|memory| memory.restarts.get(id));
+        assert!(
+            matches!(restart, Some(plan::Restart::Failed(1, _))),
+            "{restart:?}"
+        );
+    }
 
     #[test]
     fn a_container_that_might_not_start_again_keeps_its_environment() {

@@ -337,8 +337,11 @@ impl Duty {
         let step = self.ctx.health.progress.begin(NAME, what, write::DEADLINE);
         self.writes.spawn(async move {
             let _step = step;
-            let written = write::patch_status_merge(&Api::all(client), &name, &patch).await;
-            written.and_then(Stored::object)
+            let api = Api::all(client);
+            let written = isolated(NAME, what, write::patch_status_merge(&api, &name, &patch)).await;
+            written
+                .unwrap_or_else(|panicked| Err(panicked.into()))
+                .and_then(Stored::object)
         });
     }
 
@@ -482,15 +485,20 @@ async fn nap(time: Option<Duration>) {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
+    #![allow(clippy::unwrap_used, clippy::panic)]
     use std::collections::BTreeSet;
+
+    use kube::client::Body;
+    use serde_json::Value;
 
     use super::super::plan::tests::{LIMITS, ask_in, at, go, key};
     use super::super::plan::{Stage, Task};
     use super::*;
     use crate::api::node_image::ImagePullPhase;
+    use crate::cluster::Key;
     use crate::ops::logs::lines_of;
     use crate::ops::metrics::metrics;
+    use crate::ops::panics::injected::panic_at;
 
     fn board() -> Board {
         let tags = ["bad", "good", "plain"].map(|tag| (key(tag), ask_in(tag, tag)));
@@ -573,5 +581,93 @@ mod tests {
         }
         assert!(board.get(&key("bad")).unwrap().is_done());
         assert_eq!(board.panicked(&key("bad"), words, at(5)), Outcome::Stale);
+    }
+
+    /// A duty that works on these asks, the messages of their tags as they are written, and what ends it.
+    fn working(asks: BTreeMap<TagKey, Ask>) -> (UnboundedReceiver<Vec<String>>, tokio_util::sync::DropGuard) {
+        let (written, messages) = mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let written = written.clone();
+            async move {
+                let patch =
+                    request.method() == http::Method::PATCH && request.uri().path().ends_with("/status");
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let mut answer = serde_json::json!({ "metadata": { "name": "n", "uid": "n" }, "spec": {} });
+                if patch {
+                    let status = serde_json::from_slice::<Value>(&body).unwrap()["status"].take();
+                    let messages = messages_of(&status);
+                    answer["status"] = status;
+                    let _ = written.send(messages);
+                }
+                http::Response::builder().body(Body::from(answer.to_string().into_bytes()))
+            }
+        });
+        let ctx = Context::of(kube::Client::new(service, "default"));
+        let shutdown = ctx.shutdown.clone().drop_guard();
+        let (changes_tx, changes) = mpsc::unbounded_channel();
+        let seen = Seen {
+            uid: "n".to_owned(),
+            asks,
+            ..Seen::default()
+        };
+        changes_tx
+            .send(Change {
+                key: Key::cluster("n"),
+                old: None,
+                new: Some(std::sync::Arc::new(seen)),
+            })
+            .unwrap();
+        tokio::spawn(async move {
+            Duty::new(ctx, changes).run().await;
+            drop(changes_tx);
+        });
+        (messages, shutdown)
+    }
+
+    fn messages_of(status: &Value) -> Vec<String> {
+        let status: crate::api::node_image::NodeImageStatus = serde_json::from_value(status.clone()).unwrap();
+        let tags = status::by_tag(&status).into_values();
+        tags.filter_map(|tag| tag.message).collect()
+    }
+
+    async fn within<T>(what: &str, limit: u64, work: impl Future<Output = T>) -> T {
+        let Ok(done) = timeout(Duration::from_secs(limit), work).await else {
+            panic!("{what}: not within {limit} s");
+        };
+        done
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_panic_while_the_status_is_written_is_a_write_that_failed() {
+        let panics = panic_at(NAME, "writing the NodeImage's status");
+        let (mut written, _shutdown) = working([(key("unwritten"), ask_in("unwritten", "a"))].into());
+        let begun = tokio::time::Instant::now();
+        panics.happened(3).await;
+        assert!(
+            begun.elapsed() >= Duration::from_millis(300),
+            "{:?}",
+            begun.elapsed()
+        );
+        assert!(written.try_recv().is_err());
+        drop(panics);
+        within("the status", 600, written.recv()).await.unwrap();
+    }
+
+    /// The runtime panics at each pull: its tries are used up, and the status says why.
+    #[tokio::test(start_paused = true)]
+    async fn a_pull_that_panics_is_a_try_that_failed() {
+        let (mut written, _shutdown) = working([(key("panicking"), ask_in("panicking", "a"))].into());
+        let mut told = Vec::new();
+        within("the end of the pull", 3600, async {
+            while told.last().is_none_or(|last| *last != ["panic: image_status"]) {
+                told.push(written.recv().await.unwrap());
+            }
+        })
+        .await;
+        let tries = "attempt 2 of 3; the last one failed: panic: image_status";
+        assert!(
+            told.iter().flatten().any(|message| message.ends_with(tries)),
+            "{told:?}"
+        );
     }
 }

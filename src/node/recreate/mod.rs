@@ -187,3 +187,142 @@ impl Dispatcher {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic)]
+    use std::sync::Mutex;
+
+    use kube::client::Body;
+    use tokio::sync::mpsc;
+
+    use super::act::{Job, What};
+    use super::plan::{Act, Begin, Status, Urgency, Write};
+    use super::writer::Writer;
+    use super::*;
+    use crate::ops::panics::injected::panic_at;
+
+    /// A node with one Pod and one request for it, whose runtime panics; and the bodies of what is written.
+    fn panicking() -> (Arc<Shared>, Arc<Mutex<Vec<String>>>) {
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let writes = Arc::clone(&written);
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let writes = Arc::clone(&writes);
+            async move {
+                let body = request.into_body().collect_bytes().await.unwrap();
+                writes
+                    .lock()
+                    .unwrap()
+                    .push(String::from_utf8_lossy(&body).into_owned());
+                http::Response::builder().status(500).body(Body::empty())
+            }
+        });
+        let key = Key::namespaced("team", "web");
+        let pod = PodView {
+            namespace: "team".to_owned(),
+            name: "web".to_owned(),
+            ..PodView::default()
+        };
+        let request = Request {
+            uid: "panicking".to_owned(),
+            namespace: "team".to_owned(),
+            name: "again".to_owned(),
+            pod_name: "web".to_owned(),
+            ..Request::default()
+        };
+        let shared = Shared {
+            ctx: Context::of(kube::Client::new(service, "default")),
+            requests: Mirror::of([(Key::namespaced("team", "again"), request)]),
+            pods: Mirror::of([(key, pod)]),
+            start: Instant::now(),
+            board: Board::default(),
+            turns: Turns::default(),
+        };
+        (Arc::new(shared), written)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_round_that_panics_is_made_again_after_growing_pauses() {
+        let (shared, _) = panicking();
+        let key = Key::namespaced("team", "web");
+        let rounds = panic_at(NAME, "team/web");
+        let machine = Machine::new(Arc::clone(&shared), key.clone(), Arc::default());
+        let machine = tokio::spawn(machine.run());
+        rounds.happened(3).await;
+        assert!(shared.start.elapsed() >= Duration::from_secs(3));
+        shared.ctx.shutdown.cancel();
+        assert_eq!(machine.await.unwrap(), key);
+    }
+
+    #[tokio::test]
+    async fn a_stop_that_panics_is_one_that_failed_and_is_tried_again() {
+        let (shared, _) = panicking();
+        let (news_tx, mut news) = mpsc::unbounded_channel();
+        let job = Job {
+            runtime: shared.ctx.runtimes.first().unwrap(),
+            pod: shared.pods.list().remove(0),
+            begin: Begin {
+                key: plan::Key {
+                    request: "panicking".to_owned(),
+                    container: "main".to_owned(),
+                },
+                request: "again".to_owned(),
+                target: "id".to_owned(),
+                first: false,
+                until: None,
+                act: Act {
+                    hook: None,
+                    grace: Duration::from_secs(1),
+                },
+            },
+            news_tx,
+            shared: Arc::clone(&shared),
+        };
+        act::run(job, shared.ctx.stops.try_take("team")).await;
+        let mut last = None;
+        while let Ok(news) = news.try_recv() {
+            last = Some(news.what);
+        }
+        let Some(What::Failed { error, spent }) = last else {
+            panic!("{last:?}");
+        };
+        assert_eq!(
+            (error.to_string().as_str(), error.retryable(), spent),
+            ("panic: stop_container", true, Duration::ZERO)
+        );
+        assert!(shared.ctx.stops.try_take("team").is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_panic_while_a_status_is_written_is_a_write_that_failed() {
+        let (shared, written) = panicking();
+        let requests = shared.requests.list();
+        let status = Status {
+            message: "written after all".to_owned(),
+            ..Status::default()
+        };
+        let write = Write {
+            request: "panicking".to_owned(),
+            status,
+            urgency: Urgency::Now,
+        };
+        let mut writer = Writer::new(Arc::clone(&shared));
+        let panics = panic_at(NAME, "panicking");
+        writer.want(&[write], &requests, shared.now());
+        writer.start(shared.now());
+        assert!(writer.finished().await.is_none());
+        assert_eq!(panics.times(), 1);
+        drop(panics);
+        assert!(written.lock().unwrap().is_empty());
+        let again = writer.start(shared.now()).unwrap();
+        assert!(again > shared.now().mono, "it is not repeated at once");
+        tokio::time::sleep_until(shared.instant(again)).await;
+        writer.start(shared.now());
+        assert!(writer.finished().await.is_none());
+        let written = written.lock().unwrap();
+        assert!(
+            written.iter().any(|body| body.contains("written after all")),
+            "{written:?}"
+        );
+    }
+}

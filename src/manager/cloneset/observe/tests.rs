@@ -294,3 +294,24 @@ fn what_names_the_uid_is_not_the_cloneset_s_in_another_namespace_or_by_another_n
         assert_eq!(taken_in("n", &owner), [0; 4], "{field} {value}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_panics_when_it_is_taken_in_is_taken_in_again() {
+    let stores = Stores {
+        clone_sets: crate::cluster::Mirror::of([(
+            Key::namespaced("n", "panic"),
+            CloneSetView::from(&*set_of("panic")),
+        )]),
+        ..Stores::empty()
+    };
+    let (mut changes, mut index) = (Changes::new(&stores), Index::default());
+    let panics = crate::ops::panics::injected::panic_at(crate::manager::cloneset::NAME, "CloneSet n/panic");
+    assert!(changes.drain(&mut index).is_empty());
+    let again = changes.next().await.unwrap();
+    assert!(changes.apply(&mut index, again).is_empty());
+    assert_eq!(panics.times(), 2);
+    drop(panics);
+    let again = changes.next().await.unwrap();
+    let concerned = changes.apply(&mut index, again);
+    assert_eq!(concerned, BTreeSet::from([Key::namespaced("n", "panic")]));
+}

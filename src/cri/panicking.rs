@@ -1,0 +1,72 @@
+//! A runtime whose every answer makes its reader panic: what must not end more than one piece of work.
+#![allow(clippy::panic)]
+
+use std::path::Path;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{
+    Bytes, Container, ContainerDetails, ContainerStatus, Error, ExecOutput, Image, PullRequest, Runtime,
+    Version,
+};
+
+/// Answers by the name of containerd.
+pub struct Panicking;
+
+#[async_trait]
+impl Runtime for Panicking {
+    fn name(&self) -> &str {
+        "containerd"
+    }
+
+    fn socket(&self) -> &Path {
+        Path::new("/run/panicking.sock")
+    }
+
+    async fn version(&self) -> Result<Version, Error> {
+        panic!("version")
+    }
+
+    async fn image_status(&self, _: &str) -> Result<Option<Image>, Error> {
+        panic!("image_status")
+    }
+
+    async fn pull_image(&self, _: &PullRequest) -> Result<String, Error> {
+        panic!("pull_image")
+    }
+
+    async fn pull_progress(&self, _: &str) -> Result<Option<Bytes>, Error> {
+        panic!("pull_progress")
+    }
+
+    async fn containers(&self, _: &str) -> Result<Vec<Container>, Error> {
+        panic!("containers")
+    }
+
+    async fn container_status(&self, _: &str) -> Result<Option<ContainerStatus>, Error> {
+        panic!("container_status")
+    }
+
+    async fn container_details(&self, _: &str) -> Result<Option<ContainerDetails>, Error> {
+        panic!("container_details")
+    }
+
+    async fn stop_container(&self, _: &str, _: Duration) -> Result<(), Error> {
+        panic!("stop_container")
+    }
+
+    async fn exec_sync(
+        &self,
+        _: &str,
+        _: &[String],
+        _: Duration,
+        _: usize,
+    ) -> Result<Option<ExecOutput>, Error> {
+        panic!("exec_sync")
+    }
+
+    async fn pod_ips(&self, _: &str) -> Result<Vec<String>, Error> {
+        panic!("pod_ips")
+    }
+}
