@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
+use super::known_fields::KnownFields;
 use super::review::{Decision, LONGEST_FIELD, LONGEST_VALUE, Problems, Request, cut};
 use super::selector;
 use crate::api::cloneset::{NO_ROOM, texts};
@@ -222,56 +223,14 @@ pub(super) fn fill_in(asked: &Request, answer: Option<Result<Answer, cluster::Er
     Decision::Allow { object, warnings }
 }
 
-/// Annotation with the manifest that `kubectl apply` applied last.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-
 /// What is refused where unknown fields are to be, in the API server's words: those that are new.
-pub(super) fn strictly(asked: &Request, unknown: &[String]) -> Option<String> {
-    let new = new_fields(asked, unknown);
+pub(super) fn strictly(known: &KnownFields, unknown: &[String]) -> Option<String> {
+    let new = known.new_among(unknown);
     let fields = new.iter().take(TOLD);
     let fields: Vec<_> = fields
         .map(|field| format!("unknown field \"{}\"", cut(field, LONGEST_FIELD)))
         .collect();
     (!fields.is_empty()).then(|| format!("strict decoding error: {}", fields.join(", ")))
-}
-
-/// Those of the fields that are new for sure. They are not stored, here or by OpenKruise, so on an update only the
-/// manifest that was applied last can tell; without one none is.
-pub(super) fn new_fields<'a>(asked: &Request, unknown: &'a [String]) -> Vec<&'a String> {
-    let Some(old) = &asked.old else {
-        return unknown.iter().collect();
-    };
-    let last = old["metadata"]["annotations"][LAST_APPLIED].as_str();
-    let last = last.and_then(|text| serde_json::from_str::<Value>(text).ok());
-    let Some(last) = last else { return Vec::new() };
-    let mut applied = HashSet::new();
-    fields("spec", &last["spec"], &mut applied);
-    let new = |field: &&String| !applied.contains(&without_indexes(field));
-    unknown.iter().filter(new).collect()
-}
-
-/// The paths of all fields of `value`, which `path` leads to.
-fn fields(path: &str, value: &Value, into: &mut HashSet<String>) {
-    match value {
-        Value::Object(map) => {
-            for (key, value) in map {
-                let path = format!("{path}.{key}");
-                fields(&path, value, into);
-                into.insert(path);
-            }
-        }
-        Value::Array(items) => items.iter().for_each(|item| fields(path, item, into)),
-        _ => {}
-    }
-}
-
-/// `spec.containers[0].name` as `spec.containers.name`.
-fn without_indexes(path: &str) -> String {
-    let mut parts = path.split('[');
-    let first = parts.next().unwrap_or_default().to_owned();
-    parts.fold(first, |path, part| {
-        path + part.split_once(']').map_or(part, |(_, rest)| rest)
-    })
 }
 
 /// What an update replaces where Pods must stay, and which changes they can take.

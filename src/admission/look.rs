@@ -16,6 +16,7 @@ use super::cloneset::Owned;
 use super::connections::Caller;
 use super::container_recreate_request::{Seen, Target};
 use super::deletion::{Claim, Kept, is_active, is_bound};
+use super::known_fields::KnownFields;
 use super::review::{LONGEST_VALUE, Request, cut};
 use super::room::Quota;
 use super::{Options, cloneset};
@@ -200,25 +201,30 @@ impl Look {
     /// What the API server says to the templates of a CloneSet, if they are new.
     pub async fn templates(&self, asked: &Request) -> Option<Result<Answer, cluster::Error>> {
         let templates = cloneset::new_templates(asked)?;
-        let answer = self.ask(asked, templates).await;
+        // For both questions: the webhook's own time is not much longer.
+        let until = Deadline::after(CHECK);
+        let answer = self.ask(asked, templates, until).await;
         let Ok(Answer::Good { unknown, .. }) = &answer else {
             return Some(answer);
         };
-        if !asked.strict || cloneset::new_fields(asked, unknown).is_empty() {
+        if !asked.strict || unknown.is_empty() {
             return Some(answer);
         }
-        let misspelled = self.misspelled(asked).await;
+        let known = KnownFields::of(asked);
+        if known.new_among(unknown).is_empty() {
+            return Some(answer);
+        }
+        let misspelled = self.misspelled(asked, until).await;
         let why = misspelled
             .ok()
-            .and_then(|fields| cloneset::strictly(asked, &fields));
+            .and_then(|fields| cloneset::strictly(&known, &fields));
         // Without an answer there is a warning.
         Some(why.map_or(answer, |why| Ok(Answer::Bad(why))))
     }
 
-    async fn misspelled(&self, asked: &Request) -> Result<Vec<String>, cluster::Error> {
+    async fn misspelled(&self, asked: &Request, until: Deadline) -> Result<Vec<String>, cluster::Error> {
         let templates = self.whole(asked, cloneset::templates(&asked.object["spec"]));
-        let fields = pod_template::misspelled(&self.cluster, &asked.namespace, &templates);
-        let until = Deadline::after(GLANCE);
+        let fields = pod_template::misspelled(&self.cluster, &asked.namespace, templates);
         self.request(("create", "PodTemplate", LIGHT), until, Box::pin(fields))
             .await
     }
@@ -230,7 +236,8 @@ impl Look {
         if !cloneset::keeps_pods(&asked.object) || old["template"] == asked.object["spec"]["template"] {
             return None;
         }
-        let template = match self.ask(asked, cloneset::templates(old)).await {
+        let until = Deadline::after(CHECK);
+        let template = match self.ask(asked, cloneset::templates(old), until).await {
             Ok(Answer::Good { templates, .. }) => templates.template,
             _ => old["template"].clone(),
         };
@@ -289,10 +296,14 @@ impl Look {
         }
     }
 
-    async fn ask(&self, asked: &Request, templates: Templates) -> Result<Answer, cluster::Error> {
+    async fn ask(
+        &self,
+        asked: &Request,
+        templates: Templates,
+        until: Deadline,
+    ) -> Result<Answer, cluster::Error> {
         let templates = self.whole(asked, templates);
         let answer = pod_template::ask(&self.cluster, &asked.namespace, templates, self.defaults);
-        let until = Deadline::after(CHECK);
         self.request(("create", "PodTemplate", LIGHT), until, Box::pin(answer))
             .await
     }

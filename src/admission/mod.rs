@@ -16,6 +16,7 @@ pub mod fuzzing;
 #[cfg(test)]
 mod hostile;
 mod image_pull_job;
+mod known_fields;
 mod look;
 mod node_image;
 mod review;

@@ -159,6 +159,12 @@ pub const SYSTEM_NAMESPACE: &str = "kruise-system";
 pub const EVENT_PULL_SUCCEEDED: &str = "PullImageSucceed";
 /// Event reason: an image could not be pulled.
 pub const EVENT_PULL_FAILED: &str = "PullImageFailed";
+/// Message of a tag whose pull was given up at its deadline; OpenKruise's, to the letter.
+pub const DEADLINE_EXCEEDED: &str = "pulling exceeds the activeDeadlineSeconds";
+/// Event reason of ours: the API server does not take what a job asks of a node, or the NodeImage has no room for it.
+pub const EVENT_NODE_IMAGE_REFUSED: &str = "FailedUpdateNodeImage";
+/// Event reason of ours: an object, or a part of it, holds what no reader takes.
+pub const EVENT_UNREADABLE: &str = "Unreadable";
 /// Event reason: the last attempt of a pull that was given up at its deadline failed; of ours.
 pub const EVENT_ATTEMPT_FAILED: &str = "PullImageAttemptFailed";
 /// Event reason: a container is being stopped.

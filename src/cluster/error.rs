@@ -85,6 +85,20 @@ impl Error {
         }
     }
 
+    /// Whether it is about an object of that kind; `plural` is what the API server calls them.
+    #[must_use]
+    pub fn is_about(&self, of_kind: &str, plural: &str) -> bool {
+        match self {
+            Self::Api(status) => status.details.as_ref().is_some_and(|about| about.kind == plural),
+            Self::Name { kind, .. }
+            | Self::Namespace { kind, .. }
+            | Self::Timeout { kind, .. }
+            | Self::Crowded { kind, .. }
+            | Self::Unreadable { kind, .. } => kind == of_kind,
+            _ => false,
+        }
+    }
+
     fn reason(&self) -> &str {
         match self {
             Self::Api(status) => &status.reason,

@@ -51,8 +51,9 @@ pub struct Events {
     queue: mpsc::Sender<Note>,
 }
 
-/// Events that wait to be written; more are dropped and counted, for no event is worth a stall.
-const QUEUE: usize = 256;
+/// Events that wait to be written, as many as client-go's recorder keeps; more are dropped and counted, for no event is
+/// worth a stall.
+const QUEUE: usize = 1000;
 /// How many past events are remembered to count their repeats.
 const REMEMBERED: usize = 1024;
 /// What goes before the latest of many texts that are one event, in the words of client-go.
@@ -162,6 +163,7 @@ async fn publish_one(writer: &Writer, mut note: Note, past: &mut Recent<Repeat, 
         &*known
     });
     if !told.now {
+        metrics().events_held_back.inc();
         return;
     }
     match writer.publish(&note, known).await {

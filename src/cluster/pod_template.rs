@@ -83,11 +83,7 @@ pub async fn ask(
     defaults: Defaults,
 ) -> Result<Answer, Error> {
     stored::prepare(&mut asked.template, defaults);
-    // A template may be large: no more of it is kept while the answer is waited for.
-    let (body, kept) = {
-        let (body, kept) = body(&asked);
-        (body.to_string(), kept)
-    };
+    let (body, kept) = as_text(&asked);
     let api: Api<PodTemplate> = Api::namespaced(cluster.client.clone(), namespace);
     match write::dry_run(&api, body).await {
         Ok(answer) => Ok(read_back(&asked, &kept, answer, defaults)),
@@ -113,14 +109,21 @@ pub async fn ask(
 ///
 /// # Errors
 /// When there is no answer.
-pub async fn misspelled(cluster: &Cluster, namespace: &str, asked: &Templates) -> Result<Vec<String>, Error> {
-    let (body, kept) = body(asked);
+pub async fn misspelled(cluster: &Cluster, namespace: &str, asked: Templates) -> Result<Vec<String>, Error> {
+    let (body, kept) = as_text(&asked);
+    drop(asked);
     let api: Api<PodTemplate> = Api::namespaced(cluster.client.clone(), namespace);
-    match write::dry_run_strict(&api, body.to_string()).await {
+    match write::dry_run_strict(&api, body).await {
         Err(Error::Api(status)) => Ok(unknown_fields(&status.message, &kept)),
         Err(why) => Err(why),
         Ok(_) => Ok(Vec::new()),
     }
+}
+
+/// The object to make in a dry run. A template may be large: no more of it is kept while the answer is waited for.
+fn as_text(asked: &Templates) -> (String, Vec<usize>) {
+    let (body, kept) = body(asked);
+    (body.to_string(), kept)
 }
 
 /// The fields that a strict decoding error names, where the user has them.

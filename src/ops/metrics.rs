@@ -57,6 +57,8 @@ pub struct Metrics {
     pub daemon_fenced: Family<Labels<1>, Gauge>,
     /// Events that were not written because the queue was full or the API server refused.
     pub events_dropped: Counter,
+    /// Events that were not written because their object had many in a short time.
+    pub events_held_back: Counter,
     /// Calls to the container runtime by `method` and `result`, in seconds.
     pub cri_calls: Durations<2>,
     /// Image pulls from their start to their end by `result`, in seconds.
@@ -114,6 +116,7 @@ impl Metrics {
             panics: Family::default(),
             daemon_fenced: Family::default(),
             events_dropped: Counter::default(),
+            events_held_back: Counter::default(),
             cri_calls: Family::new_with_constructor(call_seconds),
             image_pulls: Family::new_with_constructor(work_seconds),
             image_pull_queue: Gauge::default(),
@@ -179,8 +182,13 @@ impl Metrics {
         );
         r.register(
             "events_dropped",
-            "Events that were not written",
+            "Events that were not written because the queue was full or the API server refused",
             self.events_dropped.clone(),
+        );
+        r.register(
+            "events_held_back",
+            "Events that were not written because their object had many in a short time",
+            self.events_held_back.clone(),
         );
     }
 

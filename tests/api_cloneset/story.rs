@@ -26,6 +26,8 @@ async fn a_description_reads_as_a_story() {
     until(&field.sets(), "web", "stuck at an image", waits).await;
     field.edit("web", json!({ "spec": { "replicas": 2 } })).await;
     field.event("SuccessfulDelete", "web").await;
+    let two = |set: &kruise::api::cloneset::CloneSet| set.status.as_ref().is_some_and(|s| s.replicas == 2);
+    until(&field.sets(), "web", "of two Pods", two).await;
     let text = field.described("web");
     println!("{text}");
     let mut rest = text.as_str();

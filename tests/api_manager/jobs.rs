@@ -318,5 +318,5 @@ async fn a_node_that_can_hold_no_more_images_fails_and_says_so() {
     assert_eq!(counts(&ended), (2, 0, 1, 1));
     assert_eq!(ended.status.unwrap().failed_nodes, ["full-1"]);
     let events = Api::<Event>::namespaced(admin.client.clone(), "default");
-    until_event(&events, "full", "PullImageFailed").await;
+    until_event(&events, "full", "FailedUpdateNodeImage").await;
 }

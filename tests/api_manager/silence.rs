@@ -4,7 +4,7 @@
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Event, Node};
 use kruise::api::container_recreate_request::ContainerRecreateRequest;
 use kruise::api::node_image::{ImageTagStatus, NodeImage};
 use kruise::cluster::Cluster;
@@ -12,6 +12,7 @@ use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::etcd::etcd;
+use crate::jobs::until_event;
 use crate::requests::create;
 use crate::world::{PATIENCE, api, merge_status, node, pod, until, world};
 
@@ -137,5 +138,11 @@ async fn a_node_that_is_not_ready_and_says_nothing_fails_its_tags_after_a_minute
         tag(&images.get("well").await.unwrap()),
         None,
         "a node that is ready is given ten minutes"
+    );
+    let events = Api::<Event>::namespaced(admin.client.clone(), "default");
+    let event = until_event(&events, "lost", "PullImageFailed").await;
+    assert_eq!(
+        event.message.as_deref(),
+        Some("Failed to pull image silence:1 on node lost for node has not responded for a long time")
     );
 }

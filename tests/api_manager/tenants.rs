@@ -143,7 +143,7 @@ async fn a_tenant_with_many_images_leaves_room_on_the_node_for_others() {
     let ended = until(&greedy, "one-more", "ended", completed).await;
     assert_eq!(ended.status.unwrap().failed_nodes, ["crowded-1"]);
     let events = Api::<Event>::namespaced(admin.client.clone(), "greedy");
-    let event = until_event(&events, "one-more", "PullImageFailed").await;
+    let event = until_event(&events, "one-more", "FailedUpdateNodeImage").await;
     let message = event.message.unwrap_or_default();
     assert!(
         message.contains("namespace greedy would hold 193 of its 256 images"),

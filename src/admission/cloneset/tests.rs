@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use super::*;
+use crate::admission::known_fields::LAST_APPLIED;
 use crate::admission::review::Object;
 
 fn spec() -> Value {
@@ -102,14 +103,21 @@ fn unknown_fields_that_were_applied_before_are_not_refused() {
     };
     let applied = update(Some(json!({ "spec": old }).to_string()));
     assert_eq!(
-        strictly(&applied, &unknown).unwrap(),
+        strictly(&KnownFields::of(&applied), &unknown).unwrap(),
         "strict decoding error: unknown field \"spec.template.spec.containers[1].imagee\""
     );
-    assert_eq!(strictly(&applied, &unknown[..1]), None);
+    assert_eq!(strictly(&KnownFields::of(&applied), &unknown[..1]), None);
     for last in [None, Some("{".to_owned())] {
-        assert_eq!(strictly(&update(last), &unknown), None);
+        assert_eq!(strictly(&KnownFields::of(&update(last)), &unknown), None);
     }
-    let created = strictly(&request(new.clone(), None), &unknown).unwrap();
+    // Stored while no webhook served.
+    let mut stored = update(Some("{}".to_owned()));
+    stored.old = Some(Object::of(json!({
+        "metadata": { "annotations": { LAST_APPLIED: "{}" } }, "spec": new,
+    })));
+    assert_eq!(strictly(&KnownFields::of(&stored), &unknown), None);
+    let created = KnownFields::of(&request(new.clone(), None));
+    let created = strictly(&created, &unknown).unwrap();
     assert!(created.contains("readynessProbe\", unknown field"), "{created}");
 }
 

@@ -18,7 +18,7 @@ const WINDOW: Duration = Duration::from_secs(600);
 const EACH: Duration = Duration::from_secs(60);
 /// So many events with one reason may be written of an object at a time.
 const OF_A_REASON: u32 = 10;
-/// So many events may be written of an object at a time; warnings and others each.
+/// So many events may be written of an object at a time; of failures and of others each.
 const OF_AN_OBJECT: u32 = 25;
 /// How many reasons of objects, and objects, are remembered.
 const REMEMBERED: usize = 4096;
@@ -89,7 +89,9 @@ impl Pace {
         } = event;
         let one: (&str, &str, EventType, &str) = (component, uid, *type_, reason);
         let of_reason = self.reasons.entry(self.hasher.hash_one(one));
-        let of_object = self.objects.entry(self.hasher.hash_one((uid, type_)));
+        // One of OpenKruise's failures is of type Normal.
+        let failure = *type_ == EventType::Warning || reason.starts_with("Failed");
+        let of_object = self.objects.entry(self.hasher.hash_one((uid, failure)));
         if of_reason
             .since
             .is_none_or(|since| now.duration_since(since) > WINDOW)

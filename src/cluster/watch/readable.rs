@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use super::Key;
+use crate::api::keys;
 use crate::cluster::{EventType, Events};
 
 /// What an object is read as: the type of its kind, or one that leaves parts of it unread.
@@ -96,7 +97,7 @@ impl Named {
             events.publish(
                 reference,
                 EventType::Warning,
-                "Unreadable",
+                keys::EVENT_UNREADABLE,
                 "Reading",
                 why.to_owned(),
             );

@@ -14,10 +14,6 @@ use crate::api::cloneset::{CloneSet, CloneSetStatus};
 use crate::cluster::{Error, EventType, write};
 use crate::ops::metrics::metrics;
 
-/// Of a pass, that many acts of each reason are told one by one: of more events in a while the recorder writes the latest
-/// only, as client-go's does.
-const ONE_BY_ONE: usize = 12;
-
 /// What acts have come to: an event for each, as OpenKruise has them.
 #[derive(Default)]
 pub struct Tally {
@@ -74,10 +70,13 @@ fn done(act: &Act) -> Option<(&'static str, String)> {
 
 /// The same of an act that failed.
 fn failed(act: &Act, error: &Error) -> (&'static str, String) {
+    let of_claim = error.is_about("PersistentVolumeClaim", "persistentvolumeclaims");
     let (name, error) = (name(act), error.words());
     match act {
-        // OpenKruise adds the Pod as JSON; its name alone would make each try another event.
+        // OpenKruise adds the object as JSON; its name alone would make each try another event.
+        Act::CreatePod { .. } if of_claim => ("FailedCreate", format!("failed to create pvc: {error}")),
         Act::CreatePod { .. } => ("FailedCreate", format!("failed to create pod: {error}")),
+        Act::DeletePod { .. } if of_claim => ("FailedDelete", format!("failed to delete pvc: {error}")),
         Act::DeletePod { .. } => ("FailedDelete", format!("failed to delete pod {name}: {error}")),
         Act::DeleteClaim { .. } => ("FailedDelete", format!("failed to clean up PVC {name}: {error}")),
         Act::PatchClaim(_) => ("FailedUpdate", format!("failed to update PVC {name}: {error}")),
@@ -201,15 +200,8 @@ pub fn tell(work: &Work<'_>, tally: Tally, planned: Vec<Event>, memory: &mut Mem
     let new: Vec<Event> = new.cloned().collect();
     memory.said = planned.into_iter().map(|event| event.message).collect();
     let events = &work.ctx.cluster.events;
-    let mut told: BTreeMap<_, usize> = BTreeMap::new();
     for event in tally.events().into_iter().chain(new) {
         let (reason, message) = (event.reason, &event.message);
-        let number = told.entry(reason).or_default();
-        *number += 1;
-        if *number > ONE_BY_ONE {
-            tracing::debug!(set = %work.name, reason, "{message}");
-            continue;
-        }
         match event.warning {
             true => tracing::warn!(set = %work.name, reason, "{message}"),
             false => tracing::info!(set = %work.name, reason, "{message}"),
@@ -220,12 +212,6 @@ pub fn tell(work: &Work<'_>, tally: Tally, planned: Vec<Event>, memory: &mut Mem
             EventType::Normal
         };
         events.publish(about(work), type_, reason, "Reconcile", event.message);
-    }
-    for (reason, number) in told {
-        let more = number.saturating_sub(ONE_BY_ONE);
-        if more > 0 {
-            tracing::info!(set = %work.name, reason, "and {more} more");
-        }
     }
 }
 

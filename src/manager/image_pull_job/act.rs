@@ -349,8 +349,13 @@ impl Writer {
         let note = format!("cannot add the image to NodeImage {node}: {words}");
         index.refused(&wish.uid, node, words);
         let about = owner(&wish.job);
-        self.events
-            .publish(about, EventType::Warning, keys::EVENT_PULL_FAILED, "Assign", note);
+        self.events.publish(
+            about,
+            EventType::Warning,
+            keys::EVENT_NODE_IMAGE_REFUSED,
+            "Assign",
+            note,
+        );
     }
 }
 

@@ -74,7 +74,7 @@ pub async fn carry_out(
             let body = json!({ "metadata": { "labels": labels } });
             write::patch_merge(&api, name, &body).await.map(|_| ())
         }
-        Act::Remove(removal) => remove(&api, name, &removal).await,
+        Act::Remove(removal) => remove(ctx, &api, name, &removal).await,
         Act::Fail(failures) => fail(ctx, &api, name, &failures, now).await,
     };
     match done {
@@ -90,10 +90,11 @@ async fn create(api: &Api<NodeImage>, name: &str, labels: BTreeMap<String, Strin
 }
 
 /// Removes tags of exactly the version that was decided on, and images that are left without any.
-async fn remove(api: &Api<NodeImage>, name: &str, removal: &Removal) -> Result<(), Error> {
+async fn remove(ctx: &Context, api: &Api<NodeImage>, name: &str, removal: &Removal) -> Result<(), Error> {
     let Some(object) = write::get(api, name).await? else {
         return Ok(());
     };
+    let mut unreadable = Vec::new();
     let mut images = Map::new();
     for (image, spec) in &object.spec.images {
         let mut left = spec.clone();
@@ -101,7 +102,14 @@ async fn remove(api: &Api<NodeImage>, name: &str, removal: &Removal) -> Result<(
             let same = |(i, tag, version): &(String, String, i64)| {
                 i == image && *tag == t.tag && *version == t.version
             };
-            !removal.tags.iter().any(same)
+            let removed = removal.tags.iter().any(same);
+            if let Some(why) = t.unreadable.as_deref().filter(|_| removed) {
+                unreadable.push(format!(
+                    "removed {}, which cannot be read: {why}",
+                    join(image, &t.tag)
+                ));
+            }
+            !removed
         });
         for tag in &mut left.tags {
             let gone = |uid: &str| {
@@ -134,7 +142,13 @@ async fn remove(api: &Api<NodeImage>, name: &str, removal: &Removal) -> Result<(
         "metadata": { "resourceVersion": object.metadata.resource_version },
         "spec": { "images": images },
     });
-    write::patch_merge(api, name, &body).await.map(|_| ())
+    write::patch_merge(api, name, &body).await?;
+    for note in unreadable {
+        tracing::warn!(node = name, "NodeImage: {note}");
+        let (about, events) = (object.object_ref(&()), &ctx.cluster.events);
+        events.publish(about, EventType::Warning, keys::EVENT_UNREADABLE, "Remove", note);
+    }
+    Ok(())
 }
 
 /// Marks tags as failed on behalf of a daemon that says nothing.
@@ -178,7 +192,10 @@ async fn fail(
             reason = failure.message,
             "marked the pull as failed: kruise-daemon does not respond"
         );
-        let note = format!("Image {image} {}", failure.message);
+        let note = format!(
+            "Failed to pull image {image} on node {name} for {}",
+            failure.message
+        );
         for owner in owners {
             ctx.cluster.events.publish(
                 owner,

@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 
+use crate::api::keys;
 use crate::api::node_image::ReferenceObject;
 use crate::manager::view::{NodeImageView, NodeView, Owner, TagStatusView, TagView};
 
 /// Message of a tag whose daemon says nothing; upstream's.
 pub const NO_RESPONSE: &str = "node has not responded for a long time";
-/// Message of a tag that is still being pulled long after its own deadline; upstream's.
-pub const DEADLINE: &str = "pulling exceeds the activeDeadlineSeconds";
 
 /// Time spans that the decisions depend on.
 #[derive(Clone, Copy, Debug)]
@@ -304,7 +303,7 @@ fn given_up(
     if let Some(seconds) = tag.deadline {
         let limit = SignedDuration::from_secs(seconds).saturating_add(rules.response);
         if first.due(add(created, limit), now) {
-            return Some(DEADLINE);
+            return Some(keys::DEADLINE_EXCEEDED);
         }
     }
     // While pulls of a node go on, one of them ends within the longest budget, and the daemon says so.

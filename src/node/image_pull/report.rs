@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Resource;
 
 use super::plan::status::waits_for;
-use super::plan::{Board, DEADLINE_EXCEEDED, Limits, Stage, TagKey, Task};
-use crate::api::keys::{EVENT_ATTEMPT_FAILED, EVENT_PULL_FAILED, EVENT_PULL_SUCCEEDED};
+use super::plan::{Board, Limits, Stage, TagKey, Task};
+use crate::api::keys::{DEADLINE_EXCEEDED, EVENT_ATTEMPT_FAILED, EVENT_PULL_FAILED, EVENT_PULL_SUCCEEDED};
 use crate::api::node_image::{ImagePullPhase, ImageTagStatus, NodeImage};
 use crate::cluster::{EventType, Events};
 use crate::node::live;

@@ -121,7 +121,8 @@ fn work(view: &View<'_>, early: bool, draft: &mut Draft) {
     }
     for pod in &view.pods {
         if let Some(needed) = pending.remove(&pod.uid) {
-            draft.patch(view, pod, needed.why, needed.writes);
+            let to = view.revision_of(pod).map(|revision| revision.name.as_str());
+            draft.update(view, pod, to, (needed.why, needed.writes));
         }
     }
 }

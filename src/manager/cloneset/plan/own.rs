@@ -12,7 +12,8 @@ use crate::manager::view::matches;
 
 /// What became of the Pods.
 pub(super) struct Claimed {
-    /// Whether some are being adopted, so that it is too early to count.
+    /// Whether some are being adopted, or will be, so that it is too early to count: a Pod that is made in the place of one
+    /// that was not adopted at once would have that one deleted.
     pub early: bool,
     /// Whether some are yet to be adopted, now or later.
     pub orphans: bool,
@@ -59,7 +60,8 @@ pub(super) fn claim(view: &mut View<'_>, draft: &mut Draft) -> Claimed {
                     writes: vec![write],
                     claims: volumes::orphans(view, pod),
                 };
-                claimed.early |= draft.act(view, adopt);
+                claimed.early |= !view.given_up(&adopt.subject());
+                draft.act(view, adopt);
                 claimed.orphans = true;
             }
             _ => {}

@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 
+use crate::api::keys;
 use crate::api::node_image::ImageTagStatus;
 
 pub use board::Board;
@@ -29,8 +30,6 @@ const STALLED: SignedDuration = SignedDuration::from_secs(600);
 /// An attempt that lasts longer, which is upstream's limit where a tag names none, does not keep its slot from a namespace
 /// that has none, whatever its registry sends.
 const LASTING: SignedDuration = SignedDuration::from_secs(600);
-/// Upstream's words, which clients match. Where an attempt had failed, its error follows, which is ours.
-pub(super) const DEADLINE_EXCEEDED: &str = "pulling exceeds the activeDeadlineSeconds";
 
 /// Names a task: the image as the NodeImage has it, and its tag or digest.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -296,7 +295,9 @@ fn verdict(task: &Task, now: Timestamp) -> Verdict {
     match &task.stage {
         Stage::Done(_) => Verdict::Over,
         _ if task.ask.image.is_err() => Verdict::GiveUp(task.ask.image.clone().err().unwrap_or_default()),
-        _ if no_time || deadline.is_some_and(|d| now >= d) => Verdict::GiveUp(DEADLINE_EXCEEDED.to_owned()),
+        _ if no_time || deadline.is_some_and(|d| now >= d) => {
+            Verdict::GiveUp(keys::DEADLINE_EXCEEDED.to_owned())
+        }
         Stage::Running { .. } => Verdict::Running(deadline),
         Stage::BackOff { until } if now < *until => {
             Verdict::Pause(deadline.map_or(*until, |d| d.min(*until)))

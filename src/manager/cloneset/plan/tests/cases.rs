@@ -288,6 +288,29 @@ fn a_cloneset_is_new_until_it_has_all_orphans() {
     assert_eq!(world.pods.len(), 5);
 }
 
+/// Nothing is made while an adoption is only late: the Pods of a Deployment would be deleted for it.
+#[test]
+fn an_adoption_that_fails_at_first_costs_no_pod() {
+    let mut world = World::new(spec(false, false));
+    settle(&mut world);
+    let before: Vec<String> = world.pods.keys().cloned().collect();
+    world.orphan();
+    (world.failing, world.fault) = (2, Fault::Refused);
+    world.reconcile();
+    assert_eq!(world.failing, 0);
+    let (_, plan) = world.reconcile();
+    assert!(plan.acts.is_empty(), "{:?}", plan.acts);
+    world.now = plan.wake.unwrap();
+    settle(&mut world);
+    assert!(
+        before.iter().eq(world.pods.keys()),
+        "{before:?}: {:?}",
+        world.pods.keys()
+    );
+    let ours = |pod: &Value| pod["metadata"]["ownerReferences"][0]["uid"] == "set";
+    assert!(world.pods.values().all(ours));
+}
+
 #[test]
 fn what_is_late_says_what_it_waits_for() {
     let mut world = one(spec(false, false));

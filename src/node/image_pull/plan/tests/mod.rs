@@ -243,7 +243,7 @@ fn the_deadline_ends_a_tag_in_every_stage() {
     for tag in ["1", "2"] {
         let status = said(&board, tag);
         assert_eq!(status.phase, ImagePullPhase::Failed);
-        assert!(status.message.unwrap().starts_with(DEADLINE_EXCEEDED));
+        assert!(status.message.unwrap().starts_with(keys::DEADLINE_EXCEEDED));
     }
     assert_eq!(
         board.ended(&begun[1].0, begun[1].1, pulled(), at(5)),
