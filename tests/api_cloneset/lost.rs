@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use kruise::api::cloneset::CloneSet;
 use kube::api::{DynamicObject, Patch};
 use kube::runtime::watcher;
 use serde_json::{Value, json};
@@ -312,4 +313,45 @@ async fn news_that_never_comes_is_not_waited_for() {
     field.set("web", json!({ "replicas": 2 })).await;
     field.settled("web").await;
     assert!(bed.proxy.answered("unheard", "get pods") > 0, "they were read");
+}
+
+/// The watch says still that a ReplicaSet has the Pods, when a CloneSet comes that is to take them over.
+#[tokio::test]
+async fn orphans_that_the_watch_does_not_show_yet_are_adopted() {
+    let bed = shared().await;
+    let field = Field::new(bed.world, "orphaned").await;
+    let sets = field.api("apps", "v1", "ReplicaSet");
+    let labels = json!({ "app": "web" });
+    let containers = json!([{ "name": "app", "image": "example.com/app:1" }]);
+    let template = json!({ "metadata": { "labels": labels }, "spec": { "containers": containers } });
+    let spec = json!({ "selector": { "matchLabels": labels }, "replicas": 2, "template": template });
+    let owner = field
+        .create(&sets, json!({ "metadata": { "name": "web" }, "spec": spec }))
+        .await;
+    let owner = json!([{ "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web",
+        "uid": owner.metadata.uid, "controller": true, "blockOwnerDeletion": true }]);
+    for name in ["web-a", "web-b"] {
+        let metadata = json!({ "name": name, "labels": labels, "ownerReferences": owner });
+        let pod = json!({ "metadata": metadata, "spec": { "containers": containers } });
+        field.create(&field.pods(), pod).await;
+    }
+    let before = identities(&field.pods_of("web").await);
+    // The watch has brought those, too, then.
+    field.set("late", json!({ "replicas": 1 })).await;
+    field.settled("late").await;
+    bed.proxy
+        .lose("orphaned", "watch pods", Loss::Request, 1, usize::MAX);
+    let orphan = [
+        "delete",
+        "replicaset",
+        "web",
+        "--cascade=orphan",
+        "--namespace=orphaned",
+    ];
+    bed.world.plane.kubectl(&orphan).unwrap();
+    let paused = json!({ "replicas": 2, "updateStrategy": { "paused": true } });
+    field.set("web", paused).await;
+    let adopted = |set: &CloneSet| set.status.as_ref().is_some_and(|status| status.replicas == 2);
+    field.status("web", "has both", adopted).await;
+    assert_eq!(identities(&field.pods_of("web").await), before);
 }

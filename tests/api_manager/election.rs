@@ -7,6 +7,7 @@ use kruise::api::node_image::NodeImage;
 use kube::api::Api;
 use serde_json::json;
 
+use crate::manager::Manager;
 use crate::world::{Answer, World, answer, asked, completed, create, job, jobs, nodes, until};
 
 fn holder(lease: &Lease) -> String {
@@ -66,6 +67,27 @@ async fn a_second_replica_takes_over_where_the_first_died() {
     let left = leases.get("kruise-manager").await.unwrap();
     assert_ne!(holder(&left), taken, "it has ended and holds the Lease still");
     handed_over(&leases, "handed over", &taken).await;
+}
+
+/// However long a Lease lasts, an upgrade does not wait for its end.
+#[tokio::test]
+async fn a_replica_that_ends_in_order_is_not_waited_for() {
+    let world = World::new();
+    let admin = world.admin().await;
+    let leases = Api::<Lease>::namespaced(admin.client.clone(), "kruise-system");
+    let long = ["--leader-election-lease-duration=600s".to_owned()];
+    let mut replicas = ["kruise-manager-long-1", "kruise-manager-long-2"]
+        .map(|name| Manager::somewhere_with(&world.plane, name, &long));
+    let [first, second] = &mut replicas;
+    first.start().unwrap();
+    let led = handed_over(&leases, "held", "").await;
+    second.start().unwrap();
+    let lease = leases.get("kruise-manager").await.unwrap();
+    assert_eq!(lease.spec.unwrap().lease_duration_seconds, Some(600));
+    let ended = Instant::now();
+    first.stop().unwrap();
+    handed_over(&leases, "handed over", &led).await;
+    println!("took over after {:?}", ended.elapsed());
 }
 
 #[tokio::test]

@@ -90,6 +90,32 @@ async fn a_request_is_guarded_while_its_pod_is_held_and_cleared_up_in_the_end() 
     until_gone(&requests, "held").await;
 }
 
+/// What a user does, in the version that kubectl asks for; a daemon of OpenKruise says nothing but its phase.
+#[tokio::test]
+async fn kubectl_waits_for_the_end_of_a_request() {
+    let admin = world().admin().await;
+    let requests: Requests = api(&admin);
+    pod(&admin, "waited", "n-waited", json!({}), false).await;
+    for (name, ended, condition) in [
+        ("wait-good", "Succeeded", "Complete"),
+        ("wait-bad", "Failed", "Failed"),
+    ] {
+        create(&requests, name, "waited", json!({})).await;
+        let (condition, request) = (format!("--for=condition={condition}"), format!("crr/{name}"));
+        let wait = ["wait", "--timeout=60s", &condition, &request].map(str::to_owned);
+        let waits = tokio::task::spawn_blocking(move || {
+            let wait = wait.each_ref().map(String::as_str);
+            world().plane.kubectl(&wait)
+        });
+        let now = admin.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let states = json!([{ "name": "app", "phase": ended }]);
+        let over = json!({ "phase": "Completed", "completionTime": now, "containerRecreateStates": states });
+        merge_status(&requests, name, over).await;
+        let said = waits.await.unwrap().unwrap();
+        assert!(said.contains("condition met"), "{name}: {said}");
+    }
+}
+
 #[tokio::test]
 async fn deleting_a_request_lets_its_pod_go() {
     let admin = world().admin().await;

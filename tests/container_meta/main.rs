@@ -87,7 +87,10 @@ async fn only_the_container_whose_environment_changes_is_restarted_and_only_in_a
     assert_eq!(new["plain"], old["plain"]);
     assert_ne!(new["follows"].id, old["follows"].id);
     let said = test.event("Killing", "follows").await;
-    assert_eq!(said, "Stopping containerID follows by container meta restarter");
+    assert_eq!(
+        said,
+        "Stopping containerID containerd://follows by container meta restarter"
+    );
     assert_eq!(test.environments("web-follows"), ["1", "two\nlines=2"]);
     assert_eq!(
         test.writes("web"),

@@ -1,12 +1,15 @@
 //! What each manager tells of the same acts, and what it does about Pods of nobody.
 
 use std::collections::BTreeSet;
+use std::sync::Mutex;
 
+use k8s_openapi::api::core::v1::Event;
 use kruise::api::cloneset::CloneSetStatus;
-use kube::api::ListParams;
+use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
 use xtask::cluster::ControlPlane;
 
+use crate::bed::Bed;
 use crate::charts::{Theirs, take_over};
 use crate::support::connect::connect;
 use crate::support::sets::Sets;
@@ -157,5 +160,43 @@ async fn both_managers_tell_the_same_and_leave_orphans_alone() {
         sets.edit("web", json!({ "spec": { "replicas": 2 } })).await;
         settled(sets, |status| status.replicas == 2).await;
         the_orphan_is_left_alone(sets).await;
+    }
+}
+
+/// What the daemon told that worked first.
+static FIRST: Mutex<Option<BTreeSet<[String; 5]>>> = Mutex::new(None);
+
+/// Compares what the daemon of this bed told with what the other implementation's did of the same work: component, kind,
+/// type, reason and message.
+pub async fn same_of_either_daemon(bed: &Bed) {
+    let events = Api::<Event>::all(bed.client.clone());
+    let events = events.list(&ListParams::default()).await.unwrap().items;
+    let mut told = BTreeSet::new();
+    for event in events {
+        let component = event
+            .source
+            .and_then(|source| source.component)
+            .unwrap_or_default();
+        let message = event.message.unwrap_or_default();
+        let about = event.involved_object.kind.unwrap_or_default();
+        let reason = event.reason.unwrap_or_default();
+        let ours = reason == "PullImageAttemptFailed" || about == "ContainerRecreateRequest";
+        // How long it took, and the error, are of this daemon.
+        let message = match message.split_once(", ecalpsedTime ") {
+            Some((begin, time)) if time.ends_with('s') => format!("{begin}, ecalpsedTime"),
+            _ if reason == "PullImageFailed" => message.split_inclusive(' ').take(2).collect(),
+            _ => message,
+        };
+        // The Go daemon pulls none by digest.
+        if component.starts_with("kruise-daemon") && !ours && !message.contains("sha256:") {
+            told.insert([component, about, event.type_.unwrap_or_default(), reason, message]);
+        }
+    }
+    println!("{told:#?}");
+    assert!(told.len() > 4, "{told:?}");
+    let mut first = FIRST.lock().unwrap();
+    match first.take() {
+        Some(first) => assert_eq!(told, first),
+        None => *first = Some(told),
     }
 }

@@ -1,7 +1,7 @@
 //! One program of each implementation.
 
 use crate::bed::Bed;
-use crate::{told, work};
+use crate::{events, told, work};
 
 /// Installed and led by the Go implementation, with our daemon on the node.
 #[tokio::test]
@@ -15,6 +15,7 @@ async fn our_daemon_serves_the_go_manager() {
     work::recreates_containers(&bed).await;
     told::is_told_and_restarted(&bed).await;
     bed.nothing_was_forbidden();
+    events::same_of_either_daemon(&bed).await;
     daemon.stop().unwrap();
 }
 
@@ -32,5 +33,6 @@ async fn our_manager_leads_the_go_daemon() {
     work::recreates_containers(&bed).await;
     told::is_told_and_restarted(&bed).await;
     bed.nothing_was_forbidden();
+    events::same_of_either_daemon(&bed).await;
     manager.stop().unwrap();
 }

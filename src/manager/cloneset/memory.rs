@@ -66,6 +66,8 @@ struct Unsettled {
 pub struct Memory {
     /// UID of the CloneSet.
     pub uid: String,
+    /// The API server was asked for the Pods of nobody that it selects.
+    pub orphans_known: bool,
     /// What its template stands for, and for which generation that was found out.
     pub wanted: Option<(i64, Wanted)>,
     /// Why it has no revision.

@@ -12,6 +12,7 @@ mod history;
 mod known;
 mod memory;
 mod observe;
+mod orphans;
 pub mod plan;
 mod report;
 pub mod revision;
@@ -202,6 +203,7 @@ async fn measured(work: &Work<'_>, memory: &mut Memory) -> Result<Again, Error> 
 /// Observe, plan, act, report; then say when to look again. `word` is what it came to.
 async fn pass(work: &Work<'_>, memory: &mut Memory, word: &mut &'static str) -> Result<Again, Error> {
     look_up(work).await?;
+    orphans::look_for(work, memory).await?;
     if !work.current() {
         return Ok(Some(Duration::ZERO));
     }

@@ -292,6 +292,13 @@ impl Index {
         take(&mut self.pods, &change.key, at(old), at(new));
     }
 
+    /// Takes in an orphan as the API server itself knows it.
+    pub fn orphan(&mut self, key: &Key, pod: Arc<Pod>) {
+        self.concerned(key, &pod, true, &mut BTreeSet::new());
+        let at = pod_at(key, pod);
+        self.pods.read(key, Some(at), Instant::now());
+    }
+
     fn revision(&mut self, change: &Change<RevisionView>, wake: &mut BTreeSet<Key>) {
         let at = |view: &Option<Arc<RevisionView>>| view.clone().map(|v| revision_at(&change.key, v));
         let (old, new) = (at(&change.old), at(&change.new));

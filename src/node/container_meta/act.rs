@@ -67,7 +67,8 @@ async fn stop(shared: &Shared, key: &Key, pod: &PodView, name: &str, id: &str) -
         return Ok(());
     }
     tracing::info!(pod = %pod.name, namespace = pod.namespace, container = name, id, "restarting container for its new environment");
-    let note = format!("Stopping containerID {name} by container meta restarter");
+    // OpenKruise has the container's name where the ID belongs.
+    let note = format!("Stopping containerID {scheme}://{name} by container meta restarter");
     tell(
         shared,
         pod,
