@@ -349,7 +349,7 @@ async fn orphans_that_the_watch_does_not_show_yet_are_adopted() {
         "--namespace=orphaned",
     ];
     bed.world.plane.kubectl(&orphan).unwrap();
-    let paused = json!({ "replicas": 2, "updateStrategy": { "paused": true } });
+    let paused = json!({ "replicas": 2, "updateStrategy": { "rollingUpdate": { "paused": true } } });
     field.set("web", paused).await;
     let adopted = |set: &CloneSet| set.status.as_ref().is_some_and(|status| status.replicas == 2);
     field.status("web", "has both", adopted).await;
