@@ -1,7 +1,7 @@
 //! What reads text from outside, as functions of bytes: `fuzz/` looks for bytes that break one, and the tests replay
 //! those that it found.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::admission::fuzzing::{conversion, review};
 use crate::api::keys;
+use crate::api::node_image::{ImageSpec, ImageTagStatus, NodeImage, ReferenceObject};
 use crate::cri::Reference;
 use crate::in_place::Template;
 use crate::in_place::complete::progress;
@@ -17,7 +18,10 @@ use crate::in_place::pod::Pod;
 use crate::in_place::refresh::refresh;
 use crate::manager::cloneset::plan::{Observed, plan};
 use crate::manager::cloneset::revision::Revision;
-use crate::node::fuzzing::{hook_answer, node_image, pod};
+use crate::manager::image_pull_job::plan::entry::{Ask, Setting, add, awaits, owned};
+use crate::manager::image_pull_job::plan::job::Job;
+use crate::manager::view::NodeImageView;
+use crate::node::fuzzing::{hook_answer, pod};
 use crate::node::image_pull::plan::keyring::{KEY_CFG, KEY_JSON, Keyring, TYPE_CFG, TYPE_JSON};
 
 /// Takes any bytes, and must neither panic nor take long.
@@ -36,6 +40,81 @@ pub const TARGETS: [(&str, Target); 10] = [
     ("review", review),
     ("revision", revision),
 ];
+
+/// A NodeImage: as the daemon reads it and pulls for it, and as the manager does and asks for more. What a job asks for is
+/// there once it was added, or waits; it is added once.
+fn node_image(data: &[u8]) {
+    crate::node::fuzzing::node_image(data);
+    let Ok(object) = serde_json::from_slice::<NodeImage>(data) else {
+        return;
+    };
+    let (images, status) = (
+        object.spec.images.clone(),
+        object.status.clone().unwrap_or_default(),
+    );
+    let view = NodeImageView::from(object);
+    for tag in &view.tags {
+        assert!(view.tag(&tag.image, &tag.tag).is_some() && view.knows(&tag.image));
+        let _ = view.status_of(tag);
+    }
+    for (image, spec) in &images {
+        let statuses = status.image_statuses.get(image);
+        let statuses = statuses.map_or(&[][..], |of| &of.tags);
+        let tags = spec.tags.iter().map(|tag| tag.tag.as_str());
+        for tag in tags.chain(["another"]) {
+            for asked in ["IfNotPresent", "Always"] {
+                let _ = asked_for(spec, statuses, tag, &job(image, asked));
+            }
+        }
+    }
+}
+
+/// The image's entry, once the job has asked for the tag, if it is not the same.
+fn asked_for(spec: &ImageSpec, statuses: &[ImageTagStatus], tag: &str, job: &Job) -> Option<ImageSpec> {
+    let mode = Some(keys::MODE_BATCH.to_owned());
+    let secret = ReferenceObject {
+        namespace: "n".to_owned(),
+        name: "s".to_owned(),
+        mode,
+    };
+    let ask = Ask {
+        job,
+        secrets: &[secret],
+        ended: &BTreeSet::new(),
+    };
+    let setting = Setting {
+        default_ttl: 300,
+        seed: 0,
+        now: Timestamp::UNIX_EPOCH,
+    };
+    let added = add(Some(spec), statuses, tag, &[ask], setting);
+    let after = added.as_ref().unwrap_or(spec);
+    let there = after
+        .tags
+        .iter()
+        .any(|one| one.tag == tag && owned(one, &job.uid));
+    assert!(
+        there || awaits(Some(spec), statuses, tag, ask).is_some(),
+        "{tag} of {after:?}"
+    );
+    assert_eq!(
+        add(Some(after), statuses, tag, &[ask], setting),
+        None,
+        "added twice"
+    );
+    added
+}
+
+/// A job of this image.
+fn job(image: &str, policy: &str) -> Job {
+    let job = json!({
+        "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob",
+        "metadata": { "name": "j", "namespace": "n", "uid": "j", "creationTimestamp": "2026-01-01T00:00:00Z" },
+        "spec": { "image": image, "imagePullPolicy": policy, "completionPolicy": {} },
+    });
+    let job = serde_json::from_value(job);
+    Job::read(&job.unwrap_or_else(|why| unreachable!("the job above is one: {why}")))
+}
 
 /// The first line, and what follows it.
 fn two(data: &[u8]) -> (String, String) {
@@ -166,6 +245,27 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+
+    /// What the target asserts of jobs is not said of none.
+    #[test]
+    fn the_target_asks_for_tags() {
+        let pulled = json!({ "images": { "i": { "tags": [{ "tag": "1", "createdAt": "2025-01-01T00:00:00Z", "version": 1,
+            "ownerReferences": [{ "kind": "ImagePullJob", "namespace": "other", "name": "o", "uid": "o" }] }] } } });
+        let status = json!({ "desired": 1, "imageStatuses": { "i": { "tags": [{ "tag": "1", "phase": "Pulling", "version": 1 }] } } });
+        let object = json!({ "metadata": { "name": "n" }, "spec": pulled, "status": status });
+        node_image(object.to_string().as_bytes());
+        let object: NodeImage = serde_json::from_value(object).unwrap();
+        let statuses = &object.status.as_ref().unwrap().image_statuses["i"].tags;
+        let added = |tag: &str, policy: &str| {
+            let asked = asked_for(&object.spec.images["i"], statuses, tag, &job("i", policy));
+            asked.map(|spec| spec.tags.len())
+        };
+        assert_eq!(
+            (added("1", "IfNotPresent"), added("2", "Always")),
+            (Some(1), Some(2))
+        );
+        assert_eq!(added("1", "Always"), None, "it waits for the pull that there is");
+    }
 
     #[test]
     fn the_fuzz_corpus_breaks_nothing() {

@@ -5,11 +5,15 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
 use super::container_recreate_request::Seen;
-use super::{cloneset, container_recreate_request, image_pull_job, node_image, wire};
-use crate::api::convert;
+use super::{cloneset, container_recreate_request, deletion, image_pull_job, node_image, wire};
+use crate::api::{convert, names};
 
 /// An `AdmissionReview`, for every kind whatever it says.
 pub fn review(data: &[u8]) {
+    if let Ok((_, Some(going))) = wire::deletion(data) {
+        let name = deletion::protected(&going);
+        assert!(name.is_none_or(names::is_label), "{name:?}");
+    }
     let Ok((_, Some(asked))) = wire::admission(data) else {
         return;
     };

@@ -20,7 +20,9 @@ use tower::ServiceExt;
 #[path = "../../tests/support/shapes.rs"]
 mod shapes;
 
-use shapes::{KINDS, admission_reviews, conversion_reviews, every_shape, full, wrong};
+use shapes::{
+    DELETION, KINDS, admission_reviews, conversion_reviews, deletion_review, every_shape, full, wrong,
+};
 
 use super::connections::Caller;
 use super::look::Look;
@@ -154,7 +156,7 @@ static CLAIM: LazyLock<String> = LazyLock::new(|| {
 });
 
 /// Asks the webhook server, which asks an API server that records what it is asked. It has no nodes, in every namespace one
-/// Pod that is read by its name, `me`, and as many claims as are asked for.
+/// Pod that is read by its name, `me`, and a bound claim; in `ns` as many large ones as are asked for.
 fn on_an_api_server<T: Send + 'static>(
     ask: impl AsyncFnOnce(Router) -> T + Send + 'static,
 ) -> (T, Vec<String>) {
@@ -194,7 +196,10 @@ async fn api_server(asked: &str, body: Vec<u8>) -> (StatusCode, Vec<u8>) {
     }
     if let Some((_, query)) = asked.split_once("/persistentvolumeclaims?") {
         let limit = query.split('&').find_map(|pair| pair.strip_prefix("limit="));
-        let claims = vec![CLAIM.as_str(); limit.unwrap().parse().unwrap()];
+        let claims = match asked.contains("/namespaces/ns/") {
+            true => vec![CLAIM.as_str(); limit.unwrap().parse().unwrap()],
+            false => vec![r#"{"status":{"phase":"Bound"}}"#],
+        };
         let list = format!(r#"{{"metadata":{{}},"items":[{}]}}"#, claims.join(","));
         return (StatusCode::OK, list.into_bytes());
     }
@@ -242,10 +247,7 @@ fn reviews(kind: &str, object: &str, old: &str) -> Vec<(String, String)> {
 
 /// The review of the deletion of a Namespace that is protected by what is in it.
 fn deletion() -> (String, String) {
-    let namespace = json!({ "metadata": { "name": "ns", "labels": { keys::DELETE_PROTECTION: keys::PROTECT_CASCADING } } });
-    let review = json!({ "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
-        "request": { "uid": "u", "kind": { "version": "v1" }, "oldObject": namespace } });
-    ("/validate-namespace".into(), review.to_string())
+    (DELETION.into(), deletion_review("ns").to_string())
 }
 
 fn conversion(objects: &[&str], to: &str) -> (String, String) {
@@ -622,9 +624,15 @@ fn a_review_of_any_shape_is_answered() {
                 count += 1;
             }
         }
+        for body in every_shape(&deletion_review("web"), &wrong) {
+            let (status, said) = answer(&router, DELETION, Body::from(body.clone())).await;
+            assert!([200, 400].contains(&status), "{status} {said:?} to {body}");
+            count += 1;
+        }
         count
     });
     assert!(count > 1000, "{count}");
+    assert!(asked.iter().any(|asked| asked.contains("/namespaces/web/pods?")));
     only_good_requests(&asked);
 }
 
@@ -640,6 +648,17 @@ fn only_good_requests(asked: &[String]) {
             ("GET", ["", "api", "v1", "namespaces", namespace, "pods", name]) => {
                 names::is_label(namespace) && names::is_subdomain(name) && query.is_empty()
             }
+            (
+                "GET",
+                [
+                    "",
+                    "api",
+                    "v1",
+                    "namespaces",
+                    namespace,
+                    "pods" | "persistentvolumeclaims",
+                ],
+            ) => names::is_label(namespace) && query.contains("limit="),
             ("POST", ["", "api", "v1", "namespaces", namespace, "podtemplates"]) => {
                 names::is_label(namespace) && query.trim_start_matches('&') == "dryRun=All"
             }
@@ -688,6 +707,8 @@ fn hostile_names_never_become_part_of_a_request() {
                     }
                 }
             }
+            let body = Body::from(deletion_review(text).to_string());
+            answers.push((DELETION.into(), "", text, answer(&router, DELETION, body).await));
         }
         answers
     });
@@ -703,10 +724,16 @@ fn hostile_names_never_become_part_of_a_request() {
             let good = names::is_label(namespace) && names::is_subdomain(name);
             assert_eq!(said.response.allowed, Some(good), "{said:?}");
         }
+        if path == DELETION {
+            // A name that no Namespace has protects none.
+            let asks = names::is_label(name);
+            assert_eq!(said.response.allowed, Some(!asks), "{said:?}");
+        }
     }
     assert!(
         asked.iter().any(|asked| asked.contains("podtemplates"))
             && asked.iter().any(|asked| asked.contains("/pods/me"))
+            && asked.iter().any(|asked| asked.contains("/namespaces/me/pods?"))
     );
     only_good_requests(&asked);
 }

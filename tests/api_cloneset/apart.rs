@@ -7,6 +7,7 @@ use xtask::cluster::{Options, wait};
 
 use crate::field::{Field, identities};
 use crate::refused::pods_in_mid_update_are_finished;
+use crate::waits;
 use crate::world::{PATIENCE, World, until};
 
 /// Fields of Pods that came after the release that our types are of, each behind a gate of its own.
@@ -158,12 +159,24 @@ fn with_defaults(set: &CloneSet) -> bool {
     spec["dnsPolicy"] == "ClusterFirst" && spec["containers"][0]["imagePullPolicy"] == "Always"
 }
 
+/// Waits until the manager has logged these words about the CloneSet.
+async fn logged(field: &Field, words: &str, set: &str) {
+    let log = field.world.plane.dir().join("kruise-manager.log");
+    waits::logged(&log, words, &format!("set={}/{set}", field.namespace)).await;
+}
+
 /// What was stored without defaults gets them from the manager, and loses nothing.
 async fn defaults_are_stored(field: &Field, before: &State) {
     let set = field
         .status("web", "its defaults are stored", with_defaults)
         .await;
     assert_eq!(state(field, "web").await, *before, "defaults are no change");
+    logged(
+        field,
+        "stored the defaults that the template was stored without",
+        "web",
+    )
+    .await;
     let mut said = template();
     json_patch::merge(&mut said, &set.spec.template);
     assert_eq!(said, set.spec.template, "what was said stays");
@@ -185,15 +198,7 @@ async fn unknown_fields_are_kept(field: &Field) {
         event["message"],
         "unknown fields are left out; look for a misspelling: spec.template.spec.unknown"
     );
-    let log = field.world.plane.dir().join("kruise-manager.log");
-    let words = "template and revision differ in defaults";
-    let said = || {
-        Ok(std::fs::read_to_string(&log)
-            .unwrap()
-            .contains(words)
-            .then_some(()))
-    };
-    wait::until(words, PATIENCE, said).unwrap();
+    logged(field, "template and revision differ in defaults", "odd").await;
     let now = field.sets().get("odd").await.unwrap();
     assert_eq!(now.metadata.generation, odd.metadata.generation);
     assert_eq!(now.spec.template["spec"]["unknown"], json!({ "a": 1 }));

@@ -1,5 +1,6 @@
 //! Each thing that is done to Pods is an event, and so is what is in the way of it.
 
+use kruise::api::cloneset::CloneSet;
 use kruise::api::keys::IMAGE_PRE_DOWNLOAD_CREATED;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
@@ -75,6 +76,49 @@ async fn what_is_done_to_pods_is_told() {
         &prepared,
     )
     .await;
+}
+
+/// What is done to Pods and revisions is in the log, without debug.
+#[tokio::test]
+async fn what_is_done_is_logged() {
+    let field = Field::new(world(), "all-logged").await;
+    let logged = async |words: &str| world().logged(words, "set=all-logged/web").await;
+    let revision = async |words: &str, name: &str| {
+        let object = format!("set=all-logged/web revision=\"{name}\"");
+        assert_eq!(world().logged(words, &object).await, 1, "{words} {name}");
+    };
+    let update = |set: &CloneSet| set.status.as_ref().unwrap().update_revision.clone();
+    let in_place = json!({ "rollingUpdate": { "podUpdatePolicy": "InPlaceIfPossible" } });
+    let spec = json!({ "replicas": 2, "revisionHistoryLimit": 1, "updateStrategy": in_place });
+    field.set("web", spec).await;
+    let first = update(&field.settled("web").await);
+    revision("created a revision", &first).await;
+    let pods: Vec<_> = field.pods_of("web").await.iter().map(name).collect();
+    for pod in &pods {
+        assert_eq!(logged(&format!("succeed to create pod {pod} ")).await, 1);
+    }
+
+    field.image("web", "example.com/app:2").await;
+    let second = update(&field.settled("web").await);
+    revision("created a revision", &second).await;
+    for pod in &pods {
+        let words = format!("successfully update pod {pod} in-place(revision {second})");
+        assert_eq!(logged(&words).await, 1);
+    }
+
+    field.edit("web", json!({ "spec": { "replicas": 1 } })).await;
+    field.settled("web").await;
+    let kept = name(&field.pods_of("web").await[0]);
+    for pod in pods.iter().filter(|pod| **pod != kept) {
+        assert_eq!(logged(&format!("succeed to delete pod {pod} ")).await, 1);
+    }
+
+    field.image("web", "example.com/app:1").await;
+    assert_eq!(update(&field.settled("web").await), first);
+    revision("made an old revision the newest", &first).await;
+    field.image("web", "example.com/app:3").await;
+    field.settled("web").await;
+    revision("deleted an old revision", &second).await;
 }
 
 #[tokio::test]

@@ -198,6 +198,10 @@ async fn a_job_ends_at_its_deadline_and_goes_after_its_time() {
     assert_eq!((status.failed, status.active), (2, 0));
     assert_eq!(status.failed_nodes, ["late-1", "late-2"]);
     until_gone(&jobs(&admin), "late").await;
+    assert_eq!(
+        world().logged("ImagePullJob deleted", "job=default/late").await,
+        1
+    );
 }
 
 #[tokio::test]

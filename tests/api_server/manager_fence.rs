@@ -160,6 +160,14 @@ async fn the_manager_writes_barriers_certificates_and_copies_only() {
     barrier["metadata"]["ownerReferences"] =
         json!([{ "apiVersion": "v1", "kind": "Pod", "name": "web", "uid": "u" }]);
     would_create(&maps, barrier).await.unwrap();
+    let admins = typed(&world().admin().await, "v1", "ConfigMap", Some("kube-system"));
+    create(&admins, named("ConfigMap", "x-barrier")).await.unwrap();
+    let words = "kruise-manager may change no ConfigMap but that of the Pod that owns it, POD-barrier";
+    refused(delete(&maps, "x-barrier").await, words);
+    let taken = json!([{ "apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "u" }]);
+    let taken = json!({ "metadata": { "ownerReferences": taken } });
+    refused(merge(&maps, "x-barrier", taken).await, words);
+    delete(&admins, "x-barrier").await.unwrap();
     let own = typed(&manager, "v1", "Secret", Some("kruise-system"));
     let other = || would_create(&own, named("Secret", "other"));
     heeded(other, "may write no Secret but").await;

@@ -7,10 +7,11 @@ use futures::{StreamExt, stream};
 use kruise::cluster::Cluster;
 use serde_json::{Value, json};
 
+use crate::templates;
 use crate::world::{NODE, Objects, clone_set, target, world};
 
 /// Objects that are created at a time.
-const AT_A_TIME: usize = 8;
+pub const AT_A_TIME: usize = 8;
 
 /// One step from an object to a field of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,7 +77,7 @@ const NAMED_OTHERWISE: &[(&str, &str, &str)] = &[
 const READ_ONLY: &str = "the webhook refuses all of it, whatever it is";
 
 /// Whether the words name the field, or one below it. The webhooks have keys of maps in brackets.
-fn is_named(field: &str, words: &str) -> bool {
+pub fn is_named(field: &str, words: &str) -> bool {
     let (mut text, mut open) = (words.chars().peekable(), false);
     let mut words = String::with_capacity(words.len());
     while let Some(next) = text.next() {
@@ -110,6 +111,7 @@ fn names(words: &str, version: &str, field: &str) -> bool {
     let words = &words.replace("Invalid value: \"object\": ", "Invalid value: ");
     is_named(field, words)
         || unread.is_some_and(|below| is_named(below, words))
+        || templates::names(field, words)
         || (version == "v1alpha1" && is_named(&beta, words))
         || NAMED_OTHERWISE
             .iter()
@@ -197,7 +199,7 @@ fn entry<'a>(object: &'a mut Value, name: &str) -> &'a mut Value {
 }
 
 /// What may be tried in a field of this schema: what is no value of its type, and the ends of its type.
-fn hostile(schema: &Value) -> Vec<Value> {
+pub fn hostile(schema: &Value) -> Vec<Value> {
     let deep = (0..100).fold(json!(1), |inner, _| json!([{ "a": inner }]));
     let mut all = vec![
         json!(true),
@@ -276,12 +278,12 @@ fn good_status(kind: &str) -> Value {
 }
 
 /// One value in one field.
-struct Attempt {
-    version: String,
-    name: String,
+pub struct Attempt {
+    pub version: String,
+    pub name: String,
     /// The field, as the API server writes it.
-    field: String,
-    object: Value,
+    pub field: String,
+    pub object: Value,
 }
 
 impl Attempt {
@@ -379,7 +381,7 @@ fn fields(kind: &str, part: &str) -> Vec<(String, Field)> {
 }
 
 /// Makes all attempts; the names of the objects that were accepted.
-async fn attempt(attempts: Vec<Attempt>, at_a_time: usize, admin: &Cluster, kind: &str) -> Vec<String> {
+pub async fn attempt(attempts: Vec<Attempt>, at_a_time: usize, admin: &Cluster, kind: &str) -> Vec<String> {
     let asked = stream::iter(attempts).map(|attempt| attempt.make(admin, kind));
     let (mut accepted, mut unnamed) = (Vec::new(), Vec::new());
     let mut answers = asked.buffer_unordered(at_a_time);

@@ -8,4 +8,5 @@ mod objects;
 mod reviews;
 #[path = "../support/mod.rs"]
 mod support;
+mod templates;
 mod world;

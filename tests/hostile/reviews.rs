@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpSocket, TcpStream};
 
-use crate::support::shapes::{KINDS, admission_reviews, conversion_reviews, every_shape, full};
+use crate::support::shapes::{
+    DELETION, KINDS, admission_reviews, conversion_reviews, deletion_review, every_shape, full,
+};
 use crate::support::waits;
 use crate::world::{Objects, World, count, target, world};
 
@@ -65,6 +67,10 @@ async fn a_forged_review_of_any_shape_is_answered() {
             );
         }
     }
+    // Of a Namespace that there is, and that has Pods.
+    for body in every_shape(&deletion_review("default"), &wrong) {
+        asked.push((DELETION.to_owned(), body));
+    }
     let answers = stream::iter(asked).map(|(path, body)| {
         let stranger = &stranger;
         async move {
@@ -114,6 +120,18 @@ async fn a_forged_namespace_or_name_stores_nothing_and_shows_no_secret() {
             }
         }
     }
+    for text in texts.into_iter().chain(["kube-system"]) {
+        let review = deletion_review(text).to_string();
+        let (status, said) = post(&stranger, DELETION, review).await;
+        assert_eq!(status, 200, "{said}");
+        // Of none of these names there is a Namespace with Pods.
+        assert!(
+            said.contains("\"allowed\":true") && !said.contains(SECRET),
+            "{said}"
+        );
+    }
+    let (_, said) = post(&stranger, DELETION, deletion_review("default").to_string()).await;
+    assert!(said.contains("active pods"), "{said}");
     assert_eq!(count(&world.admin().await, "PodTemplate").await, 0);
     assert!(!world.webhook_log().contains(SECRET), "a Secret is in the log");
     world.still_works("after-names").await;

@@ -133,6 +133,17 @@ pub fn admission_reviews(kind: &str) -> [Value; 2] {
     [create, update]
 }
 
+/// Where deletions of Namespaces are reviewed.
+pub const DELETION: &str = "/validate-namespace";
+
+/// The review of the deletion of a Namespace that is protected by what is in it.
+pub fn deletion_review(name: &str) -> Value {
+    let namespace = json!({ "apiVersion": "v1", "kind": "Namespace",
+        "metadata": { "name": name, "labels": { "policy.kruise.io/delete-protection": "Cascading" } } });
+    json!({ "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": { "uid": "u", "kind": { "version": "v1" }, "name": name, "oldObject": namespace } })
+}
+
 /// The reviews of a conversion from each version into the other.
 pub fn conversion_reviews(kind: &str) -> [Value; 2] {
     [("v1alpha1", "v1beta1"), ("v1beta1", "v1alpha1")].map(|(from, to)| {

@@ -1,8 +1,9 @@
 //! A template that is refused stops the update, and nothing else.
 
+use jiff::ToSpan;
 use serde_json::{Value, json};
 
-use super::cases::{condition, kubelets, settle};
+use super::cases::{condition, kubelets, reason, settle};
 use super::histories::{container, rolling, spec};
 use super::world::World;
 use crate::api::keys;
@@ -74,6 +75,36 @@ fn pods_in_mid_update_are_finished_and_counted() {
     assert_eq!(images(&world), ["app:3"; 3]);
     assert_eq!(condition(&world, "FailedUpdate"), None);
     assert_eq!(condition(&world, "Waiting"), None);
+}
+
+/// As in OpenKruise: it says what it said, and the deadline goes on.
+#[test]
+fn progressing_stays_as_it_was_until_the_template_is_taken() {
+    for (under_way, said) in [(false, "CloneSetAvailable"), (true, "CloneSetUpdated")] {
+        let mut world = three();
+        world.edit(&json!({ "progressDeadlineSeconds": 60 }));
+        settle(&mut world);
+        if under_way {
+            container(&mut world, "image", json!("app:2"));
+            world.reconcile();
+        }
+        let before = condition(&world, "Progressing").unwrap();
+        assert_eq!(before.reason, said);
+        mistake(&mut world);
+        settle(&mut world);
+        world.now = world.now.checked_add(61.seconds()).unwrap();
+        world.reconcile();
+        assert_eq!(condition(&world, "Progressing"), Some(before));
+        assert_eq!(
+            condition(&world, "Waiting").unwrap().reason,
+            "TemplateRefused",
+            "what an alert looks at meanwhile"
+        );
+
+        world.refuse(false);
+        world.reconcile();
+        assert_eq!(reason(&world), "ProgressDeadlineExceeded");
+    }
 }
 
 #[test]
