@@ -60,6 +60,11 @@ impl<C: Display> Intake<C> {
         }
     }
 
+    /// Whether there is a change to take in again.
+    pub fn waits(&self) -> bool {
+        self.failed.values().any(|failed| failed.change.is_some())
+    }
+
     /// The next change to take in again; waits for ever where there is none.
     pub async fn again(&mut self) -> C {
         let waiting = self.failed.values_mut().filter(|failed| failed.change.is_some());

@@ -381,7 +381,7 @@ impl Changes {
             Some(change) = self.revisions.recv() => Some(Said::Revision(change)),
             Some(change) = self.claims.recv() => Some(Said::Claim(change)),
             Some(change) = self.jobs.recv() => Some(Said::Job(change)),
-            said = self.intake.again() => Some(said),
+            said = self.intake.again(), if self.intake.waits() => Some(said),
             else => None,
         }
     }

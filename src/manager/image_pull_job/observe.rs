@@ -70,7 +70,7 @@ impl Changes {
             Some(change) = self.pods.recv() => Any::Pod(change),
             Some(change) = self.jobs.recv() => Any::Job(change),
             Some(resolved) = self.secrets.recv() => Any::Secrets(resolved),
-            change = self.intake.again() => change,
+            change = self.intake.again(), if self.intake.waits() => change,
             else => std::future::pending().await,
         }
     }

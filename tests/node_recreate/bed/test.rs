@@ -138,12 +138,20 @@ impl<G: std::ops::Deref<Target = Bed>> Test<G> {
         let pods = ApiResource::erase::<Pod>(&());
         let pods: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &self.namespace, &pods);
         pods.create(&PostParams::default(), &pod).await.unwrap();
-        self.follow(&pod.name_any(), "all containers ready", |pod: &Pod| {
+        let all_ready = |pod: &Pod| {
             let statuses = statuses(pod);
             !statuses.is_empty() && statuses.values().all(|status| status.ready)
-        })
-        .await
-        .0
+        };
+        let name = pod.name_any();
+        let (ready, _) = self.follow(&name, "all containers ready", all_ready).await;
+        // A shell that has not set its trap yet, on a busy machine, does not hear TERM.
+        for container in pod.data["spec"]["containers"].as_array().into_iter().flatten() {
+            let up = format!("{}.up", container["name"].as_str().unwrap());
+            if container["command"].to_string().contains(&format!("/log/{up}")) {
+                self.mark(&up).await;
+            }
+        }
+        ready
     }
 
     /// Creates a request as admission leaves it: labels, and what runs now.
