@@ -228,6 +228,15 @@ pub struct CloneSetCondition {
     pub message: String,
 }
 
+impl CloneSet {
+    /// Whether it has no status yet, which is as long as it adopts orphans.
+    #[must_use]
+    pub fn is_new(&self) -> bool {
+        let status = self.status.as_ref();
+        status.and_then(|status| status.observed_generation).is_none()
+    }
+}
+
 impl CloneSetSpec {
     /// Desired number of Pods, 0 or greater.
     pub fn wanted(&self) -> i32 {

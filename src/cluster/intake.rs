@@ -44,19 +44,13 @@ impl<C: Display> Intake<C> {
             before.change.inspect(|before| drop(work(before)));
         }
         if work(&change).is_err() {
+            let about = change.to_string();
             let failed = Failed {
                 times: times.saturating_add(1),
                 at: later(Instant::now(), pause(times)),
-                change: None,
+                change: Some(change),
             };
-            let about = change.to_string();
-            self.failed.insert(
-                about,
-                Failed {
-                    change: Some(change),
-                    ..failed
-                },
-            );
+            self.failed.insert(about, failed);
         }
     }
 

@@ -213,9 +213,7 @@ fn port(text: &str) -> Result<u16, String> {
 impl Default for Options {
     /// What an empty command line says.
     fn default() -> Self {
-        let command = Self::augment_args(clap::Command::new("test"));
-        let given = command.get_matches_from(["test"]);
-        clap::FromArgMatches::from_arg_matches(&given).unwrap_or_else(|error| error.exit())
+        crate::ops::values::of_no_arguments()
     }
 }
 

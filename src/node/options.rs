@@ -85,9 +85,7 @@ impl Options {
 impl Default for Options {
     /// What an empty command line says.
     fn default() -> Self {
-        let command = Self::augment_args(clap::Command::new("test"));
-        let given = command.get_matches_from(["test"]);
-        clap::FromArgMatches::from_arg_matches(&given).unwrap_or_else(|error| error.exit())
+        crate::ops::values::of_no_arguments()
     }
 }
 

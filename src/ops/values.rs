@@ -45,6 +45,14 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from(span).map_err(|_| wrong())
 }
 
+/// What an empty command line says.
+#[cfg(test)]
+pub(crate) fn of_no_arguments<A: clap::Args>() -> A {
+    let command = A::augment_args(clap::Command::new("test"));
+    let given = command.get_matches_from(["test"]);
+    A::from_arg_matches(&given).unwrap_or_else(|error| error.exit())
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]

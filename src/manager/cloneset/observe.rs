@@ -410,7 +410,8 @@ impl Changes {
     /// Hands one change to the index; the CloneSets that it concerns.
     pub fn apply(&mut self, index: &mut Index, said: Said) -> BTreeSet<Key> {
         let mut wake = BTreeSet::new();
-        self.intake.take(said, |said| wake = index.apply(said));
+        // One that panicked before goes first, and concerns some, too.
+        self.intake.take(said, |said| wake.extend(index.apply(said)));
         wake
     }
 }

@@ -22,8 +22,7 @@ const PAGE: u32 = 100;
 /// # Errors
 /// When the API server does not say, and may yet.
 pub async fn look_for(work: &Work<'_>, memory: &mut Memory) -> Result<(), Error> {
-    let status = work.set.status.as_ref();
-    if memory.orphans_known || status.and_then(|status| status.observed_generation).is_some() {
+    if memory.orphans_known || !work.set.is_new() {
         return Ok(());
     }
     match all(work).await {

@@ -315,3 +315,23 @@ async fn what_panics_when_it_is_taken_in_is_taken_in_again() {
     let concerned = changes.apply(&mut index, again);
     assert_eq!(concerned, BTreeSet::from([Key::namespaced("n", "panic")]));
 }
+
+#[test]
+fn what_panicked_before_concerns_its_clonesets_all_the_same() {
+    let (mut changes, mut index) = (Changes::new(&Stores::empty()), Index::default());
+    let (web, new) = (Key::namespaced("n", "web"), Some(view_of("web")));
+    index.apply(&Said::Set(Change {
+        key: web.clone(),
+        old: None,
+        new,
+    }));
+    let labelled = |app: &str| {
+        let (key, new) = (Key::namespaced("n", "moved"), Some(stray("moved", "1", app)));
+        Said::Pod(Change { key, old: None, new })
+    };
+    let panics = crate::ops::panics::injected::panic_at(crate::manager::cloneset::NAME, "Pod n/moved");
+    assert!(changes.apply(&mut index, labelled("web")).is_empty());
+    drop(panics);
+    let concerned = changes.apply(&mut index, labelled("other"));
+    assert_eq!(concerned, BTreeSet::from([web]));
+}

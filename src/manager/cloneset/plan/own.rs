@@ -23,8 +23,7 @@ pub(super) struct Claimed {
 /// from a Deployment, or a CloneSet of its name, that was deleted without its Pods. Later on they are left alone, as
 /// OpenKruise leaves them: a CloneSet that its manager looked after must not count them when ours begins to.
 pub(super) fn adopts(view: &View<'_>) -> bool {
-    let status = view.observed.set.status.as_ref();
-    status.and_then(|status| status.observed_generation).is_none()
+    view.observed.set.is_new()
 }
 
 /// Sorts the Pods out: the active ones that count are left in the view. The one who acts makes sure before adoptions that
