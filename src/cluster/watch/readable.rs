@@ -71,8 +71,7 @@ impl<R: Form> Readable<R> {
 }
 
 /// What names an object.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug)]
 pub(in crate::cluster) struct Named {
     name: String,
     namespace: Option<String>,
@@ -106,19 +105,18 @@ impl Named {
 }
 
 #[derive(Deserialize)]
-struct Whole {
-    metadata: Named,
-}
-
-#[derive(Deserialize)]
-struct Managed<'a> {
+struct Whole<'a> {
     #[serde(borrow)]
-    metadata: ManagedFields<'a>,
+    metadata: Metadata<'a>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct ManagedFields<'a> {
+struct Metadata<'a> {
+    name: String,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
     #[serde(borrow)]
     managed_fields: Option<&'a RawValue>,
 }
@@ -127,22 +125,27 @@ impl<'de, R: DeserializeOwned> Deserialize<'de> for Readable<R> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // To find the end of a value, and to pass one over, takes no stack, however deep it is.
         let text = <&RawValue>::deserialize(deserializer)?.get();
-        let Whole { metadata: name } = serde_json::from_str(text).map_err(D::Error::custom)?;
-        let object = match without_managed_fields(text) {
+        let Whole { metadata } = serde_json::from_str(text).map_err(D::Error::custom)?;
+        let fields = metadata.managed_fields.map(RawValue::get);
+        let object = match fields.and_then(|fields| without(fields, text)) {
             Some(text) => serde_json::from_str(&text),
             None => serde_json::from_str(text),
+        };
+        let name = Named {
+            name: metadata.name,
+            namespace: metadata.namespace,
+            uid: metadata.uid,
+            resource_version: metadata.resource_version,
         };
         let object = object.map_err(|why| why.to_string());
         Ok(Self { name, object })
     }
 }
 
-/// The object without who manages which field, if it says so. Whoever may write the object writes into that what no type
-/// of ours holds, a time in the year 9999 for example, and no mirror looks at it.
-fn without_managed_fields(text: &str) -> Option<String> {
-    let object: Managed<'_> = serde_json::from_str(text).ok()?;
-    let fields = object.metadata.managed_fields?.get();
-    // The value is a part of the text, so that where it is in memory tells where it is in the text.
+/// The object without who manages which field, which is this part of its text. Whoever may write the object writes into
+/// that what no type of ours holds, a time in the year 9999 for example, and no mirror looks at it.
+fn without(fields: &str, text: &str) -> Option<String> {
+    // Where the part is in memory tells where it is in the text.
     let start = fields.as_ptr().addr().checked_sub(text.as_ptr().addr())?;
     let before = text.get(..start)?;
     let after = text.get(start.checked_add(fields.len())?..)?;
