@@ -87,7 +87,7 @@ pub async fn ask(
     let api: Api<PodTemplate> = Api::namespaced(cluster.client.clone(), namespace);
     match write::dry_run(&api, body).await {
         Ok(answer) => Ok(read_back(&asked, &kept, answer, defaults)),
-        Err(Error::Api(status)) if is_mistake(&status) => Ok(Answer::Bad(in_words(&status, &kept))),
+        Err(Error::Api(status)) if is_mistake(&status) => Ok(Answer::Bad(in_words(&status, &asked, &kept))),
         Err(Error::Api(mut status)) => {
             // The name is another each time, and not the user's.
             let name = status
@@ -293,15 +293,27 @@ fn says_something(value: &Value) -> bool {
 }
 
 /// What is wrong, with the fields where the user has them.
-fn in_words(status: &Status, kept: &[usize]) -> String {
+fn in_words(status: &Status, asked: &Templates, kept: &[usize]) -> String {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     let causes: Vec<_> = causes
         .map(|cause| format!("{}: {}", place(&cause.field, kept), cause.message))
         .collect();
-    if causes.is_empty() {
-        return format!("spec.template: {}", status.message);
+    match causes.is_empty() {
+        true => undecodable(&status.message, asked),
+        false => causes.join("; "),
     }
-    causes.join("; ")
+}
+
+/// Why an object of that form is none: with types of fields, without indexes, and claims are volumes in it.
+fn undecodable(message: &str, asked: &Templates) -> String {
+    const CLAIM: &str = "template.spec.volumes.ephemeral.volumeClaimTemplate.";
+    let volumes = asked.template["spec"]["volumes"].as_array();
+    let may_be_own = volumes.is_some_and(|all| all.iter().any(|volume| !volume["ephemeral"].is_null()));
+    if message.contains(CLAIM) && !may_be_own {
+        let field = "volumeClaimTemplates";
+        return format!("spec.{field}: {}", message.replace(CLAIM, &format!("{field}.")));
+    }
+    format!("spec.template: {message}")
 }
 
 /// Where a field of the `PodTemplate` comes from.

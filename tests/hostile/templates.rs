@@ -49,11 +49,7 @@ fn plain(words: &str) -> String {
     for embedded in EMBEDDED {
         plain = plain.replace(embedded, "");
     }
-    // Claims are shown to it as volumes of the Pod.
-    plain.replace(
-        "spec.volumes.ephemeral.volumeClaimTemplate",
-        "volumeClaimTemplates",
-    )
+    plain
 }
 
 /// Whether a refusal names the field of a template, or the object in the template that has it. The API server often says no

@@ -267,6 +267,34 @@ fn fields_are_named_as_the_user_has_them() {
     }
 }
 
+#[test]
+fn a_claim_that_cannot_be_decoded_is_named_as_one() {
+    let message = |field: &str| {
+        format!(
+            "json: cannot unmarshal number into Go struct field PersistentVolumeClaimSpec.{field} of type string"
+        )
+    };
+    let decoded = "template.spec.volumes.ephemeral.volumeClaimTemplate.spec.volumeName";
+    let own =
+        json!({ "spec": { "volumes": [{ "name": "a", "emptyDir": {} }, { "name": "e", "ephemeral": {} }] } });
+    for (template, expected) in [
+        (
+            json!({ "spec": {} }),
+            format!(
+                "spec.volumeClaimTemplates: {}",
+                message("volumeClaimTemplates.spec.volumeName")
+            ),
+        ),
+        (own, format!("spec.template: {}", message(decoded))),
+    ] {
+        let asked = Templates {
+            template,
+            ..templates()
+        };
+        assert_eq!(undecodable(&message(decoded), &asked), expected);
+    }
+}
+
 /// What Go writes for nothing of its types.
 fn without_artefacts(value: &mut Value) {
     match value {
