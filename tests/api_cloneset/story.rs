@@ -74,13 +74,17 @@ async fn a_pod_that_is_refused_is_told_and_made_under_its_name_when_it_may() {
     let words =
         "pods \"web-*\" is forbidden: exceeded quota: few, requested: pods=1, used: pods=2, limited: pods=2";
     for (place, before) in [
-        ("failed: ", "API server refused: "),
+        ("failed: ", "failed: "),
         ("FailedCreate ", "failed to create pod: "),
     ] {
         let line = text.lines().find(|line| line.contains(place));
         let words = format!("{before}{words}");
         assert!(line.is_some_and(|line| line.contains(&words)), "{place}: {text}");
     }
+    let mut messages = text
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("Message:"));
+    assert!(messages.any(|message| message.trim() == words), "{text}");
     let waiting = claims(&field).await;
     assert_eq!(waiting.len(), 3, "the third waits for its Pod");
 

@@ -230,7 +230,7 @@ impl Memory {
             of_resize: false,
             answered: error.answered(),
             until: now.checked_add(pause).unwrap_or(now),
-            message: error.to_string(),
+            message: error.words().into_owned(),
         };
         self.failures.insert(subject, failure);
         true
