@@ -233,7 +233,13 @@ impl Pass<'_> {
         let scale = observed.set.spec.scale_strategy.as_ref().unwrap();
         let missing = count(self.active.len()) < self.limits.replicas;
         let may = scale.max_unavailable.is_none() && !observed.failures.contains_key(&Subject::Creation);
-        if !missing || !may || !scale.enable_pvc_reuse || planned.acts.iter().any(first) {
+        // Nobody counts before an adoption that is to be tried again.
+        let tried = |pod: &Pod| observed.failures.get(&Subject::Pod(pod.uid.clone()));
+        let early = observed
+            .pods
+            .iter()
+            .any(|pod| pod.controller.is_none() && tried(pod).is_some_and(|failure| !failure.lasting));
+        if !missing || !may || !scale.enable_pvc_reuse || early || planned.acts.iter().any(first) {
             return;
         }
         let of_pod = |id: &str| observed.pods.iter().any(|pod| pod.name == format!("s-{id}"));
