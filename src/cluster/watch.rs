@@ -89,8 +89,26 @@ impl<T> Clone for Change<T> {
 }
 
 struct State<T> {
-    objects: HashMap<Key, Arc<T>>,
+    objects: HashMap<Key, Kept<T>>,
+    /// Length of all of them.
+    bytes: usize,
     subscribers: Vec<mpsc::UnboundedSender<Change<T>>>,
+}
+
+impl<T> State<T> {
+    fn new() -> Self {
+        Self {
+            objects: HashMap::new(),
+            bytes: 0,
+            subscribers: Vec::new(),
+        }
+    }
+}
+
+struct Kept<T> {
+    object: Arc<T>,
+    /// Length of the object as the API server sent it.
+    bytes: usize,
 }
 
 /// What is known of a kind; clones share it.
@@ -112,13 +130,17 @@ impl<T> Mirror<T> {
     /// The object of that key.
     #[must_use]
     pub fn get(&self, key: &Key) -> Option<Arc<T>> {
-        self.read().objects.get(key).cloned()
+        self.read().objects.get(key).map(|kept| Arc::clone(&kept.object))
     }
 
     /// All objects, in no order.
     #[must_use]
     pub fn list(&self) -> Vec<Arc<T>> {
-        self.read().objects.values().cloned().collect()
+        self.read()
+            .objects
+            .values()
+            .map(|kept| Arc::clone(&kept.object))
+            .collect()
     }
 
     /// All objects with their keys, in no order.
@@ -127,7 +149,7 @@ impl<T> Mirror<T> {
         self.read()
             .objects
             .iter()
-            .map(|(k, v)| (k.clone(), Arc::clone(v)))
+            .map(|(key, kept)| (key.clone(), Arc::clone(&kept.object)))
             .collect()
     }
 
@@ -148,12 +170,12 @@ impl<T> Mirror<T> {
     pub fn subscribe(&self) -> mpsc::UnboundedReceiver<Change<T>> {
         let (tx, rx) = mpsc::unbounded_channel();
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-        for (key, object) in &state.objects {
+        for (key, kept) in &state.objects {
             // The receiver is in our hands, so the send cannot fail.
             let _ = tx.send(Change {
                 key: key.clone(),
                 old: None,
-                new: Some(Arc::clone(object)),
+                new: Some(Arc::clone(&kept.object)),
             });
         }
         state.subscribers.push(tx);
@@ -181,10 +203,13 @@ impl<T> Mirror<T> {
 impl<T> Mirror<T> {
     /// A mirror that holds these for ever.
     pub(crate) fn of(objects: impl IntoIterator<Item = (Key, T)>) -> Self {
-        let objects = objects.into_iter().map(|(key, object)| (key, Arc::new(object)));
+        let objects = objects.into_iter().map(|(key, object)| {
+            let object = Arc::new(object);
+            (key, Kept { object, bytes: 0 })
+        });
         let state = State {
             objects: objects.collect(),
-            subscribers: Vec::new(),
+            ..State::new()
         };
         Self {
             state: Arc::new(RwLock::new(state)),
@@ -209,10 +234,7 @@ where
     T: PartialEq + Send + Sync + 'static,
     F: Fn(R) -> Option<T> + Send + 'static,
 {
-    let state = Arc::new(RwLock::new(State {
-        objects: HashMap::new(),
-        subscribers: Vec::new(),
-    }));
+    let state = Arc::new(RwLock::new(State::new()));
     let (synced_tx, synced) = watch::channel(false);
     let mirror = Mirror {
         state: Arc::clone(&state),
@@ -243,12 +265,12 @@ impl<T: PartialEq, F> Keeper<T, F> {
     }
 
     /// The list in progress has this object.
-    fn listed<K>(&mut self, key: Key, object: Option<K>) -> Result<(), Panicked>
+    fn listed<K>(&mut self, key: Key, object: Option<K>, bytes: usize) -> Result<(), Panicked>
     where
         F: Fn(K) -> Option<T>,
     {
         self.seen.insert(key.clone());
-        self.put(key, object)
+        self.put(key, object, bytes)
     }
 
     /// The list is complete: what was not in it has gone.
@@ -263,14 +285,14 @@ impl<T: PartialEq, F> Keeper<T, F> {
                 .collect()
         };
         for key in gone {
-            self.set(key, None);
+            self.set(key, None, 0);
         }
         self.seen = HashSet::new();
     }
 
-    /// An object has come or changed; `None` where it cannot be read. After a panic what was known of it stays: it is
-    /// there, and nobody may hear that it has gone.
-    fn put<K>(&self, key: Key, object: Option<K>) -> Result<(), Panicked>
+    /// An object of that length has come or changed; `None` where it cannot be read. After a panic what was known of it
+    /// stays: it is there, and nobody may hear that it has gone.
+    fn put<K>(&self, key: Key, object: Option<K>, bytes: usize) -> Result<(), Panicked>
     where
         F: Fn(K) -> Option<T>,
     {
@@ -278,24 +300,40 @@ impl<T: PartialEq, F> Keeper<T, F> {
             Some(object) => isolated_now("watch", &key, || (self.project)(object))?,
             None => None,
         };
-        self.set(key, projected);
+        self.set(key, projected, bytes);
         Ok(())
     }
 
     /// Stores the object and tells the subscribers, unless nothing that we keep has changed.
-    fn set(&self, key: Key, object: Option<T>) {
+    fn set(&self, key: Key, object: Option<T>, bytes: usize) {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-        let old = state.objects.get(&key).cloned();
+        let (old, before) = match state.objects.get(&key) {
+            Some(kept) => (Some(Arc::clone(&kept.object)), kept.bytes),
+            None => (None, 0),
+        };
+        let after = object.as_ref().map_or(0, |_| bytes);
+        state.bytes = state.bytes.saturating_sub(before).saturating_add(after);
         if old.as_deref() == object.as_ref() {
+            if let Some(kept) = state.objects.get_mut(&key) {
+                kept.bytes = after;
+            }
             return;
         }
         let new = object.map(Arc::new);
         match &new {
-            Some(new) => state.objects.insert(key.clone(), Arc::clone(new)),
-            None => state.objects.remove(&key),
-        };
+            Some(new) => {
+                let object = Arc::clone(new);
+                state.objects.insert(key.clone(), Kept { object, bytes });
+            }
+            None => drop(state.objects.remove(&key)),
+        }
         let change = Change { key, old, new };
         state.subscribers.retain(|tx| tx.send(change.clone()).is_ok());
+    }
+
+    /// Length of all objects that are kept, as the API server sent them.
+    fn bytes(&self) -> usize {
+        self.state.read().unwrap_or_else(PoisonError::into_inner).bytes
     }
 }
 
@@ -315,10 +353,7 @@ mod tests {
     /// What is known of the object stays, and nothing is told, in a list and in a watch.
     #[test]
     fn an_object_whose_projection_panics_is_not_reported_gone() {
-        let state = Arc::new(RwLock::new(State {
-            objects: HashMap::new(),
-            subscribers: Vec::new(),
-        }));
+        let state = Arc::new(RwLock::new(State::new()));
         let (_tx, synced) = watch::channel(false);
         let mirror = Mirror {
             state: Arc::clone(&state),
@@ -342,29 +377,30 @@ mod tests {
         ] {
             keeper.begin_list();
             for object in list {
-                results.push(keeper.listed(Key::of(&object), Some(object)).is_ok());
+                results.push(keeper.listed(Key::of(&object), Some(object), 1).is_ok());
             }
             keeper.end_list();
         }
-        results.push(keeper.put(Key::cluster("a"), Some(bad("a"))).is_ok());
+        results.push(keeper.put(Key::cluster("a"), Some(bad("a")), 1).is_ok());
         assert_eq!(results, [true, false, true, false, false, true, false]);
         let known = |name: &str| mirror.get(&Key::cluster(name)).map(|known| (*known).clone());
         assert_eq!(known("a").as_deref(), Some("1"));
         assert_eq!((known("never"), mirror.len()), (None, 2));
         let told = std::iter::from_fn(|| changes.try_recv().ok());
         assert_eq!(told.filter(|change| change.new.is_none()).count(), 0);
-        assert!(keeper.put(Key::cluster("a"), Some(config_map("a", "2"))).is_ok());
+        assert!(
+            keeper
+                .put(Key::cluster("a"), Some(config_map("a", "2")), 1)
+                .is_ok()
+        );
         assert_eq!(known("a").as_deref(), Some("2"), "once it can be read");
-        keeper.set(Key::cluster("a"), None);
+        keeper.set(Key::cluster("a"), None, 0);
         assert_eq!(known("a"), None, "once it has gone");
     }
 
     #[test]
     fn a_new_list_tells_of_changes_and_of_what_has_gone() {
-        let state = Arc::new(RwLock::new(State {
-            objects: HashMap::new(),
-            subscribers: Vec::new(),
-        }));
+        let state = Arc::new(RwLock::new(State::new()));
         let (_tx, synced) = watch::channel(false);
         let mirror = Mirror {
             state: Arc::clone(&state),
@@ -377,18 +413,18 @@ mod tests {
         };
         let mut changes = mirror.subscribe();
         let lists = [
-            vec![("a", "1"), ("b", "1")],
-            vec![("a", "1"), ("c", "1")],
-            vec![("c", "2")],
+            (vec![("a", "1", 10), ("b", "1", 20)], 30),
+            (vec![("a", "1", 15), ("c", "1", 30)], 45),
+            (vec![("c", "2", 5)], 5),
         ];
-        for list in lists {
+        for (list, bytes) in lists {
             keeper.begin_list();
-            for (name, value) in list {
-                keeper
-                    .listed(Key::cluster(name), Some(config_map(name, value)))
-                    .unwrap();
+            for (name, value, bytes) in list {
+                let object = Some(config_map(name, value));
+                keeper.listed(Key::cluster(name), object, bytes).unwrap();
             }
             keeper.end_list();
+            assert_eq!(keeper.bytes(), bytes);
         }
         let mut told = Vec::new();
         while let Ok(change) = changes.try_recv() {

@@ -51,6 +51,8 @@ pub struct Metrics {
     pub watch_errors: Family<Labels<1>, Counter>,
     /// When the API server last answered or sent something about a watched `kind`, in seconds since 1970.
     pub watch_contact: Family<Labels<1>, Gauge<f64, AtomicU64>>,
+    /// Length of the objects of a `kind` that are held, as the API server sent them.
+    pub watch_bytes: Family<Labels<1>, Gauge>,
     /// Panics that ended one request or one pass, by `task`.
     pub panics: Family<Labels<1>, Counter>,
     /// Whether the API server refuses this daemon's writes about other nodes, by `kind`: 1, or 0 where it does not.
@@ -113,6 +115,7 @@ impl Metrics {
             certificate_expiration: Gauge::default(),
             watch_errors: Family::default(),
             watch_contact: Family::default(),
+            watch_bytes: Family::default(),
             panics: Family::default(),
             daemon_fenced: Family::default(),
             events_dropped: Counter::default(),
@@ -174,6 +177,12 @@ impl Metrics {
             "When the API server last answered or sent something about a watched kind",
             Unit::Seconds,
             self.watch_contact.clone(),
+        );
+        r.register_with_unit(
+            "watch",
+            "Length of the objects of a kind that are held in memory, as the API server sent them",
+            Unit::Bytes,
+            self.watch_bytes.clone(),
         );
         r.register(
             "panics",

@@ -1,7 +1,7 @@
 //! Which kinds are watched, and when the API server was last heard of about each.
 //!
 //! In:  what each watch reports of itself.
-//! Out: one readiness check over all of them, and a gauge for each kind.
+//! Out: one readiness check over all of them, and gauges for each kind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,6 +35,8 @@ struct State {
     listed: bool,
     /// When the API server last answered or sent something.
     heard: Instant,
+    /// Length of the objects that are held, as the API server sent them.
+    bytes: usize,
     /// Why it does not work, since it last did.
     failure: Option<String>,
 }
@@ -47,6 +49,7 @@ impl State {
             listed,
             heard,
             failure,
+            bytes: _,
         } = self;
         let silent = heard.elapsed();
         let what = if !listed {
@@ -82,6 +85,7 @@ impl Watches {
             kind: kind.to_owned(),
             listed: false,
             heard: Instant::now(),
+            bytes: 0,
             failure: None,
         };
         register.watches.insert(id, state);
@@ -125,6 +129,19 @@ impl Watch {
         self.change(|state| state.listed = true);
     }
 
+    /// The objects that are held have that length, as the API server sent them.
+    pub fn holds(&self, bytes: usize) {
+        self.change(|state| state.bytes = bytes);
+        self.show_bytes(&self.watches.lock());
+    }
+
+    fn show_bytes(&self, register: &Register) {
+        let of_kind = register.watches.values().filter(|w| w.kind == self.labels[0].1);
+        let bytes: usize = of_kind.map(|watch| watch.bytes).sum();
+        let gauge = metrics().watch_bytes.get_or_create(&self.labels);
+        gauge.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
     /// A list or watch failed.
     pub fn failed(&self, why: &str) {
         self.change(|state| state.failure = Some(why.to_owned()));
@@ -141,8 +158,11 @@ impl Drop for Watch {
     fn drop(&mut self) {
         let mut register = self.watches.lock();
         register.watches.remove(&self.id);
-        if !register.watches.values().any(|w| w.kind == self.labels[0].1) {
+        if register.watches.values().any(|w| w.kind == self.labels[0].1) {
+            self.show_bytes(&register);
+        } else {
             metrics().watch_contact.remove(&self.labels);
+            metrics().watch_bytes.remove(&self.labels);
         }
     }
 }
@@ -190,5 +210,22 @@ mod tests {
         drop(nodes);
         assert_eq!(watches.check(), None);
         assert!(!kept("Node"));
+    }
+
+    #[test]
+    fn what_all_watches_of_a_kind_hold_is_one_figure() {
+        let watches = Watches::default();
+        let (one, other) = (watches.begin("Held"), watches.begin("Held"));
+        let shown = |bytes: &str| {
+            let line = format!("kruise_watch_bytes{{kind=\"Held\"}}{bytes}");
+            metrics().render().contains(&line)
+        };
+        one.holds(100);
+        other.holds(20);
+        assert!(shown(" 120\n"));
+        drop(one);
+        assert!(shown(" 20\n"));
+        drop(other);
+        assert!(!shown(""));
     }
 }

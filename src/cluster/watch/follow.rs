@@ -120,9 +120,9 @@ where
                 // One after the other: a page of many small values takes a hundred times its length when it is parsed.
                 let object: Readable<R> =
                     serde_json::from_str(text.get()).map_err(kube::Error::SerdeError)?;
-                let (key, named) = (object.key(), object.named());
+                let (key, named, bytes) = (object.key(), object.named(), object.bytes());
                 let object = object.read(self.events.as_ref());
-                let taken = self.keeper.listed(key, object);
+                let taken = self.keeper.listed(key, object, bytes);
                 self.check(&named, taken);
             }
             let more = list.metadata.continue_.filter(|token| !token.is_empty());
@@ -137,6 +137,7 @@ where
         }
         self.keeper.end_list();
         self.report.listed();
+        self.report.holds(self.keeper.bytes());
         self.synced.send_replace(true);
         Ok(())
     }
@@ -180,6 +181,7 @@ where
             self.apply(event.map_err(Error::from)?)?;
             lives = true;
             self.report.progress();
+            self.report.holds(self.keeper.bytes());
         }
         if lives {
             return Ok(());
@@ -203,12 +205,13 @@ where
         let version = match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                 let (key, named, version) = (object.key(), object.named(), object.version());
-                let taken = self.keeper.put(key, object.read(self.events.as_ref()));
+                let bytes = object.bytes();
+                let taken = self.keeper.put(key, object.read(self.events.as_ref()), bytes);
                 self.check(&named, taken);
                 version
             }
             WatchEvent::Deleted(object) => {
-                self.keeper.set(object.key(), None);
+                self.keeper.set(object.key(), None, 0);
                 object.version()
             }
             WatchEvent::Bookmark(bookmark) => Some(bookmark.metadata.resource_version),
@@ -271,6 +274,13 @@ impl Report {
         self.heard();
         if let Some(watch) = &self.watch {
             watch.listed();
+        }
+    }
+
+    /// The length of what is held.
+    fn holds(&self, bytes: usize) {
+        if let Some(watch) = &self.watch {
+            watch.holds(bytes);
         }
     }
 

@@ -28,6 +28,7 @@ impl<K: Resource<DynamicType = ()>> Form for K {
 #[derive(Clone, Debug)]
 pub(in crate::cluster) struct Readable<R> {
     name: Named,
+    bytes: usize,
     object: Result<R, String>,
 }
 
@@ -44,6 +45,11 @@ impl<R: Form> Readable<R> {
             namespace: self.name.namespace.clone(),
             name: self.name.name.clone(),
         }
+    }
+
+    /// The object's length as text.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// The object's version, if it has one.
@@ -138,7 +144,8 @@ impl<'de, R: DeserializeOwned> Deserialize<'de> for Readable<R> {
             resource_version: metadata.resource_version,
         };
         let object = object.map_err(|why| why.to_string());
-        Ok(Self { name, object })
+        let bytes = text.len();
+        Ok(Self { name, bytes, object })
     }
 }
 
