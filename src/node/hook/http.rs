@@ -8,7 +8,8 @@ use std::future::pending;
 use std::sync::Arc;
 
 use http_body_util::Empty;
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
 use hyper::header::{ACCEPT, AUTHORIZATION, HOST, HeaderName, HeaderValue, LOCATION, USER_AGENT};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
@@ -22,6 +23,8 @@ use tokio_rustls::TlsConnector;
 
 /// How many redirects are followed.
 const REDIRECTS: usize = 10;
+/// How much of the head of an answer is read, in bytes: a hook of each container of the node may be answered at a time.
+const MAX_HEAD: usize = 16 * 1024;
 
 /// What to ask whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,6 +98,9 @@ pub async fn get(request: &Get) -> Result<(), Error> {
             }
             answer => answer?,
         };
+        let Some(answer) = answer else {
+            return Ok(());
+        };
         let location = answer
             .headers()
             .get(LOCATION)
@@ -130,7 +136,8 @@ fn authority(request: &Get) -> String {
     format!("{host}:{}", request.port)
 }
 
-async fn once(request: &Get) -> Result<Response<hyper::body::Incoming>, Error> {
+/// One answer, `None` where its head is longer than what is read of one.
+async fn once(request: &Get) -> Result<Option<Response<Incoming>>, Error> {
     let host = request.host.trim_matches(['[', ']']).to_owned();
     let stream = TcpStream::connect((host.as_str(), request.port))
         .await
@@ -169,7 +176,7 @@ fn is_plain(error: &std::io::Error) -> bool {
     matches!(inner, Some(rustls::Error::InvalidMessage(_)))
 }
 
-async fn exchange<S>(request: &Get, stream: S) -> Result<Response<hyper::body::Incoming>, Error>
+async fn exchange<S>(request: &Get, stream: S) -> Result<Option<Response<Incoming>>, Error>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -179,11 +186,17 @@ where
         port: request.port,
         why: error.to_string(),
     };
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+    let (mut sender, connection) = http1::Builder::new()
+        .max_buf_size(MAX_HEAD)
+        .handshake(TokioIo::new(stream))
         .await
         .map_err(broken)?;
     tokio::select! {
-        answer = sender.send_request(message) => answer.map_err(broken),
+        answer = sender.send_request(message) => match answer {
+            Ok(answer) => Ok(Some(answer)),
+            Err(error) if error.is_parse_too_large() => Ok(None),
+            Err(error) => Err(broken(error)),
+        },
         // The connection ends only after the answer, or with an error that the request reports as well.
         // The connection is driven here; how it ends is told by the request as well.
         never = async { let _ = connection.await; pending::<Infallible>().await } => match never {},
@@ -351,6 +364,27 @@ mod tests {
         ] {
             assert!(asked.contains(&header), "{header} in {asked}");
         }
+    }
+
+    /// Nothing more is read of it, and nobody waits for its end.
+    #[tokio::test]
+    async fn an_answer_with_a_head_without_end_is_a_delivery() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\nx: ").await.unwrap();
+            let mut sent = 0;
+            while stream.write_all(&[b'a'; 1024]).await.is_ok() && sent < 4 * MAX_HEAD {
+                sent += 1024;
+            }
+            // Held open until the other end is gone.
+            let _ = stream.read_to_end(&mut Vec::new()).await;
+        });
+        let hook = hook(port, false);
+        let answered = tokio::time::timeout(std::time::Duration::from_secs(60), get(&hook));
+        answered.await.expect("waits for the end of the head").unwrap();
+        server.await.unwrap();
     }
 
     #[tokio::test]
