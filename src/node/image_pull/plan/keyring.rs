@@ -13,6 +13,7 @@ use std::marker::PhantomData;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::value::RawValue;
 
 /// `kubernetes.io/dockerconfigjson`
 pub const TYPE_JSON: &str = "kubernetes.io/dockerconfigjson";
@@ -25,7 +26,7 @@ pub const KEY_CFG: &str = ".dockercfg";
 const DEFAULT_REGISTRY: &str = "index.docker.io";
 /// Entries of one Docker configuration.
 const MAX_ENTRIES: usize = 1000;
-/// Bytes of an entry's registry. No image name has more than 255, and some more are for `*`, scheme and version.
+/// Bytes of an entry's registry, and characters of one that is told of. No image name has more than 255, and some more are for `*`, scheme and version.
 const MAX_REGISTRY: usize = 512;
 
 /// Why credentials cannot be read. Says nothing of what is in them.
@@ -95,13 +96,21 @@ impl<'de> Fields<'de> for ConfigJson {
         match name.to_ascii_lowercase().as_str() {
             "auths" => self.auths = map.next_value_seed(Object::new())?,
             "credsstore" | "credhelpers" => {
-                let given: serde_json::Value = map.next_value()?;
-                self.helpers |= given.as_str().is_some_and(|s| !s.is_empty())
-                    || given.as_object().is_some_and(|o| !o.is_empty());
+                // As text: of many small values a tree takes a hundred times its length.
+                self.helpers |= names_some(map.next_value::<&RawValue>()?.get());
             }
             _ => drop(map.next_value::<IgnoredAny>()?),
         }
         Ok(())
+    }
+}
+
+/// Whether this is a text or an object, and has something in it.
+fn names_some(json: &str) -> bool {
+    match json.split_at_checked(1) {
+        Some(("\"", rest)) => rest != "\"",
+        Some(("{", rest)) => !rest.trim_start().starts_with('}'),
+        _ => false,
     }
 }
 
@@ -335,7 +344,7 @@ fn credentials(registry: &str, entry: Entry) -> Result<Credentials, Error> {
     };
     if !entry.auth.is_empty() {
         let invalid = || Error::Auth {
-            registry: registry.to_owned(),
+            registry: registry.chars().take(MAX_REGISTRY).collect(),
         };
         let plain = STANDARD
             .decode(entry.auth.trim())

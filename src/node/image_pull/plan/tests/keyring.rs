@@ -246,6 +246,27 @@ fn credential_helpers_are_named_and_their_empty_entries_mean_anonymous() {
     assert_eq!(told, Ok(None));
 }
 
+/// They may be as large as a Secret, and take no more memory than that, nor stack.
+#[test]
+fn of_credential_helpers_no_more_is_read_than_whether_there_are_some() {
+    let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+    let many = format!("[{}null]", r#"{"":0},"#.repeat(100_000));
+    for (helpers, some) in [
+        (deep.clone(), false),
+        (many.clone(), false),
+        (format!(r#"{{"a":{deep},"b":{many}}}"#), true),
+        ("{ }".to_owned(), false),
+        ("null".to_owned(), false),
+        (r#"  "desktop""#.to_owned(), true),
+    ] {
+        let config = format!(r#"{{"credHelpers":{helpers}}}"#);
+        let named = Keyring::default()
+            .add_config_json(config.as_bytes(), ".dockerconfigjson")
+            .unwrap();
+        assert_eq!(named.is_some(), some, "{helpers:.40}");
+    }
+}
+
 #[test]
 fn entries_are_bounded_in_number_and_length() {
     let config = |n: usize| {
