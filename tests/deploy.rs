@@ -76,6 +76,42 @@ fn network_policies_select_the_pods_of_the_deployments_and_open_their_ports() {
     }
 }
 
+/// Whoever has that name on a public registry would run as the node's root.
+#[test]
+fn images_have_names_that_no_registry_serves() {
+    for file in [
+        "daemon/daemonset.yaml",
+        "manager/deployment.yaml",
+        "manager/webhook.yaml",
+    ] {
+        let workloads = documents(file);
+        let images: Vec<_> = workloads
+            .iter()
+            .filter_map(|workload| container(workload)["image"].as_str())
+            .collect();
+        assert!(!images.is_empty(), "{file}");
+        for image in images {
+            assert!(image.starts_with("registry.invalid/"), "{file}: {image}");
+        }
+    }
+}
+
+/// A node is drained whatever state we are in, and nothing is asked of a webhook that has ended.
+#[test]
+fn nodes_drain_and_webhooks_end_after_they_are_no_endpoint() {
+    let budgets = documents("manager/poddisruptionbudget.yaml");
+    let policies: Vec<_> = budgets
+        .iter()
+        .map(|budget| budget["spec"]["unhealthyPodEvictionPolicy"].as_str())
+        .collect();
+    assert_eq!(policies, [Some("AlwaysAllow"); 2]);
+    let webhook = documents("manager/webhook.yaml").remove(0);
+    let waits = container(&webhook)["lifecycle"]["preStop"]["sleep"]["seconds"].as_u64();
+    let grace = webhook["spec"]["template"]["spec"]["terminationGracePeriodSeconds"].as_u64();
+    assert!(waits >= Some(5), "{waits:?}");
+    assert!(waits.map(|waits| waits + 2) < grace, "{waits:?} of {grace:?}");
+}
+
 #[test]
 fn probes_ask_where_the_programs_listen() {
     for folder in ["manager/deployment.yaml", "manager/webhook.yaml"] {

@@ -143,7 +143,13 @@ pub async fn run(
         let (look, looking) = look::Look::new(&cluster, &options);
         let router = review::router(look, &options);
         let served = server::serve(listener, router, bundle_rx.clone(), &shutdown);
-        Box::pin(async { tokio::join!(served, looking) })
+        // What is asked of the API server for a review is asked to the last of them.
+        Box::pin(async {
+            tokio::select! {
+                () = served => {}
+                () = looking => {}
+            }
+        })
     });
     let managing = options.manage.then(|| {
         Box::pin(webhooks::keep(
@@ -163,10 +169,9 @@ pub async fn run(
                 &health.progress
             )),
             OptionFuture::from(managing),
-            OptionFuture::from(serving),
         )
     };
-    shutdown.run_until_cancelled(work).await;
+    tokio::join!(shutdown.run_until_cancelled(work), OptionFuture::from(serving));
     Ok(())
 }
 

@@ -21,6 +21,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tower::Layer;
 
 use super::Error;
@@ -57,7 +58,7 @@ pub(super) async fn listen(port: u16) -> Result<TcpListener, Error> {
     Ok(http::bind(&http::any(port)).await?)
 }
 
-/// Answers until dropped. Connections in use may finish their request when `shutdown` begins.
+/// Answers until `shutdown` begins, and then what was asked by then.
 pub(super) async fn serve(
     listener: TcpListener,
     router: axum::Router,
@@ -66,8 +67,9 @@ pub(super) async fn serve(
 ) {
     let acceptor = TlsAcceptor::from(Arc::new(configuration(bundle)));
     let connections = Connections::new(CONNECTIONS, SHARE);
-    loop {
-        let (stream, caller) = match listener.accept().await {
+    let conversations = TaskTracker::new();
+    while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
+        let (stream, caller) = match accepted {
             Ok((stream, peer)) => (stream, Caller::new(peer.ip())),
             Err(why) => {
                 // Out of file descriptors, for example; others must end first.
@@ -81,13 +83,17 @@ pub(super) async fn serve(
             continue;
         };
         let (acceptor, router, shutdown) = (acceptor.clone(), router.clone(), shutdown.clone());
-        tokio::spawn(async move {
+        conversations.spawn(async move {
             tokio::select! {
                 () = converse(stream, acceptor, router, caller, &place.taken, shutdown) => {}
                 () = farewell(&place.taken) => {}
             }
         });
     }
+    // Who connects now is refused, and asks another replica.
+    drop(listener);
+    conversations.close();
+    conversations.wait().await;
 }
 
 async fn converse(
@@ -280,6 +286,55 @@ mod tests {
         caller.note_review();
         let stays = tokio::time::timeout(FIRST * 2, without_review(&caller, FIRST)).await;
         assert!(stays.is_err());
+    }
+
+    /// A rollout of the webhook cuts off no review.
+    #[tokio::test]
+    async fn what_was_asked_before_the_end_is_answered() {
+        let names = std::collections::BTreeSet::from(["localhost".to_owned()]);
+        let bundle = Bundle::make(&names, jiff::Timestamp::now()).unwrap();
+        let mut roots = rustls::RootCertStore::empty();
+        let authority = CertificateDer::from_pem_slice(bundle.authority().as_bytes()).unwrap();
+        roots.add(authority).unwrap();
+        let (asked_tx, mut asked) = mpsc::channel(1);
+        let answer = Arc::new(tokio::sync::Notify::new());
+        let waits = Arc::clone(&answer);
+        let router = axum::Router::new().route(
+            "/",
+            get(move || async move {
+                asked_tx.send(()).await.unwrap();
+                waits.notified().await;
+                "here"
+            }),
+        );
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (_bundle_tx, bundle) = watch::channel(bundle);
+        let shutdown = CancellationToken::new();
+        let end = shutdown.clone();
+        let serving = tokio::spawn(async move { serve(listener, router, bundle, &end).await });
+
+        let config = rustls::ClientConfig::builder()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let stream = TcpStream::connect(address).await.unwrap();
+        let name = "localhost".try_into().unwrap();
+        let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+        let mut stream = connector.connect(name, stream).await.unwrap();
+        let request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        stream.write_all(request).await.unwrap();
+        asked.recv().await.unwrap();
+        shutdown.cancel();
+        while TcpStream::connect(address).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+        assert!(!serving.is_finished(), "one waits for its answer");
+        answer.notify_one();
+        let mut answered = String::new();
+        // The end of the connection, with or without a farewell.
+        let _ = stream.read_to_string(&mut answered).await;
+        assert!(answered.starts_with("HTTP/1.1 200"), "{answered}");
+        serving.await.unwrap();
     }
 
     #[tokio::test]
