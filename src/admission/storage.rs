@@ -10,6 +10,7 @@
 
 use std::time::Duration;
 
+use futures::future::join_all;
 use futures::{StreamExt, stream};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
@@ -32,26 +33,28 @@ const BETWEEN_PAGES: Duration = Duration::from_millis(500);
 /// Longest pause: all objects are written again each time.
 const LAST_RETRY: Duration = Duration::from_secs(600);
 
-/// Rewrites until nothing is stored in the older version.
+/// Rewrites until nothing is stored in the older version. A kind with an object that cannot be rewritten, because a policy
+/// of the cluster's owner refuses it for example, keeps no other kind waiting.
 pub(super) async fn renew(cluster: &Cluster) {
-    for crd in api::crds() {
-        let mut pause = FIRST_RETRY;
-        loop {
-            match renew_kind(cluster, &crd).await {
-                Ok(0) => break,
-                Ok(count) => {
-                    let kind = crd.spec.names.kind;
-                    tracing::info!(kind, count, "objects are stored as v1beta1 now");
-                    break;
-                }
-                // The webhook may not be trusted yet; or the CRD is not installed.
-                Err(why) => {
-                    tracing::warn!(kind = crd.spec.names.kind, %why, "cannot renew stored objects yet");
-                }
+    join_all(api::crds().into_iter().map(|crd| until_renewed(cluster, crd))).await;
+}
+
+async fn until_renewed(cluster: &Cluster, crd: CustomResourceDefinition) {
+    let mut pause = FIRST_RETRY;
+    loop {
+        match renew_kind(cluster, &crd).await {
+            Ok(0) => return,
+            Ok(count) => {
+                let kind = crd.spec.names.kind;
+                return tracing::info!(kind, count, "objects are stored as v1beta1 now");
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LAST_RETRY);
+            // The webhook may not be trusted yet; or the CRD is not installed.
+            Err(why) => {
+                tracing::warn!(kind = crd.spec.names.kind, %why, "cannot renew stored objects yet");
+            }
         }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LAST_RETRY);
     }
 }
 
