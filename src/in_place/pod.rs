@@ -48,8 +48,8 @@ pub struct Pod {
     pub conditions: Vec<Condition>,
     /// What kubelet says of the containers.
     pub statuses: Vec<ContainerStatus>,
-    /// The first of the containers that initialise it which waits, by name, and why it does.
-    pub initial: Option<(String, String)>,
+    /// The first of the containers that initialise it which waits.
+    pub initial: Option<Box<ContainerStatus>>,
 }
 
 /// A container as the Pod's spec has it.
@@ -114,6 +114,8 @@ pub struct ContainerStatus {
     pub restarts: i64,
     /// Why it does not run, if kubelet says so.
     pub waiting: Option<String>,
+    /// What kubelet adds to that, where it is always the same.
+    pub because: Option<String>,
     /// How it ended last, in kubelet's words, if it did.
     pub ended: Option<String>,
     /// What the runtime gives it; `None` when kubelet does not say.
@@ -151,7 +153,8 @@ impl Pod {
             statuses: list(&status["containerStatuses"], ContainerStatus::of),
             initial: list(&status["initContainerStatuses"], ContainerStatus::of)
                 .into_iter()
-                .find_map(|status| Some((status.name, status.waiting?))),
+                .find(|status| status.waiting.is_some())
+                .map(Box::new),
         }
     }
 
@@ -254,7 +257,7 @@ impl Condition {
 
 impl ContainerStatus {
     fn of(status: &Value) -> Self {
-        let resources = &status["resources"];
+        let (resources, waiting) = (&status["resources"], &status["state"]["waiting"]);
         Self {
             name: text(&status["name"]),
             id: text(&status["containerID"]),
@@ -263,11 +266,23 @@ impl ContainerStatus {
             ready: status["ready"] == true,
             running: status["state"]["running"].is_object(),
             restarts: status["restartCount"].as_i64().unwrap_or_default(),
-            waiting: Some(text(&status["state"]["waiting"]["reason"])).filter(|r| !r.is_empty()),
+            waiting: Some(text(&waiting["reason"])).filter(|r| !r.is_empty()),
+            because: because(waiting),
             ended: ended(status),
             resources: resources.is_object().then(|| Resources::of(resources)),
         }
     }
+}
+
+/// What kubelet says of a container that it cannot start. Where it tries again it counts, and names times.
+fn because(waiting: &Value) -> Option<String> {
+    let reason = waiting["reason"].as_str()?;
+    if reason.contains("BackOff") || reason.contains("Image") {
+        return None;
+    }
+    let message = waiting["message"].as_str()?;
+    let line = message.lines().map(str::trim).find(|line| !line.is_empty())?;
+    Some(beginning(line).to_owned())
 }
 
 /// How a container ended last: its exit code, the reason, and the end of what it wrote as its last message.

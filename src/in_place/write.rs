@@ -43,7 +43,7 @@ pub struct Write {
 pub struct Fallback {
     /// Where the Pod cannot be resized.
     pub refused: Option<Write>,
-    /// Where a quota has no room for the new size, which has none for another Pod of that size either.
+    /// Where a quota or a LimitRange refuses the new size, as it would another Pod of that size.
     pub quota: Option<Write>,
 }
 

@@ -131,7 +131,7 @@ impl Done {
                 Resize::FellBack { refusal, replaced } => {
                     self.tally.failed(act, &refusal);
                     if replaced {
-                        self.tally.succeeded(&replacing(act));
+                        self.tally.succeeded(&work.name, &replacing(act));
                         return;
                     }
                     memory.failed(Subject::Sizes, Concern::Update, &refusal, now);
@@ -139,7 +139,7 @@ impl Done {
                 Resize::Done if goes_on => memory.succeeded(&Subject::Sizes),
                 _ => {}
             }
-            self.tally.succeeded(act);
+            self.tally.succeeded(&work.name, act);
             return;
         };
         let refused = match resize {
@@ -369,7 +369,7 @@ async fn patch_pod(
         if write.to != Target::Resize || error.retryable() {
             return not_patched(work, uid, name, error).await;
         }
-        let quota = error.to_string().contains("exceeded quota");
+        let quota = refuses_another(&error.words());
         let fallback = write.fallback.as_deref();
         let instead = fallback.and_then(|f| {
             if quota {
@@ -396,6 +396,13 @@ async fn patch_pod(
         };
     }
     Ok(())
+}
+
+/// Whether the refusal of a resize, in the words of the API server's plugins for `ResourceQuota` and `LimitRange`, would be
+/// that of another Pod of the new size, too.
+fn refuses_another(words: &str) -> bool {
+    let limits = [" usage per ", " max limit to request ratio per "];
+    words.contains("exceeded quota") || limits.iter().any(|of_limit| words.contains(of_limit))
 }
 
 /// Sends one write, after the one that came to `before`.
@@ -509,4 +516,36 @@ async fn patch_set(work: &Work<'_>, patch: &Value) -> Result<(), Error> {
 pub fn keep_set(work: &Work<'_>, stored: CloneSet) {
     let at = set_at(Arc::new(CloneSetView::from(&stored)));
     work.index().sets.wrote(work.name, at, Instant::now());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_is_not_given_up_for_one_that_would_be_refused_as_well() {
+        let start = "pods \"web-x\" is forbidden: ";
+        for (words, another) in [
+            (
+                "exceeded quota: few, requested: requests.cpu=1, used: requests.cpu=2",
+                true,
+            ),
+            ("maximum cpu usage per Container is 1, but limit is 2", true),
+            (
+                "[minimum memory usage per Pod is 1Gi, but request is 1Mi, x]",
+                true,
+            ),
+            (
+                "cpu max limit to request ratio per Container is 2, but provided ratio is 3.000000",
+                true,
+            ),
+            ("Pod QoS is immutable", false),
+            (
+                "ValidatingAdmissionPolicy 'p' denied request: no resizes here",
+                false,
+            ),
+        ] {
+            assert_eq!(refuses_another(&format!("{start}{words}")), another, "{words}");
+        }
+    }
 }

@@ -11,7 +11,7 @@ use super::act::keep_set;
 use super::memory::Memory;
 use super::plan::{Act, ClaimPatch, Event, Job, WAITING, Why, cut};
 use crate::api::cloneset::{CloneSet, CloneSetStatus};
-use crate::cluster::{Error, EventType, write};
+use crate::cluster::{Error, EventType, Key, write};
 use crate::ops::metrics::metrics;
 
 /// What acts have come to: an event for each, as OpenKruise has them.
@@ -66,6 +66,20 @@ fn done(act: &Act) -> Option<(&'static str, String)> {
         | Act::PatchClaim(_)
         | Act::PatchSet(_) => return None,
     })
+}
+
+/// What was done where there is no event of it, for the log.
+fn without_event(act: &Act) -> Option<&'static str> {
+    match act {
+        Act::PatchPod { why: Why::GoOn, .. } => Some("continued the in-place update of pod"),
+        Act::PatchPod { why: Why::State, .. } => Some("updated the state of pod"),
+        Act::PatchClaim(_) => Some("updated PVC"),
+        Act::DeleteClaim { .. } => Some("deleted PVC"),
+        Act::DeleteJob(_) => Some("deleted ImagePullJob"),
+        Act::LabelRevision { .. } => Some("labelled ControllerRevision"),
+        Act::PatchSet(_) => Some("updated"),
+        _ => None,
+    }
 }
 
 /// The same of an act that failed.
@@ -159,8 +173,11 @@ fn count(act: &Act, result: &'static str) {
 
 impl Tally {
     /// An act was done.
-    pub fn succeeded(&mut self, act: &Act) {
+    pub fn succeeded(&mut self, set: &Key, act: &Act) {
         count(act, "ok");
+        if let Some(what) = without_event(act) {
+            tracing::info!(%set, "{what} {}", name(act));
+        }
         self.done.extend(done(act).map(|(reason, message)| Event {
             warning: false,
             reason,

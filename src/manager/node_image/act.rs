@@ -72,7 +72,11 @@ pub async fn carry_out(
         }
         Act::Label(labels) => {
             let body = json!({ "metadata": { "labels": labels } });
-            write::patch_merge(&api, name, &body).await.map(|_| ())
+            let labelled = write::patch_merge(&api, name, &body).await.map(|_| ());
+            if labelled.is_ok() {
+                tracing::info!(node = name, "NodeImage has the labels of its Node");
+            }
+            labelled
         }
         Act::Remove(removal) => remove(ctx, &api, name, &removal).await,
         Act::Fail(failures) => fail(ctx, &api, name, &failures, now).await,
@@ -143,6 +147,11 @@ async fn remove(ctx: &Context, api: &Api<NodeImage>, name: &str, removal: &Remov
         "spec": { "images": images },
     });
     write::patch_merge(api, name, &body).await?;
+    tracing::info!(
+        node = name,
+        tags = removal.tags.len(),
+        "removed from the NodeImage what no job needs"
+    );
     for note in unreadable {
         tracing::warn!(node = name, "NodeImage: {note}");
         let (about, events) = (object.object_ref(&()), &ctx.cluster.events);

@@ -271,29 +271,26 @@ fn unready(pod: &Pod) -> String {
 
 /// What stops a container of the Pod from running, in the words of kubelet; nothing that passes by itself.
 pub(super) fn trouble(pod: &Pod) -> Option<String> {
-    let regular = pod.statuses.iter().map(|s| (&s.name, s.waiting.as_ref()));
-    let regular = regular.filter_map(|(name, reason)| Some((name, reason?)));
-    let all = pod
-        .initial
-        .iter()
-        .map(|(name, reason)| (name, reason))
-        .chain(regular);
+    let all = pod.initial.as_deref().into_iter().chain(&pod.statuses);
+    let all = all.filter_map(|status| Some((status, status.waiting.as_deref()?)));
     let waits = |name: &str, reason: &str| reason == HELD && held(pod, name);
-    let mut bad = all.filter(|(name, reason)| !ORDINARY.contains(&reason.as_str()) && !waits(name, reason));
-    let (name, reason) = bad.next()?;
+    let mut bad = all.filter(|(status, reason)| !ORDINARY.contains(reason) && !waits(&status.name, reason));
+    let (status, reason) = bad.next()?;
+    let name = &status.name;
     // Kubelet takes turns with these two, which is no news.
-    let reason = if reason == "ErrImagePull" {
-        "ImagePullBackOff"
-    } else {
-        reason
+    let reason = match reason {
+        "ErrImagePull" => "ImagePullBackOff",
+        reason => reason,
     };
     let image = pod.containers.iter().find(|c| c.name == *name);
     let image = image.filter(|_| reason.contains("Image"));
     let image = image.map_or(String::new(), |c| format!(" of image {}", c.image));
-    let ended = pod.status(name).and_then(|status| status.ended.as_ref());
-    let ended = ended.filter(|_| reason == CRASHES);
-    let ended = ended.map_or(String::new(), |ended| format!(" ({ended})"));
-    Some(format!("container {name}: {reason}{image}{ended}"))
+    let because = match reason {
+        CRASHES => &status.ended,
+        _ => &status.because,
+    };
+    let because = because.as_ref().map_or(String::new(), |why| format!(" ({why})"));
+    Some(format!("container {name}: {reason}{image}{because}"))
 }
 
 /// Whether a container is yet to start when others of a higher launch priority are ready, and these are not.

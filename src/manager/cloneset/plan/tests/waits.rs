@@ -155,6 +155,27 @@ fn a_pod_that_runs_and_is_not_ready_says_what_it_lacks() {
         .values_mut()
         .for_each(|pod| pod["status"]["initContainerStatuses"] = initial.clone());
     says(&mut world, "(container setup: ErrImageNeverPull)");
+    let initial = json!([{ "name": "done", "state": { "terminated": { "exitCode": 0 } } }, { "name": "setup",
+        "state": { "waiting": { "reason": "CrashLoopBackOff", "message": "back-off 40s restarting" } },
+        "lastState": { "terminated": { "exitCode": 2, "message": "no route to db" } } }]);
+    for pod in world.pods.values_mut() {
+        pod["status"]["initContainerStatuses"] = initial.clone();
+    }
+    says(
+        &mut world,
+        "(container setup: CrashLoopBackOff (exit code 2: no route to db))",
+    );
+    for reason in ["CreateContainerConfigError", "RunContainerError"] {
+        let waiting = json!({ "waiting": { "reason": reason, "message": "secret \"x\" not found\nmore" } });
+        for pod in world.pods.values_mut() {
+            pod["status"]["initContainerStatuses"] = json!([]);
+            pod["status"]["containerStatuses"] = container(waiting.clone());
+        }
+        says(
+            &mut world,
+            &format!("(container app: {reason} (secret \"x\" not found))"),
+        );
+    }
 }
 
 #[test]
