@@ -21,7 +21,7 @@ async fn what_the_api_server_is_too_busy_for_is_told_and_done_when_it_is_not() {
     )
     .await;
     let failed = said(&set, "FailedScale");
-    assert!(failed.ends_with("(HTTP 429)"), "{failed}");
+    assert!(failed.ends_with("try again after 1 s"), "{failed}");
     let set = field.settled("web").await;
     assert_eq!(said(&set, "FailedScale"), "");
     // Nothing was done, so there is nothing to look for, but for Pods to adopt at the beginning.

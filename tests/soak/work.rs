@@ -459,7 +459,8 @@ impl Work {
         let mut counts: BTreeMap<String, usize> = BTreeMap::new();
         for event in list.items.iter().map(|event| json!(event)) {
             let by = text(&event["reportingComponent"]);
-            if by.starts_with("kruise-") {
+            let about = text(&event["involvedObject"]["apiVersion"]);
+            if by.starts_with("kruise-") || about.starts_with("apps.kruise.io/") {
                 let what = format!("{by} {} {}", event["involvedObject"]["kind"], event["reason"]);
                 *counts.entry(what).or_default() += 1;
             }
