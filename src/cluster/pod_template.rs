@@ -306,14 +306,20 @@ fn in_words(status: &Status, asked: &Templates, kept: &[usize]) -> String {
 
 /// Why an object of that form is none: with types of fields, without indexes, and claims are volumes in it.
 fn undecodable(message: &str, asked: &Templates) -> String {
-    const CLAIM: &str = "template.spec.volumes.ephemeral.volumeClaimTemplate.";
+    // Some releases name what is embedded in a type.
+    const CLAIMS: [&str; 2] = [
+        "template.spec.volumes.VolumeSource.ephemeral.volumeClaimTemplate.",
+        "template.spec.volumes.ephemeral.volumeClaimTemplate.",
+    ];
     let volumes = asked.template["spec"]["volumes"].as_array();
     let may_be_own = volumes.is_some_and(|all| all.iter().any(|volume| !volume["ephemeral"].is_null()));
-    if message.contains(CLAIM) && !may_be_own {
-        let field = "volumeClaimTemplates";
-        return format!("spec.{field}: {}", message.replace(CLAIM, &format!("{field}.")));
+    match CLAIMS.iter().find(|claims| message.contains(**claims)) {
+        Some(claims) if !may_be_own => {
+            let message = message.replace(claims, "volumeClaimTemplates.");
+            format!("spec.volumeClaimTemplates: {message}")
+        }
+        _ => format!("spec.template: {message}"),
     }
-    format!("spec.template: {message}")
 }
 
 /// Where a field of the `PodTemplate` comes from.

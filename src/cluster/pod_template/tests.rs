@@ -274,24 +274,22 @@ fn a_claim_that_cannot_be_decoded_is_named_as_one() {
             "json: cannot unmarshal number into Go struct field PersistentVolumeClaimSpec.{field} of type string"
         )
     };
-    let decoded = "template.spec.volumes.ephemeral.volumeClaimTemplate.spec.volumeName";
-    let own =
-        json!({ "spec": { "volumes": [{ "name": "a", "emptyDir": {} }, { "name": "e", "ephemeral": {} }] } });
-    for (template, expected) in [
-        (
-            json!({ "spec": {} }),
-            format!(
-                "spec.volumeClaimTemplates: {}",
-                message("volumeClaimTemplates.spec.volumeName")
-            ),
-        ),
-        (own, format!("spec.template: {}", message(decoded))),
-    ] {
-        let asked = Templates {
-            template,
-            ..templates()
-        };
-        assert_eq!(undecodable(&message(decoded), &asked), expected);
+    let own = json!([{ "name": "a", "emptyDir": {} }, { "name": "e", "ephemeral": {} }]);
+    for embedded in ["", "VolumeSource."] {
+        let decoded = message(&format!(
+            "template.spec.volumes.{embedded}ephemeral.volumeClaimTemplate.spec.volumeName"
+        ));
+        let claim = message("volumeClaimTemplates.spec.volumeName");
+        for (volumes, expected) in [
+            (json!([]), format!("spec.volumeClaimTemplates: {claim}")),
+            (own.clone(), format!("spec.template: {decoded}")),
+        ] {
+            let asked = Templates {
+                template: json!({ "spec": { "volumes": volumes } }),
+                ..templates()
+            };
+            assert_eq!(undecodable(&decoded, &asked), expected);
+        }
     }
 }
 
