@@ -168,6 +168,29 @@ fn a_saved_helm_release_can_be_restored() {
 }
 
 #[test]
+fn the_way_back_names_claims_that_belong_to_pods() {
+    let plane = &*PLANE;
+    let namespace = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "given" } });
+    let claim = |name: &str, kind: &str| {
+        json!({ "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "metadata": { "name": name, "namespace": "given",
+                "labels": { "apps.kruise.io/cloneset-instance-id": "abcde" },
+                "ownerReferences": [{ "apiVersion": "v1", "kind": kind, "name": "web-abcde", "uid": "u" }] },
+            "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } } })
+    };
+    create(
+        plane,
+        &[namespace, claim("kept", "CloneSet"), claim("given", "Pod")],
+    );
+    let found = shell(plane, &block("get pvc"));
+    let rows: Vec<Vec<_>> = found
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(rows, [["given", "given", "Pod", "web-abcde"]], "{found}");
+}
+
+#[test]
 fn the_way_back_takes_away_an_installation_in_another_namespace() {
     let plane = &*PLANE;
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/");
