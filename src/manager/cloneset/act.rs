@@ -131,7 +131,7 @@ impl Done {
                 Resize::FellBack { refusal, replaced } => {
                     self.tally.failed(act, &refusal);
                     if replaced {
-                        self.tally.succeeded(&work.name, &replacing(act));
+                        self.tally.succeeded(work.name, &replacing(act));
                         return;
                     }
                     memory.failed(Subject::Sizes, Concern::Update, &refusal, now);
@@ -139,7 +139,7 @@ impl Done {
                 Resize::Done if goes_on => memory.succeeded(&Subject::Sizes),
                 _ => {}
             }
-            self.tally.succeeded(&work.name, act);
+            self.tally.succeeded(work.name, act);
             return;
         };
         let refused = match resize {
