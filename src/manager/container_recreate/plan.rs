@@ -112,7 +112,13 @@ pub fn plan(
     let Some(pod) = pod.filter(|p| !p.deleting && belongs(request, p)) else {
         return gone(request, &status, before, now);
     };
+    let untouched = status.phase.as_str().is_empty();
     if let Some(message) = overdue(request, &status, now) {
+        let mut status = status;
+        if untouched && !status.unheard() {
+            // Before it was time to say so.
+            status.no_daemon(node(request), now);
+        }
         return Plan::act(complete(request, status, message, now));
     }
     let limits = [silence(request, &status), deadline(request)];
@@ -120,7 +126,6 @@ pub fn plan(
     if let Some(labels) = missing_labels(request, pod) {
         return Plan::act(Act::Label(labels));
     }
-    let untouched = status.phase.as_str().is_empty();
     if untouched && !status.unheard() {
         let due = add(created(request), UNHEARD);
         if now < due {

@@ -147,6 +147,22 @@ fn a_request_that_no_daemon_takes_up_says_so() {
     );
 }
 
+#[test]
+fn a_deadline_before_it_is_said_that_no_daemon_is_there_says_so_too() {
+    let mut short = request();
+    short.spec.active_deadline_seconds = Some(3);
+    let Some(Act::Complete(status)) = plan(&short, Some(&pod("x")), None, at(4)).act else {
+        panic!("it ends");
+    };
+    let reasons: Vec<_> = status
+        .conditions
+        .iter()
+        .map(|c| (c.type_.as_str(), c.reason.as_str()))
+        .collect();
+    assert_eq!(reasons, [("Failed", "NoDaemon")]);
+    assert_eq!(status.message.as_deref(), Some(DEADLINE));
+}
+
 /// A daemon of OpenKruise keeps conditions, sets the phase only where it is empty, and knows none of ours.
 #[test]
 fn a_request_that_another_make_of_daemon_has_is_not_judged_silent_and_gets_its_conditions() {
