@@ -278,8 +278,8 @@ mod tests {
 
     use jiff::Timestamp;
 
-    use super::super::plan::Again;
     use super::super::plan::tests::{LIMITS, ask_in, failed, go, pulled};
+    use super::super::plan::{Again, Progress};
     use super::*;
     use crate::ops::logs::lines_of;
 
@@ -373,6 +373,26 @@ mod tests {
         };
         let details = ["team/job", "succeeded", "attempts=2", "took_seconds=60"];
         one(&log, ": pull of the image ended", &details);
+    }
+
+    #[test]
+    fn a_pull_that_succeeded_has_all_of_its_bytes() {
+        let key = TagKey {
+            name: "nginx".to_owned(),
+            tag: "1".to_owned(),
+        };
+        let (mut board, now) = (Board::default(), Timestamp::UNIX_EPOCH);
+        board.desire(&[(key.clone(), ask_in("team", "job"))].into(), &BTreeMap::new());
+        let (_, run) = go(&mut board, &LIMITS, now).remove(0);
+        let shown = |board: &Board| {
+            let shown = pull(&key, board.get(&key).unwrap(), &LIMITS, &Speeds::default());
+            (shown.bytes_done, shown.bytes_total)
+        };
+        // The last look at the bytes is before the end.
+        board.advance(&key, run, Progress { done: 96, total: 100 }, now);
+        assert_eq!(shown(&board), (96, Some(100)));
+        board.ended(&key, run, pulled(), now);
+        assert_eq!(shown(&board), (100, Some(100)));
     }
 
     #[test]
