@@ -35,8 +35,10 @@ const FALSE: [&str; 7] = [
     "readOnly",
 ];
 /// Fields that are as good as absent when they are 0; elsewhere Go has a pointer.
-const ZERO: [&str; 7] = [
+const ZERO: [&str; 8] = [
     "hostPort",
+    // Of iSCSI; of Fibre Channel it counts with targetWWNs alone, which cannot be without.
+    "lun",
     "initialDelaySeconds",
     "timeoutSeconds",
     "periodSeconds",

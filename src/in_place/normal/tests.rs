@@ -172,6 +172,13 @@ fn what_changes_pods_is_kept() {
     ] {
         assert_ne!(plain, container(other.clone()), "{other}");
     }
+    let disk = |fields: Value| {
+        let mut iscsi = json!({ "targetPortal": "10.0.0.1", "iqn": "iqn.2001-04.com.example:disk" });
+        json_patch::merge(&mut iscsi, &fields);
+        of(json!({ "volumes": [{ "name": "v", "iscsi": iscsi }] }))
+    };
+    assert_eq!(disk(json!({})), disk(json!({ "lun": 0 })), "Go always writes it");
+    assert_ne!(disk(json!({})), disk(json!({ "lun": 1 })));
     for (one, other) in [
         (json!({}), json!({ "automountServiceAccountToken": false })),
         (json!({}), json!({ "terminationGracePeriodSeconds": 0 })),
