@@ -23,9 +23,12 @@ pub struct Tally {
 }
 
 /// The reason and text of the event about an act that was done. Where OpenKruise has one, they are its, to the letter.
-fn done(act: &Act) -> Option<(&'static str, String)> {
+///
+/// # Errors
+/// What the log says where there is no event: what was done, before the name.
+fn done(act: &Act) -> Result<(&'static str, String), &'static str> {
     let name = name(act);
-    Some(match act {
+    Ok(match act {
         Act::CreatePod { .. } => ("SuccessfulCreate", format!("succeed to create pod {name}")),
         Act::DeletePod { .. } => ("SuccessfulDelete", format!("succeed to delete pod {name}")),
         Act::PatchPod { why, .. } => match why {
@@ -54,35 +57,22 @@ fn done(act: &Act) -> Option<(&'static str, String)> {
                 "DeletionCancelled",
                 format!("cancelled the deletion of pod {name}"),
             ),
-            Why::GoOn | Why::State => return None,
+            Why::GoOn => return Err("continued the in-place update of pod"),
+            Why::State => return Err("updated the state of pod"),
         },
         Act::CreateJob(job) => (
             "CreatedImagePullJob",
             format!("created ImagePullJob {name} for image: {}", job.spec.image),
         ),
-        Act::DeleteClaim { .. }
-        | Act::DeleteJob(_)
-        | Act::LabelRevision { .. }
-        | Act::PatchClaim(_)
-        | Act::PatchSet(_) => return None,
+        Act::PatchClaim(_) => return Err("updated PVC"),
+        Act::DeleteClaim { .. } => return Err("deleted PVC"),
+        Act::DeleteJob(_) => return Err("deleted ImagePullJob"),
+        Act::LabelRevision { .. } => return Err("labelled ControllerRevision"),
+        Act::PatchSet(_) => return Err("updated"),
     })
 }
 
-/// What was done where there is no event of it, for the log.
-fn without_event(act: &Act) -> Option<&'static str> {
-    match act {
-        Act::PatchPod { why: Why::GoOn, .. } => Some("continued the in-place update of pod"),
-        Act::PatchPod { why: Why::State, .. } => Some("updated the state of pod"),
-        Act::PatchClaim(_) => Some("updated PVC"),
-        Act::DeleteClaim { .. } => Some("deleted PVC"),
-        Act::DeleteJob(_) => Some("deleted ImagePullJob"),
-        Act::LabelRevision { .. } => Some("labelled ControllerRevision"),
-        Act::PatchSet(_) => Some("updated"),
-        _ => None,
-    }
-}
-
-/// The same of an act that failed.
+/// The reason and text of the event about an act that failed.
 fn failed(act: &Act, error: &Error) -> (&'static str, String) {
     let of_claim = error.is_about("PersistentVolumeClaim", "persistentvolumeclaims");
     let (name, error) = (name(act), error.words());
@@ -175,14 +165,14 @@ impl Tally {
     /// An act was done.
     pub fn succeeded(&mut self, set: &Key, act: &Act) {
         count(act, "ok");
-        if let Some(what) = without_event(act) {
-            tracing::info!(%set, "{what} {}", name(act));
+        match done(act) {
+            Ok((reason, message)) => self.done.push(Event {
+                warning: false,
+                reason,
+                message,
+            }),
+            Err(what) => tracing::info!(%set, "{what} {}", name(act)),
         }
-        self.done.extend(done(act).map(|(reason, message)| Event {
-            warning: false,
-            reason,
-            message,
-        }));
     }
 
     /// An act failed.
