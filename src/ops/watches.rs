@@ -131,8 +131,12 @@ impl Watch {
 
     /// The objects that are held have that length, as the API server sent them.
     pub fn holds(&self, bytes: usize) {
-        self.change(|state| state.bytes = bytes);
-        self.show_bytes(&self.watches.lock());
+        let mut register = self.watches.lock();
+        let Some(state) = register.watches.get_mut(&self.id) else {
+            return;
+        };
+        state.bytes = bytes;
+        self.show_bytes(&register);
     }
 
     fn show_bytes(&self, register: &Register) {
