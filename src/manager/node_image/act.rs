@@ -51,10 +51,7 @@ pub async fn carry_out(
     let done = match act {
         Act::Create { labels } => {
             let created = create(&api, name, labels).await;
-            if created.is_ok() {
-                tracing::info!(node = name, "NodeImage created");
-            }
-            created
+            created.inspect(|()| tracing::info!(node = name, "NodeImage created"))
         }
         Act::Delete => {
             // The watch of Nodes may be behind that of NodeImages; what is deleted here is lost.
@@ -65,18 +62,12 @@ pub async fn carry_out(
             }
             let uid = seen.map(|s| s.uid.as_str());
             let deleted = write::delete(&api, name, uid).await;
-            if deleted.is_ok() {
-                tracing::info!(node = name, "NodeImage deleted: its Node has gone");
-            }
-            deleted
+            deleted.inspect(|()| tracing::info!(node = name, "NodeImage deleted: its Node has gone"))
         }
         Act::Label(labels) => {
             let body = json!({ "metadata": { "labels": labels } });
-            let labelled = write::patch_merge(&api, name, &body).await.map(|_| ());
-            if labelled.is_ok() {
-                tracing::info!(node = name, "NodeImage has the labels of its Node");
-            }
-            labelled
+            let labelled = write::patch_merge(&api, name, &body).await;
+            labelled.map(|_| tracing::info!(node = name, "NodeImage has the labels of its Node"))
         }
         Act::Remove(removal) => remove(ctx, &api, name, &removal).await,
         Act::Fail(failures) => fail(ctx, &api, name, &failures, now).await,

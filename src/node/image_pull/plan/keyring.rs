@@ -26,7 +26,8 @@ pub const KEY_CFG: &str = ".dockercfg";
 const DEFAULT_REGISTRY: &str = "index.docker.io";
 /// Entries of one Docker configuration.
 const MAX_ENTRIES: usize = 1000;
-/// Bytes of an entry's registry, and characters of one that is told of. No image name has more than 255, and some more are for `*`, scheme and version.
+/// Bytes of an entry's registry, and characters of one that is told of. No image name has more than 255, and some more are
+/// for `*`, scheme and version.
 const MAX_REGISTRY: usize = 512;
 
 /// Why credentials cannot be read. Says nothing of what is in them.
