@@ -1,5 +1,9 @@
 //! kruise-rs: OpenKruise's node plane and the workloads that live from it.
 
+// A panic is one failed request or pass: it has to unwind in every profile.
+#[cfg(panic = "abort")]
+compile_error!("a panic must unwind: leave `panic` out of the profile");
+
 pub mod admission;
 pub mod api;
 pub mod cluster;
