@@ -344,3 +344,24 @@ fn observed(work: &Work<'_>, seen: Belongings, history: &History, memory: &Memor
         seed: work.shared.chance.hash_one(Instant::now()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_switched_on_or_off_is_as_in_openkruise() {
+        let wanted = Switches {
+            short_hash: false,
+            partition_rollback: false,
+            preparing_update_as_update: false,
+            recreate_for_claims: false,
+            env_from_metadata: true,
+            vertical: false,
+            pre_download: false,
+            stored: Stored::WithDefaults,
+            exclude_preparing_delete: false,
+        };
+        assert_eq!(switches(&Gates::default()), wanted);
+    }
+}
