@@ -46,11 +46,34 @@ enum Outcome {
 /// Kinds, in the words of the metric and the messages, and what became of the write.
 type Outcomes = [(&'static str, Outcome); 4];
 
+/// What is told of a check.
+#[derive(Debug, PartialEq, Eq)]
+enum Found {
+    /// Writes of these kinds are refused, as all that could be tried.
+    Fenced(String),
+    /// Writes of these kinds are not, again and again.
+    Open {
+        kinds: String,
+        /// Whether this was not told at the check before.
+        new: bool,
+    },
+}
+
 /// Checks for as long as the process lives.
 pub async fn run(ctx: Context) {
+    let tell = |found: Found| match found {
+        Found::Fenced(kinds) => ctx
+            .health
+            .ready(CHECK, format!("writes about other nodes are refused: {kinds}")),
+        Found::Open { kinds, new } => say(&ctx, &kinds, new),
+    };
+    check(|| Box::pin(try_all(&ctx)), tell).await;
+}
+
+async fn check<F: Future<Output = Outcomes>>(ask: impl Fn() -> F, mut tell: impl FnMut(Found)) {
     let (mut pause, mut accepted) = (RETRY, 0_u32);
     loop {
-        let outcomes = Box::pin(try_all(&ctx)).await;
+        let outcomes = ask().await;
         for (kind, outcome) in outcomes {
             let gauge = metrics()
                 .daemon_fenced
@@ -68,8 +91,7 @@ pub async fn run(ctx: Context) {
         };
         let (open, refused) = (kinds(Outcome::Accepted), kinds(Outcome::Refused));
         if open.is_empty() && !refused.is_empty() {
-            ctx.health
-                .ready(CHECK, format!("writes about other nodes are refused: {refused}"));
+            tell(Found::Fenced(refused));
             (pause, accepted) = (RETRY, 0);
             tokio::time::sleep(next_check(&RandomState::new())).await;
             continue;
@@ -77,7 +99,8 @@ pub async fn run(ctx: Context) {
         if !open.is_empty() {
             accepted = accepted.saturating_add(1);
             if accepted >= IN_A_ROW {
-                say(&ctx, &open, accepted == IN_A_ROW);
+                let new = accepted == IN_A_ROW;
+                tell(Found::Open { kinds: open, new });
             }
         }
         tokio::time::sleep(pause).await;
@@ -177,9 +200,53 @@ fn outcome<T>(answer: Result<T, Error>) -> Outcome {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::{Cell, RefCell};
     use std::hash::{BuildHasherDefault, DefaultHasher};
 
+    use tokio::time::Instant;
+
     use super::*;
+
+    /// The policies go while the daemon runs, and come back.
+    #[tokio::test(start_paused = true)]
+    async fn a_fence_that_falls_is_told_within_the_hour_and_so_is_its_return() {
+        let (start, told) = (Instant::now(), RefCell::new(Vec::new()));
+        let minutes = || start.elapsed().as_secs() / 60;
+        let fenced = Cell::new(true);
+        let ask = || {
+            let outcome = if fenced.get() {
+                Outcome::Refused
+            } else {
+                Outcome::Accepted
+            };
+            let other = ("nodeimages", Outcome::Unknown);
+            std::future::ready([("events", Outcome::Refused), other, ("pods", outcome), other])
+        };
+        let tell = |found| {
+            if told.borrow().is_empty() {
+                fenced.set(false);
+            }
+            told.borrow_mut().push((minutes(), found));
+            if told.borrow().len() == 4 {
+                fenced.set(true);
+            }
+        };
+        let ended = tokio::time::timeout(Duration::from_secs(2 * 3600), check(ask, tell)).await;
+        assert!(ended.is_err(), "it checks for ever");
+        let told = told.into_inner();
+        let open = |new| Found::Open {
+            kinds: "pods".to_owned(),
+            new,
+        };
+        let found: Vec<&Found> = told.iter().map(|(_, found)| found).collect();
+        let fenced = Found::Fenced("events, pods".to_owned());
+        assert_eq!(
+            found[..5],
+            [&fenced, &open(true), &open(false), &open(false), &fenced]
+        );
+        assert!((60..=67).contains(&told[1].0), "{told:?}");
+        assert!(told[4].0 - told[3].0 <= 5, "{told:?}");
+    }
 
     #[test]
     fn checks_are_spread_over_six_minutes_after_the_hour() {
