@@ -22,8 +22,10 @@ use crate::manager::view::{NodeImageView, NodeView, PodView, TagStatusView};
 const UNSEEN: SignedDuration = SignedDuration::from_secs(30);
 
 /// Seconds after which a daemon that has said nothing about an image is worth a word. It answers at once, also where the
-/// image has to queue, and writes its status every 5 s at most.
+/// image has to queue, and where its last status could not be written.
 const SILENCE: i64 = 10;
+/// The same where the job's deadline is over, so that there is no more time to wait.
+const SILENCE_AT_THE_END: i64 = 2;
 
 /// Identity of a job.
 pub type Uid = Arc<str>;
@@ -427,20 +429,21 @@ impl Index {
         self.nodes.get(name).cloned()
     }
 
-    /// How far a job is at `now`; with the names of unfinished nodes where asked for.
+    /// How far a job is at `now`. Where it is `late`, with the names of unfinished nodes, and those that have not begun count as
+    /// silent after a shorter time.
     #[must_use]
-    pub fn tally(&self, uid: &Uid, unfinished: bool, now: Timestamp) -> Option<Tally> {
+    pub fn tally(&self, uid: &Uid, late: bool, now: Timestamp) -> Option<Tally> {
         let work = self.jobs.get(uid)?;
-        let mut tally = work.tally(unfinished);
+        let mut tally = work.tally(late);
         if let Targets::Names(names) = &work.job.targets {
             let known = |n: &&String| self.nodes.contains_key(n.as_str());
             tally.unknown = names.iter().filter(|n| !known(n)).cloned().collect();
         }
         (tally.awaited, tally.awaited_until) = self.awaited.of(work, now);
         for (name, since) in work.silent() {
-            let late = after(since, SILENCE);
-            if now < late {
-                tally.silent_from = Some(tally.silent_from.map_or(late, |first| first.min(late)));
+            let until = after(since, if late { SILENCE_AT_THE_END } else { SILENCE });
+            if now < until {
+                tally.silent_from = Some(tally.silent_from.map_or(until, |first| first.min(until)));
             } else if self.unready.contains(name) {
                 tally.lost.insert(Arc::clone(name));
             } else {

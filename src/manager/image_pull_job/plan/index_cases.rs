@@ -86,12 +86,20 @@ fn a_daemon_that_says_nothing_is_noticed_until_it_does() {
         Op::Put(0),
         Op::HandOut,
         Op::Write,
-        Op::Pass(9),
+        Op::Pass(1),
     ];
     let mut world = played(asked, 1, false);
+    let late = |world: &World| world.index.tally(&"uid0".into(), true, at(world.now)).unwrap();
+    assert_eq!(late(&world).silent.len(), 0, "it was asked this very second");
+    go_on(&mut world, [Op::Pass(8)], 1, false);
     assert_eq!(
         (tally(&world).silent.len(), tally(&world).silent_from),
         (0, Some(at(10)))
+    );
+    assert_eq!(
+        (late(&world).silent.len(), late(&world).silent_from),
+        (1, None),
+        "at its deadline"
     );
     go_on(&mut world, [Op::Pass(1)], 1, false);
     assert_eq!((tally(&world).silent.len(), tally(&world).silent_from), (1, None));
