@@ -245,6 +245,7 @@ impl Duty {
     }
 
     fn observe(&mut self, change: Change<Seen>) {
+        self.publisher.heard();
         let old_uid = self.seen.as_ref().map(|s| s.uid.clone());
         let other = change.new.as_ref().map(|s| s.uid.clone()) != old_uid;
         if other {

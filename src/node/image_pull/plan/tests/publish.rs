@@ -69,15 +69,36 @@ fn a_failed_write_is_repeated_with_growing_pauses_or_when_the_server_says() {
     for _ in 0..10 {
         publisher.failed(None, at_ms(0));
     }
-    assert_eq!(publisher.when(&now(&board), at_ms(0)), When::At(at_ms(5000)));
-    publisher.failed(Some(SignedDuration::from_secs(7)), at_ms(0));
-    assert_eq!(publisher.when(&now(&board), at_ms(0)), When::At(at_ms(7000)));
+    assert_eq!(publisher.when(&now(&board), at_ms(0)), When::At(at_ms(30_000)));
+    publisher.failed(Some(SignedDuration::from_secs(37)), at_ms(0));
+    assert_eq!(publisher.when(&now(&board), at_ms(0)), When::At(at_ms(37_000)));
     publisher.failed(Some(SignedDuration::from_secs(1)), at_ms(0));
     assert_eq!(
         publisher.when(&now(&board), at_ms(0)),
-        When::At(at_ms(5000)),
+        When::At(at_ms(30_000)),
         "it grows although the server asks for less"
     );
+}
+
+#[test]
+fn a_failed_write_is_repeated_at_once_when_the_server_is_heard_of() {
+    let (board, ..) = running();
+    let mut publisher = Publisher::new(500);
+    (0..20).for_each(|_| publisher.failed(None, at_ms(0)));
+    publisher.heard();
+    assert_ne!(publisher.when(&now(&board), at_ms(0)), When::At(at_ms(45_000)));
+    assert_eq!(publisher.when(&now(&board), at_ms(100)), When::Now);
+    publisher.failed(None, at_ms(100));
+    assert_eq!(
+        publisher.when(&now(&board), at_ms(100)),
+        When::At(at_ms(45_100)),
+        "it is as unwell as before"
+    );
+
+    publisher.refused(at_ms(0));
+    let again = publisher.when(&now(&board), at_ms(0));
+    publisher.heard();
+    assert_eq!(publisher.when(&now(&board), at_ms(0)), again, "it was heard of");
 }
 
 #[test]
@@ -134,6 +155,13 @@ fn nodes_that_are_turned_away_together_come_back_one_by_one() {
         publisher.when(&now(&board), at_ms(0))
     };
     assert_eq!([back(0), back(300)], [1000, 1300].map(|ms| When::At(at_ms(ms))));
+    let long_after = |spread| {
+        let mut publisher = Publisher::new(spread);
+        (0..20).for_each(|_| publisher.failed(None, at_ms(0)));
+        publisher.when(&now(&board), at_ms(0))
+    };
+    let all = [long_after(0), long_after(500), long_after(999)];
+    assert_eq!(all, [30_000, 45_000, 59_970].map(|ms| When::At(at_ms(ms))));
 }
 
 #[test]
