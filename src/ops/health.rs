@@ -10,6 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Progress, Watches};
 
+/// Name of the check of watches, which time alone may fail: it is done when somebody asks, as kubelet does.
+const WATCHES: &str = "watches";
+
 /// The health of the process; clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
@@ -68,10 +71,12 @@ impl Health {
     /// The answer to `/readyz`: every check with its words.
     #[must_use]
     pub fn readiness(&self) -> Answer {
-        let mut checks = self.lock().readiness.clone();
-        if let Some(state) = self.watches.check() {
-            checks.insert("watches".to_owned(), state);
+        match self.watches.check() {
+            Some(Ok(how)) => self.ready(WATCHES, how),
+            Some(Err(why)) => self.unready(WATCHES, why),
+            None => {}
         }
+        let checks = self.lock().readiness.clone();
         let mut text = String::new();
         for (check, state) in &checks {
             let (mark, words) = match state {
