@@ -21,6 +21,11 @@ const NAMED_OTHERWISE: &[(&str, &str, &str)] = &[
         "which of them it is the API server does not say",
     ),
     (
+        "metadata.annotations.apps.kruise.io/",
+        "annotations: Too long",
+        "they are counted together",
+    ),
+    (
         "terminationGracePeriodSeconds",
         "less than terminationGracePeriodSeconds",
         "a hook would last longer",
@@ -216,9 +221,19 @@ async fn a_template_with_any_value_in_any_field_is_refused_by_field_or_does_no_h
     ] {
         places(good.pointer(pointer).unwrap(), (pointer, field), &mut found);
     }
-    let mut attempts = Vec::new();
+    let (mut attempts, mut heavy) = (Vec::new(), Vec::new());
     for (at, (pointer, field)) in found.into_iter().enumerate() {
         let schema = json!({ "type": type_of(good.pointer(&pointer).unwrap()) });
+        if schema["type"] == "string" {
+            let mut object = good.clone();
+            *object.pointer_mut(&pointer).unwrap() = "a".repeat(1 << 20).into();
+            heavy.push(Attempt {
+                version: "v1beta1".to_owned(),
+                name: format!("template-heavy-{}", heavy.len()),
+                field: field.clone(),
+                object,
+            });
+        }
         let values = hostile(&schema);
         for value in values.iter().cycle().skip(at * IN_EACH).take(IN_EACH) {
             let mut object = good.clone();
@@ -242,6 +257,11 @@ async fn a_template_with_any_value_in_any_field_is_refused_by_field_or_does_no_h
         "{} of {count} were accepted",
         accepted.len()
     );
+    let count = heavy.len();
+    assert!(count > 50, "{count} fields are texts");
+    let large = attempt(heavy, 1, admin, "CloneSet").await;
+    println!("{} of {count} were accepted with 1 MiB", large.len());
+    accepted.extend(large);
     world.still_works("after-templates").await;
     accepted.push("template-good".to_owned());
     let removed = stream::iter(&accepted).map(|name| objects.remove(name));
