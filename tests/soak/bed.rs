@@ -1,4 +1,5 @@
-//! A node with two managers and our daemon, each with a network and a clock of its own, and a small disk for images.
+//! A node with our daemon, two managers and the process of their webhooks, each with a network and a clock of its own, and a
+//! small disk for images.
 
 use std::path::{Path, PathBuf};
 
@@ -22,16 +23,22 @@ pub enum Ours {
     Daemon,
     FirstManager,
     SecondManager,
+    Webhook,
 }
 
 /// All of them.
-pub const OURS: [Ours; 3] = [Ours::Daemon, Ours::FirstManager, Ours::SecondManager];
+pub const OURS: [Ours; 4] = [
+    Ours::Daemon,
+    Ours::FirstManager,
+    Ours::SecondManager,
+    Ours::Webhook,
+];
 
 pub struct Bed {
     pub node: Node,
     daemon: Component,
-    managers: [Manager; 2],
-    networks: [Network; 3],
+    managers: [Manager; 3],
+    networks: [Network; 4],
 }
 
 impl Bed {
@@ -45,20 +52,26 @@ impl Bed {
         let host = node.runtime.host_address();
         let account = programs::daemon_account(&node);
         let mut daemon = programs::daemon_as(&node, &account);
-        let mut first = programs::manager(&node, "kruise-manager", 0);
-        let mut second = programs::manager(&node, "kruise-manager-2", 1);
-        let networks =
-            [&account, &first.kubeconfig, &second.kubeconfig].map(|file| Network::before(file, &host));
-        step_by_file(&node, "daemon", &mut daemon);
-        step_by_file(&node, "first", &mut first);
-        step_by_file(&node, "second", &mut second);
-        first.start().expect("the manager starts");
-        second.start().expect("the second manager starts");
+        let mut managers = [
+            programs::half(&node, "kruise-manager", "controllers", 0),
+            programs::half(&node, "kruise-manager-2", "controllers", 1),
+            programs::half(&node, "kruise-webhook", "webhooks", 2),
+        ];
+        let [first, second, webhook] = managers.each_ref().map(|manager| &manager.kubeconfig);
+        let networks = [&account, first, second, webhook].map(|file| Network::before(file, &host));
+        step_by_file(&node, Ours::Daemon, &mut daemon);
+        for (which, manager) in OURS.into_iter().skip(1).zip(&mut managers) {
+            step_by_file(&node, which, manager);
+        }
+        // The first manager makes the certificate that the webhooks wait for.
+        for manager in &mut managers {
+            manager.start().expect("the manager starts");
+        }
         daemon.start().expect("the daemon starts");
         Self {
             node,
             daemon,
-            managers: [first, second],
+            managers,
             networks,
         }
     }
@@ -68,6 +81,7 @@ impl Bed {
             Ours::Daemon => &mut self.daemon,
             Ours::FirstManager => &mut self.managers[0],
             Ours::SecondManager => &mut self.managers[1],
+            Ours::Webhook => &mut self.managers[2],
         }
     }
 
@@ -76,6 +90,7 @@ impl Bed {
             Ours::Daemon => &self.daemon,
             Ours::FirstManager => &self.managers[0],
             Ours::SecondManager => &self.managers[1],
+            Ours::Webhook => &self.managers[2],
         }
     }
 
@@ -89,8 +104,7 @@ impl Bed {
 
     /// Steps the program's wall clock to so many seconds from the machine's; its other clocks go on as they are.
     pub fn step_clock(&self, which: Ours, seconds: i64) {
-        let name = ["daemon", "first", "second"][which as usize];
-        std::fs::write(clock(&self.node, name), format!("{seconds:+}\n")).unwrap();
+        std::fs::write(clock(&self.node, which), format!("{seconds:+}\n")).unwrap();
     }
 
     /// Fills the runtime's disk, or makes room again.
@@ -112,7 +126,7 @@ impl Bed {
     }
 
     fn health(&self, which: Ours) -> String {
-        let port = [10_221, 8000, 8001][which as usize];
+        let port = [10_221, 8000, 8001, 8002][which as usize];
         format!("{}:{port}", programs::address(&self.node))
     }
 
@@ -167,13 +181,13 @@ fn small_disk(node: &mut Node) {
     node.wait_ready().expect("the node is ready on its small disk");
 }
 
-fn clock(node: &Node, name: &str) -> PathBuf {
-    node.plane.dir().join(format!("{name}.clock"))
+fn clock(node: &Node, which: Ours) -> PathBuf {
+    node.plane.dir().join(format!("{which:?}.clock"))
 }
 
 /// Lets the program's wall clock follow its file.
-fn step_by_file(node: &Node, name: &str, program: &mut Component) {
-    let file = clock(node, name);
+fn step_by_file(node: &Node, which: Ours, program: &mut Component) {
+    let file = clock(node, which);
     std::fs::write(&file, "+0\n").unwrap();
     program.set_env("LD_PRELOAD", FAKETIME);
     program.set_env("FAKETIME_TIMESTAMP_FILE", file);

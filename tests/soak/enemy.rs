@@ -158,10 +158,10 @@ fn outage(bed: &Bed, mode: Mode) {
     });
 }
 
-/// Each program lives through a third of the run, so that what grows slowly is seen.
+/// Each program lives through a part of the run, so that what grows slowly is seen.
 fn spared(elapsed: Duration, length: Duration) -> Ours {
-    let third = (elapsed.as_secs_f64() / length.as_secs_f64() * 3.0) as usize;
-    OURS[third.min(OURS.len() - 1)]
+    let part = (elapsed.as_secs_f64() / length.as_secs_f64() * OURS.len() as f64) as usize;
+    OURS[part.min(OURS.len() - 1)]
 }
 
 /// Makes faults until then; how many of each there were, and what our programs took meanwhile. All is mended when this returns, and every program runs.

@@ -18,6 +18,7 @@ pub struct Sizes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Situation {
     Daemon,
+    Webhook,
     /// A manager that has never led.
     Standby,
     Leader,
@@ -40,7 +41,7 @@ pub struct Growth {
     pace: Duration,
     next: Instant,
     /// How often each was killed, and how often it had become leader by then.
-    lives: [(u32, usize); 3],
+    lives: [(u32, usize); OURS.len()],
     samples: Vec<Sample>,
 }
 
@@ -87,7 +88,7 @@ impl Growth {
             start,
             pace: Duration::from_secs(60).min(length / 10),
             next: start,
-            lives: [(0, 0); 3],
+            lives: [(0, 0); OURS.len()],
             samples: Vec::new(),
         };
         growth.look(bed);
@@ -121,6 +122,7 @@ impl Growth {
         let (life, before) = self.lives[which as usize];
         let situation = match which {
             Ours::Daemon => Situation::Daemon,
+            Ours::Webhook => Situation::Webhook,
             _ if bed.readiness(which).contains("leading") => Situation::Leader,
             // It may have led between two looks.
             _ if elections(bed, which) > before => Situation::FormerLeader,

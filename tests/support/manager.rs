@@ -41,9 +41,20 @@ impl Manager {
     /// One half of the manager, as its own account; both halves are given the port of the webhooks.
     pub fn half(plane: &ControlPlane, account: &'static str, role: &str, webhooks: u16) -> Self {
         let health = format!("127.0.0.1:{}", port::reserve().unwrap());
+        Self::half_at(plane, (account, account), role, &health, webhooks)
+    }
+
+    /// The same with a name beside its account's, which tells its health at `health`.
+    pub fn half_at(
+        plane: &ControlPlane,
+        (name, account): (&'static str, &str),
+        role: &str,
+        health: &str,
+        webhooks: u16,
+    ) -> Self {
         let more = [AT_ONCE.into(), format!("--role={role}")];
-        let program = Self::program(plane, account, account, &health, ("127.0.0.1", webhooks), &more);
-        Self::asked_at(program, &health)
+        let program = Self::program(plane, name, account, health, ("127.0.0.1", webhooks), &more);
+        Self::asked_at(program, health)
     }
 
     /// One in a bed without IPv4, which listens on all addresses as its Deployment's does, and is not elected.

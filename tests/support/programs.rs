@@ -74,7 +74,12 @@ pub fn daemon_as(node: &Node, account: &Path) -> Component {
 
 /// Where our programs log.
 pub fn logs(node: &Node) -> Vec<PathBuf> {
-    let names = ["kruise-manager", "kruise-manager-2", "kruise-daemon"];
+    let names = [
+        "kruise-manager",
+        "kruise-manager-2",
+        "kruise-webhook",
+        "kruise-daemon",
+    ];
     let file = |name| node.plane.dir().join(name).with_extension("log");
     names.map(file).to_vec()
 }
@@ -92,10 +97,16 @@ pub fn address(node: &Node) -> &str {
 
 /// A manager as a process of the node, to be started; `place` tells its ports from those of others.
 pub fn manager(node: &Node, name: &'static str, place: u16) -> Manager {
-    Manager::new(
-        &node.plane,
-        name,
-        &format!("{}:{}", address(node), 8000 + place),
-        9443 + place,
-    )
+    Manager::new(&node.plane, name, &health(node, place), 9443 + place)
+}
+
+/// One half of a manager as a process of the node, to be started, as the account of that name or of what comes before a number.
+pub fn half(node: &Node, name: &'static str, role: &str, place: u16) -> Manager {
+    let account = name.trim_end_matches("-2");
+    Manager::half_at(&node.plane, (name, account), role, &health(node, place), 9443)
+}
+
+/// Where a manager tells its health.
+fn health(node: &Node, place: u16) -> String {
+    format!("{}:{}", address(node), 8000 + place)
 }
