@@ -140,7 +140,7 @@ fn too_deep(field: &Field) -> Result<String, String> {
 }
 
 /// Takes the webhooks away, as an outage or somebody's mistake does.
-fn without_webhooks(field: &Field) {
+pub fn without_webhooks(field: &Field) {
     for (kind, name) in [("mutating", MUTATING), ("validating", VALIDATING)] {
         let kind = format!("{kind}webhookconfiguration");
         field.world.plane.kubectl(&["delete", &kind, name]).unwrap();

@@ -3,6 +3,7 @@
 use kruise::api::cloneset::CloneSet;
 use serde_json::{Value, json};
 
+use crate::apart::without_webhooks;
 use crate::field::{Field, identities};
 use crate::manager::Manager;
 use crate::pods::{label, revision, state, text, wanted_image};
@@ -77,6 +78,17 @@ async fn other_claims_ask_for_new_pods(field: &Field) {
         identities(&field.pods_of("web").await),
         after,
         "the same claims again"
+    );
+
+    // What was known is asked for again, with the claims as nobody stores them.
+    without_webhooks(field);
+    let spelled = json!({ "volumeClaimTemplates": claims("2048Mi") });
+    field.image_and("web", "example.com/app:3", spelled).await;
+    field.settled("web").await;
+    assert_eq!(
+        identities(&field.pods_of("web").await),
+        after,
+        "the same claims, back in a revision that is there"
     );
 }
 

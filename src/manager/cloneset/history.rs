@@ -228,10 +228,14 @@ async fn find_out(work: &Work<'_>, all: &[Arc<Revision>], collisions: Option<i32
     let owner = owner(work.set);
     let of = |template: &Value, claims: &[Value]| revision::wanted(&owner, template, claims, collisions);
     // A template that a revision holds was checked when that was made; others may have been stored while the webhook
-    // was away.
+    // was away. So may claims, whose hash only a revision gets that is not the newest yet.
     let stored = work.shared.switches.stored;
     if let Some(template) = revision::stands_for(&asked.template, all, stored) {
-        return Ok(of(&template, &asked.claims));
+        let wanted = of(&template, &asked.claims);
+        let newest = matches!(revision::plan(&wanted, all), Step::Use { .. });
+        if newest || revision::knows_claims(&asked.claims, all) {
+            return Ok(wanted);
+        }
     }
     let defaults = Defaults::of(&work.ctx.options.feature_gates);
     let templates = match pod_template::ask(&work.ctx.cluster, owner.namespace, asked, defaults).await {

@@ -274,6 +274,12 @@ pub fn stands_for(template: &Value, known: &[impl Borrow<Revision>], stored: Sto
         .or_else(|| fit().find_map(same))
 }
 
+/// Whether there are no claim templates, or a revision has the hash of these: written otherwise, the same ones have another.
+pub fn knows_claims(claims: &[Value], known: &[impl Borrow<Revision>]) -> bool {
+    let hash = claim_hash(claims);
+    hash.is_none() || known.iter().any(|revision| revision.borrow().claim_hash == hash)
+}
+
 /// How the wanted revision comes to be the newest of those known, which are sorted.
 ///
 /// A change of claim templates alone makes no revision, as with upstream.
