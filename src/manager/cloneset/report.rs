@@ -170,6 +170,7 @@ impl Tally {
                 warning: false,
                 reason,
                 message,
+                once: false,
             }),
             Err(what) => tracing::info!(%set, "{what} {}", name(act)),
         }
@@ -191,6 +192,7 @@ impl Tally {
             warning: reason != FAILED_JOB,
             reason,
             message,
+            once: false,
         });
         self.done.into_iter().chain(failed).collect()
     }
@@ -201,11 +203,9 @@ const UNKNOWN_FIELD: &str = "UnknownField";
 
 /// Publishes what was done, and what is planned to be told unless it was told before.
 pub fn tell(work: &Work<'_>, tally: Tally, planned: Vec<Event>, memory: &mut Memory) {
-    let new = planned
-        .iter()
-        .filter(|event| !memory.said.contains(&event.message));
+    let new = planned.iter().filter(|event| !memory.said.contains(event.key()));
     let new: Vec<Event> = new.cloned().collect();
-    memory.said = planned.into_iter().map(|event| event.message).collect();
+    memory.said = planned.iter().map(|event| event.key().to_owned()).collect();
     let events = &work.ctx.cluster.events;
     for event in tally.events().into_iter().chain(new) {
         let (reason, message) = (event.reason, &event.message);

@@ -107,6 +107,7 @@ fn limited(numbers: &Numbers, draft: &mut Draft) {
             "scaleUp is limited because of scaleStrategy.maxUnavailable, limit: {}",
             numbers.scale_up_limit
         ),
+        once: false,
     });
     draft.limited = Some(message);
 }

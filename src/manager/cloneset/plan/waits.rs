@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::progress::{PARTITION, PAUSED, resting};
 use super::status::set;
-use super::types::{Concern, Subject, Template};
+use super::types::{Concern, Event, Subject, Template};
 use super::view::{Draft, Seen, View};
-use crate::api::cloneset::CloneSetStatus;
+use crate::api::cloneset::{CloneSetCondition, CloneSetStatus};
 use crate::api::keys;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::{Pod, resize};
@@ -74,10 +75,19 @@ impl Kind {
             Self::Partition => "Partition",
         }
     }
+
+    /// Whether there are events with what was tried or found, so that none is to tell of the wait.
+    fn has_events(self) -> bool {
+        matches!(self, Self::TemplateRefused | Self::Failed | Self::ScaleUpLimited)
+    }
 }
 
 /// Condition of ours: what the CloneSet waits for. It is there while it waits for anything.
 pub const WAITING: &str = "Waiting";
+/// For so long it waits for the same kind of thing before an event tells of it: shorter waits are every rollout's course.
+const LASTS: SignedDuration = SignedDuration::from_secs(60);
+/// For so long after that the event may be told: older waits were told of by whoever led before.
+const TOLD: SignedDuration = SignedDuration::from_secs(60);
 
 /// Sets the condition.
 pub(super) fn set_condition(view: &View<'_>, status: &mut CloneSetStatus, draft: &mut Draft) {
@@ -95,6 +105,32 @@ pub(super) fn set_condition(view: &View<'_>, status: &mut CloneSetStatus, draft:
         &texts.join("; "),
         view.now,
     );
+    let condition = status.conditions.iter().find(|c| c.type_ == WAITING);
+    if let Some(condition) = condition.filter(|_| !kind.has_events()) {
+        tell(view, kind, condition, draft);
+    }
+}
+
+/// An event of a wait that lasts, once for each.
+fn tell(view: &View<'_>, kind: Kind, condition: &CloneSetCondition, draft: &mut Draft) {
+    let since = condition
+        .last_update_time
+        .as_ref()
+        .map_or(view.now, |time| time.0);
+    let from = since.checked_add(LASTS).unwrap_or(Timestamp::MAX);
+    if view.now < from {
+        draft.wake_at(from);
+    }
+    let before = from.checked_add(TOLD).unwrap_or(Timestamp::MAX);
+    if !(from..before).contains(&view.now) {
+        return;
+    }
+    draft.events.push(Event {
+        warning: matches!(kind, Kind::Stuck | Kind::ResizeRefused),
+        reason: kind.word(),
+        message: condition.message.clone(),
+        once: true,
+    });
 }
 
 /// What is waited for, in parts.

@@ -8,7 +8,7 @@ use super::histories::{container, rolling, spec};
 use super::world::{HOOK, World};
 use crate::api::keys;
 use crate::in_place::tests::apply;
-use crate::manager::cloneset::plan::Act;
+use crate::manager::cloneset::plan::{Act, Event};
 
 fn message(world: &World) -> String {
     condition(world, "Waiting").unwrap_or_default().message
@@ -360,4 +360,48 @@ fn an_environment_that_nobody_can_renew_is_not_begun_and_says_why() {
     // With another image kubelet restarts it, and its environment is new.
     container(&mut world, "image", json!("app:2"));
     assert!(patched(&mut world));
+}
+
+/// The events of the next pass, and when it is to be looked at again, in seconds from now.
+fn events(world: &mut World) -> (Vec<Event>, Option<i64>) {
+    let plan = world.reconcile().1;
+    let wake = plan
+        .wake
+        .map(|at| (at - world.now).total(jiff::Unit::Second).unwrap() as i64);
+    (plan.events, wake)
+}
+
+#[test]
+fn an_event_tells_once_of_a_wait_that_lasts() {
+    let mut world = two(false, false);
+    world.edit(&json!({ "updateStrategy": { "rollingUpdate": { "paused": true } } }));
+    container(&mut world, "image", json!("app:2"));
+    assert_eq!(events(&mut world), (vec![], Some(60)));
+    world.now += 59.seconds();
+    assert_eq!(events(&mut world), (vec![], Some(1)));
+    world.now += 1.seconds();
+    let paused = Event {
+        warning: false,
+        reason: "Paused",
+        message: "the update is paused".to_owned(),
+        once: true,
+    };
+    assert_eq!(events(&mut world), (vec![paused], None));
+    world.now += 60.seconds();
+    assert_eq!(
+        events(&mut world),
+        (vec![], None),
+        "a new leader does not repeat it"
+    );
+
+    world.edit(&json!({ "updateStrategy": { "rollingUpdate": { "paused": false } } }));
+    world.reconcile();
+    assert_eq!(events(&mut world).0, [], "another wait is young");
+    world.now += 60.seconds();
+    let (told, _) = events(&mut world);
+    assert_eq!(told.iter().map(Event::key).collect::<Vec<_>>(), ["PodsNotReady"]);
+    kubelets(&mut world);
+    settle(&mut world);
+    world.now += 60.seconds();
+    assert_eq!(events(&mut world), (vec![], None));
 }
