@@ -15,13 +15,12 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use xtask::cluster::{ControlPlane, Options};
 
+pub use xtask::wait::PATIENCE;
+
 pub use crate::connect::connect;
 use crate::manager::Manager;
 use crate::support::converted::{self, until_converted};
 use crate::waits;
-
-/// How long anything may take to happen before a test gives up; machines can be busy.
-pub const PATIENCE: Duration = Duration::from_secs(60);
 
 static WORLD: LazyLock<World> = LazyLock::new(|| {
     let world = World::new();

@@ -1,7 +1,6 @@
 //! The API server with everything from `deploy/default`, and our webhook server as the manager's account.
 
 use std::sync::LazyLock;
-use std::time::Duration;
 
 use kruise::admission;
 use kruise::cluster::Cluster;
@@ -13,12 +12,11 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use xtask::cluster::{Bound, ControlPlane, wait};
 
+pub use xtask::wait::PATIENCE;
+
 pub use crate::connect::connect;
 use crate::support::converted::{self, until_converted};
 use crate::untyped::untyped;
-
-/// How long anything may take to happen before a test gives up; machines can be busy.
-pub const PATIENCE: Duration = Duration::from_secs(60);
 
 static WORLD: LazyLock<World> = LazyLock::new(World::start);
 

@@ -1,12 +1,8 @@
 //! The API server takes a moment to heed where objects are converted, and each kind's CRD for itself.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 use xtask::cluster::{ControlPlane, wait};
-
-/// How long it may take; machines can be busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+use xtask::wait::PATIENCE;
 
 /// All kinds that are stored in another version than they were first.
 pub const ALL: [&str; 3] = ["CloneSet", "ImagePullJob", "NodeImage"];

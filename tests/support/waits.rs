@@ -13,8 +13,7 @@ use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Longer than anything takes on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub use xtask::wait::PATIENCE;
 
 /// Asks until there is an answer; for what no watch tells of.
 pub async fn until<T, F: Future<Output = Option<T>>>(

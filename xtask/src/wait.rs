@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-/// How long a program may take to be ready: several beds may start at once on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(240);
+/// Longer than anything takes that does come, on a machine that several beds keep busy.
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Asks `probe` until it gives a value. Fails after `bound`, or at once when `probe` fails.
 pub fn until<T>(what: &str, bound: Duration, mut probe: impl FnMut() -> Result<Option<T>>) -> Result<T> {

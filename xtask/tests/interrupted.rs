@@ -7,14 +7,10 @@ use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use xtask::cluster::{Cache, prepare, run, wait};
-
-/// How long starting and ending may take; machines can be busy.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The cache with a folder of its own for beds, so that `down` ends no others.
 struct Own(PathBuf);
@@ -115,7 +111,7 @@ impl Traces {
     }
 
     fn wait_for_the_end(&self) {
-        let gone = wait::until("the end of the bed", PATIENCE, || {
+        let gone = wait::until("the end of the bed", wait::PATIENCE, || {
             Ok(self.left().is_none().then_some(()))
         });
         assert!(gone.is_ok(), "left: {:?}", self.left());
@@ -124,7 +120,7 @@ impl Traces {
 
 /// Waits until the starting bed has that file in its folder.
 fn reached(own: &Own, program: &mut Child, file: &str) -> PathBuf {
-    wait::until(file, PATIENCE, || {
+    wait::until(file, wait::PATIENCE, || {
         let over = program.try_wait()?;
         anyhow::ensure!(over.is_none(), "it ended before there was a {file}");
         Ok(own.beds().into_iter().find(|dir| dir.join(file).exists()))
