@@ -68,7 +68,7 @@ fn deploy(plane: &ControlPlane, verb: &str, folder: &str) {
 /// Our manager in the place of the Go one, once it leads.
 pub fn take_over(plane: &ControlPlane) -> Manager {
     deploy(plane, "apply", "default");
-    let mut ours = Manager::somewhere(plane, "kruise-manager");
+    let mut ours = Manager::as_shipped(plane, "kruise-manager");
     ours.start().unwrap();
     ours.until_it_says("leading");
     until_converted(plane, &ALL);

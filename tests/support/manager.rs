@@ -12,6 +12,16 @@ use super::waits::PATIENCE;
 /// Nodes get their NodeImages when they become ready.
 const AT_ONCE: &str = "--nodeimage-creation-delay=0s";
 
+/// What most tests give it.
+fn usual() -> Vec<String> {
+    vec![AT_ONCE.into(), FEATURE_GATES.into()]
+}
+
+/// The same for one that nobody is to take over from.
+fn unelected() -> Vec<String> {
+    [usual(), vec!["--enable-leader-election=false".into()]].concat()
+}
+
 /// A manager of the bed, with a token of its own; ends on drop.
 pub struct Manager {
     program: Component,
@@ -23,7 +33,7 @@ pub struct Manager {
 impl Manager {
     /// Describes it; it tells its health at `health`.
     pub fn new(plane: &ControlPlane, name: &'static str, health: &str, webhooks: u16) -> Self {
-        Self::with(plane, name, health, webhooks, &[AT_ONCE.into()])
+        Self::with(plane, name, health, webhooks, &usual())
     }
 
     fn with(plane: &ControlPlane, name: &'static str, health: &str, webhooks: u16, more: &[String]) -> Self {
@@ -52,7 +62,7 @@ impl Manager {
         health: &str,
         webhooks: u16,
     ) -> Self {
-        let more = [AT_ONCE.into(), format!("--role={role}")];
+        let more = [&usual()[..], &[format!("--role={role}")]].concat();
         let program = Self::program(plane, name, account, health, ("127.0.0.1", webhooks), &more);
         Self::asked_at(program, health)
     }
@@ -61,7 +71,7 @@ impl Manager {
     pub fn on_ipv6(plane: &ControlPlane, name: &'static str) -> Self {
         let server = plane.server().trim_start_matches("https://");
         let (host, _) = server.rsplit_once(':').unwrap();
-        let more = [AT_ONCE.into(), "--enable-leader-election=false".into()];
+        let more = unelected();
         let program = Self::program(plane, name, "kruise-manager", ":8000", ("::1", 9876), &more);
         Self::asked_at(program, &format!("{host}:8000"))
     }
@@ -86,7 +96,6 @@ impl Manager {
                 format!("--kubeconfig={}", kubeconfig.display()),
                 format!("--health-probe-addr={listen}"),
                 format!("--metrics-addr={listen}"),
-                FEATURE_GATES.to_owned(),
             ])
             .args(more)
             .env("WEBHOOK_HOST", webhook_host)
@@ -107,20 +116,21 @@ impl Manager {
 
     /// One that listens where nobody does.
     pub fn somewhere(plane: &ControlPlane, name: &'static str) -> Self {
+        Self::somewhere_with(plane, name, &usual())
+    }
+
+    /// One whose feature gates are those of a deployment that says nothing of them.
+    pub fn as_shipped(plane: &ControlPlane, name: &'static str) -> Self {
         Self::somewhere_with(plane, name, &[AT_ONCE.into()])
     }
 
     /// The same, which nobody is to take over from: where a machine is slow for seconds it does not lose the Lease, and
     /// with it what it had begun.
     pub fn unelected(plane: &ControlPlane, name: &'static str) -> Self {
-        Self::somewhere_with(
-            plane,
-            name,
-            &[AT_ONCE.into(), "--enable-leader-election=false".into()],
-        )
+        Self::somewhere_with(plane, name, &unelected())
     }
 
-    /// The same as the first, with these arguments besides those that say where things are.
+    /// One with these arguments alone besides those that say where things are.
     pub fn somewhere_with(plane: &ControlPlane, name: &'static str, more: &[String]) -> Self {
         let health = format!("127.0.0.1:{}", port::reserve().unwrap());
         Self::with(plane, name, &health, port::reserve().unwrap(), more)
