@@ -54,6 +54,9 @@ async fn two_writes_make_a_pod_and_three_update_it_in_place() {
     field.image("web", "example.com/app:2").await;
     field.settled("web").await;
     step("updated in place", 3 * PODS);
+    let templates = field.dry_runs().into_iter();
+    let templates = templates.filter(|((_, resource, _), _)| resource == "podtemplates");
+    assert_eq!(templates.count(), 1, "another image needs no dry run");
     field.edit("web", json!({ "spec": { "replicas": 0 } })).await;
     field.until_pods("web", "gone", |pods| pods.is_empty()).await;
     step("deleted", PODS);

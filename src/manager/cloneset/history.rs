@@ -237,6 +237,9 @@ async fn find_out(work: &Work<'_>, all: &[Arc<Revision>], collisions: Option<i32
             return Ok(wanted);
         }
     }
+    if revision::checked(&asked.template, all) && revision::knows_claims(&asked.claims, all) {
+        return Ok(of(&asked.template, &asked.claims));
+    }
     let defaults = Defaults::of(&work.ctx.options.feature_gates);
     let templates = match pod_template::ask(&work.ctx.cluster, owner.namespace, asked, defaults).await {
         Ok(Answer::Good {

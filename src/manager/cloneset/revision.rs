@@ -274,6 +274,45 @@ pub fn stands_for(template: &Value, known: &[impl Borrow<Revision>], stored: Sto
         .or_else(|| fit().find_map(same))
 }
 
+/// Whether the newest revision holds the template but for images, so that the API server says to it what it said to that one:
+/// of its defaults only the pull policy depends on an image, where none is said.
+pub fn checked(template: &Value, known: &[impl Borrow<Revision>]) -> bool {
+    let newest = known.last().map(Borrow::borrow);
+    let newest = newest.filter(|newest| newest.unfit.is_none());
+    let Some(mut known) = newest.and_then(Revision::template) else {
+        return false;
+    };
+    for list in ["/spec/containers", "/spec/initContainers"] {
+        let asked = template
+            .pointer(list)
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten();
+        let mut known = known
+            .pointer_mut(list)
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten();
+        for container in asked {
+            let Some(image) = container["image"].as_str().filter(|image| plain(image)) else {
+                return false;
+            };
+            if !container["imagePullPolicy"].is_string() {
+                return false;
+            }
+            if let Some(known) = known.next() {
+                set(known, &["image"], image.into());
+            }
+        }
+    }
+    data(template) == data(&known)
+}
+
+/// Whether the API server takes any text like this for an image.
+fn plain(image: &str) -> bool {
+    !image.is_empty() && image.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
 /// Whether there are no claim templates, or a revision has the hash of these: written otherwise, the same ones have another.
 pub fn knows_claims(claims: &[Value], known: &[impl Borrow<Revision>]) -> bool {
     let hash = claim_hash(claims);

@@ -87,6 +87,69 @@ fn stored_templates_have_the_revisions_of_the_go_implementation() {
     }
 }
 
+/// Every template of the takeover with other images, and with what the API server has not been asked about.
+#[test]
+fn other_images_alone_need_no_dry_run() {
+    let recorded = include_str!("../../../../tests/data/takeover/templates.jsonl");
+    for line in recorded.lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        let name = &line["name"];
+        let old = &line["stored"];
+        let known = [
+            Revision {
+                unfit: Some("no template".to_owned()),
+                ..Revision::default()
+            },
+            Revision {
+                data: data(old),
+                ..Revision::default()
+            },
+        ];
+        let with = |field: &str, value: &Value| {
+            let mut template = old.clone();
+            for list in ["containers", "initContainers"] {
+                let containers = template["spec"].get_mut(list).and_then(Value::as_array_mut);
+                for container in containers.into_iter().flatten() {
+                    container[field] = value.clone();
+                }
+            }
+            template
+        };
+        assert!(checked(old, &known), "{name}");
+        for image in ["example.com/other:2", "?"] {
+            assert!(
+                checked(&with("image", &json!(image)), &known),
+                "{image} of {name}"
+            );
+        }
+        for image in [
+            json!(""),
+            json!(" a:1"),
+            json!("a:1 "),
+            json!("a\n"),
+            json!("ä"),
+            json!(1),
+            json!(null),
+        ] {
+            assert!(!checked(&with("image", &image), &known), "{image} of {name}");
+        }
+        for (field, value) in [
+            ("imagePullPolicy", Value::Null),
+            ("imagePullPolicy", json!("Sometimes")),
+            ("name", json!("other")),
+            ("odd", json!(1)),
+        ] {
+            assert!(!checked(&with(field, &value), &known), "{field} of {name}");
+        }
+        let mut more = old.clone();
+        let containers = more["spec"]["containers"].as_array_mut().unwrap();
+        containers.push(containers[0].clone());
+        assert!(!checked(&more, &known), "{name}");
+        assert!(!checked(old, &known[..1]), "{name}");
+        assert!(!checked(old, &[] as &[Revision]), "{name}");
+    }
+}
+
 /// While its dry run is refused, a template's revision is made of it as it is stored, and stays once the dry run is taken.
 #[test]
 fn the_revision_of_an_unchecked_template_stands_for_the_checked_one() {
