@@ -51,12 +51,20 @@ async fn two_writes_make_a_pod_and_three_update_it_in_place() {
     field.set("web", json!({ "replicas": PODS })).await;
     field.settled("web").await;
     step("made", 2 * PODS);
+    let templates = || {
+        let dry_runs = field.dry_runs().into_iter();
+        dry_runs
+            .filter(|((_, resource, _), _)| resource == "podtemplates")
+            .count()
+    };
+    let checked = templates();
     field.image("web", "example.com/app:2").await;
     field.settled("web").await;
     step("updated in place", 3 * PODS);
-    let templates = field.dry_runs().into_iter();
-    let templates = templates.filter(|((_, resource, _), _)| resource == "podtemplates");
-    assert_eq!(templates.count(), 1, "another image needs no dry run");
+    assert!(
+        templates() <= checked + 1,
+        "the webhook alone asks about another image"
+    );
     field.edit("web", json!({ "spec": { "replicas": 0 } })).await;
     field.until_pods("web", "gone", |pods| pods.is_empty()).await;
     step("deleted", PODS);

@@ -236,14 +236,18 @@ async fn an_outage_of_somebody_s_webhook_is_told_and_passes() {
 
     let silence = Silence::begins(&field, TEMPLATES, &probe).await;
     field.image("web", "example.com/app:2").await;
+    field.settled("web").await;
+    run(&field.pods_of("web").await, "example.com/app:2");
+    let note = json!({ "template": { "metadata": { "annotations": { "example.com/note": "1" } } } });
+    field.image_and("web", "example.com/app:3", note).await;
     let set = says(&field, "FailedUpdate", words).await;
     assert!(behind(&set), "{:?}", set.status);
     let pods = field.pods_of("web").await;
-    run(&another_for(&field, &pods[0]).await, "example.com/app:1");
+    run(&another_for(&field, &pods[0]).await, "example.com/app:2");
     silence.ends().await;
     let set = field.settled("web").await;
     assert_eq!(said(&set, "FailedUpdate"), "");
-    run(&field.pods_of("web").await, "example.com/app:2");
+    run(&field.pods_of("web").await, "example.com/app:3");
 }
 
 /// The change of a Pod comes after what takes it out of its Services, and must not leave it there.
