@@ -245,7 +245,11 @@ impl Duty {
     }
 
     fn observe(&mut self, change: Change<Seen>) {
-        self.publisher.heard();
+        let (before, now) = (self.seen.as_ref(), change.new.as_ref());
+        // The echo of a write of ours is no news: its answer may be what was lost.
+        if before.map(|seen| &seen.asks) != now.map(|seen| &seen.asks) {
+            self.publisher.heard();
+        }
         let old_uid = self.seen.as_ref().map(|s| s.uid.clone());
         let other = change.new.as_ref().map(|s| s.uid.clone()) != old_uid;
         if other {

@@ -45,8 +45,8 @@ pub struct Publisher {
     wrote_at: Option<Timestamp>,
     failures: u32,
     not_before: Option<Timestamp>,
-    /// Whether the last write was refused, and would be again.
-    refused: bool,
+    /// The same where the API server is known to answer: what it asked for itself, or all of it where it refuses.
+    in_any_case: Option<Timestamp>,
     bare_until: Option<Timestamp>,
 }
 
@@ -88,9 +88,10 @@ impl Publisher {
         if due <= now { When::Now } else { When::At(due) }
     }
 
-    /// The API server sent what is asked for, so that it answers: what it did not take before is not kept back any longer.
+    /// The API server sent other wishes, so that it answers: what it did not take before is not kept back for longer than it
+    /// wants.
     pub fn heard(&mut self) {
-        self.not_before = self.not_before.filter(|_| self.refused);
+        self.not_before = self.in_any_case;
     }
 
     /// The write was accepted and this is what is stored now.
@@ -99,15 +100,18 @@ impl Publisher {
         self.wrote_at = Some(now);
         self.waiting_since = None;
         self.failures = 0;
-        self.not_before = None;
+        (self.not_before, self.in_any_case) = (None, None);
         self.bare_until = self.bare_until.filter(|until| now < *until);
     }
 
     /// The write failed; `after` is what the API server asked for, if it did.
     pub fn failed(&mut self, after: Option<SignedDuration>, now: Timestamp) {
-        self.refused = false;
-        let doubled = self.doubled(RETRY_LAST);
-        self.pause(after.map_or(doubled, |asked| asked.max(doubled)), now);
+        let pause = self.doubled(RETRY_LAST);
+        let spread = pause.saturating_mul(self.spread.try_into().unwrap_or(0)) / 1000;
+        let again = later(now, pause.saturating_add(spread));
+        self.failures = self.failures.saturating_add(1);
+        self.in_any_case = after.map(|asked| self.spread_out(later(now, asked)));
+        self.not_before = self.in_any_case.max(Some(again));
     }
 
     /// The API server refused the status, and would refuse it again: what comes next is without messages. Whether this is
@@ -117,8 +121,9 @@ impl Publisher {
         if first {
             self.failures = 0;
         }
-        self.refused = true;
-        let again = self.pause(self.doubled(REFUSED_LAST), now);
+        let again = self.spread_out(later(now, self.doubled(REFUSED_LAST)));
+        self.failures = self.failures.saturating_add(1);
+        (self.not_before, self.in_any_case) = (Some(again), Some(again));
         self.bare_until = Some(later(again, REFUSED_LAST));
         first
     }
@@ -128,14 +133,9 @@ impl Publisher {
         RETRY_FIRST.saturating_mul(1 << self.failures.min(10)).min(last)
     }
 
-    /// Writes nothing for so long. Returns until when.
-    fn pause(&mut self, pause: SignedDuration, now: Timestamp) -> Timestamp {
-        self.failures = self.failures.saturating_add(1);
-        // Nodes that were turned away together do not come back together.
-        let spread = pause.saturating_mul(i32::try_from(self.spread).unwrap_or(0)) / 1000;
-        let again = later(now, pause.saturating_add(spread));
-        self.not_before = Some(again);
-        again
+    /// Nodes that were turned away together do not come back together.
+    fn spread_out(&self, at: Timestamp) -> Timestamp {
+        later(at, SignedDuration::from_millis(self.spread))
     }
 }
 

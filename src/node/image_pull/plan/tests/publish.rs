@@ -95,10 +95,27 @@ fn a_failed_write_is_repeated_at_once_when_the_server_is_heard_of() {
         "it is as unwell as before"
     );
 
+    publisher.failed(Some(SignedDuration::from_secs(7)), at_ms(200));
+    publisher.heard();
+    assert_eq!(
+        publisher.when(&now(&board), at_ms(200)),
+        When::At(at_ms(7700)),
+        "it asked for that pause itself"
+    );
+    publisher.wrote(NodeImageStatus::default(), at_ms(300));
+    publisher.heard();
+    assert_eq!(
+        publisher.when(&now(&board), at_ms(300)),
+        When::At(at_ms(400)),
+        "a write was taken since"
+    );
+
     publisher.refused(at_ms(0));
     let again = publisher.when(&now(&board), at_ms(0));
     publisher.heard();
     assert_eq!(publisher.when(&now(&board), at_ms(0)), again, "it was heard of");
+    (0..20).for_each(|_| drop(publisher.refused(at_ms(0))));
+    assert_eq!(publisher.when(&now(&board), at_ms(0)), When::At(at_ms(300_500)));
 }
 
 #[test]
