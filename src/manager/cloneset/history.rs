@@ -411,7 +411,7 @@ impl History {
             warning: true,
             reason: "InvalidRevision",
             message: no_template(name, why),
-            once: false,
+            since: None,
         })
     }
 

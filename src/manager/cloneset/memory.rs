@@ -11,7 +11,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use super::history::Unfit;
-use super::plan::{Concern, Failure, LeftOver, Subject, Template};
+use super::plan::{Concern, Event, Failure, LeftOver, Subject, Template};
 use super::revision::Wanted;
 use crate::cluster::{Error, Key};
 use pace::Pace;
@@ -92,8 +92,10 @@ pub struct Memory {
     not_before: Option<Instant>,
     /// Passes in a row that did something.
     busy: u32,
-    /// What the plan had to tell last time.
-    pub said: BTreeSet<String>,
+    /// What the plan had to tell last time, but for waits.
+    said: BTreeSet<String>,
+    /// The wait that was told last: its reason, and since when it lasts.
+    wait: Option<(&'static str, Timestamp)>,
     /// How statuses are paced.
     pub told: Pace,
     /// When old revisions that could not be deleted may be tried again.
@@ -182,6 +184,21 @@ impl Memory {
         self.not_before?
             .checked_duration_since(now)
             .filter(|left| !left.is_zero())
+    }
+
+    /// Of the events that are planned those that the last pass did not tell, and of waits those that none did.
+    pub fn news(&mut self, mut planned: Vec<Event>) -> Vec<Event> {
+        let others = planned.iter().filter(|event| event.since.is_none());
+        let said: BTreeSet<String> = others.map(|event| event.message.clone()).collect();
+        let before = std::mem::replace(&mut self.said, said);
+        planned.retain(|event| match event.since {
+            Some(since) => {
+                let wait = Some((event.reason, since));
+                std::mem::replace(&mut self.wait, wait) != wait
+            }
+            None => !before.contains(&event.message),
+        });
+        planned
     }
 
     /// A pass is over that took `cost` to plan, and had planned by `planned`. What it did since counts as rest.
@@ -404,6 +421,29 @@ mod tests {
         let status =
             serde_json::json!({ "status": "Failure", "message": "no", "reason": reason, "code": code });
         Error::Api(Box::new(serde_json::from_value(status).unwrap()))
+    }
+
+    #[test]
+    fn a_wait_is_told_once_and_other_events_again_after_a_pass_without_them() {
+        let mut memory = Memory::default();
+        let event = |message: &str, since: Option<i64>| Event {
+            warning: false,
+            reason: "Paused",
+            message: message.to_owned(),
+            since: since.map(|at| Timestamp::from_second(at).unwrap()),
+        };
+        let (wait, other) = (event("paused", Some(1)), event("limited", None));
+        assert_eq!(
+            memory.news(vec![wait.clone(), other.clone()]),
+            [wait.clone(), other.clone()]
+        );
+        assert_eq!(memory.news(vec![wait.clone(), other.clone()]), []);
+        assert_eq!(memory.news(vec![]), []);
+        assert_eq!(memory.news(vec![wait, other.clone()]), [other]);
+        let longer = event("paused, still", Some(1));
+        assert_eq!(memory.news(vec![longer]), [], "the same wait");
+        let again = event("paused", Some(200));
+        assert_eq!(memory.news(vec![again.clone()]), [again], "another");
     }
 
     #[test]

@@ -170,7 +170,7 @@ impl Tally {
                 warning: false,
                 reason,
                 message,
-                once: false,
+                since: None,
             }),
             Err(what) => tracing::info!(%set, "{what} {}", name(act)),
         }
@@ -192,7 +192,7 @@ impl Tally {
             warning: reason != FAILED_JOB,
             reason,
             message,
-            once: false,
+            since: None,
         });
         self.done.into_iter().chain(failed).collect()
     }
@@ -203,11 +203,8 @@ const UNKNOWN_FIELD: &str = "UnknownField";
 
 /// Publishes what was done, and what is planned to be told unless it was told before.
 pub fn tell(work: &Work<'_>, tally: Tally, planned: Vec<Event>, memory: &mut Memory) {
-    let new = planned.iter().filter(|event| !memory.said.contains(event.key()));
-    let new: Vec<Event> = new.cloned().collect();
-    memory.said = planned.iter().map(|event| event.key().to_owned()).collect();
     let events = &work.ctx.cluster.events;
-    for event in tally.events().into_iter().chain(new) {
+    for event in tally.events().into_iter().chain(memory.news(planned)) {
         let (reason, message) = (event.reason, &event.message);
         match event.warning {
             true => tracing::warn!(set = %work.name, reason, "{message}"),

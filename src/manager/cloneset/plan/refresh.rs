@@ -94,7 +94,7 @@ fn cannot_resize(view: &View<'_>, pod: &Seen<'_>, waiting: &Waiting, draft: &mut
             warning: true,
             reason: "FailedUpdatePodInPlace",
             message: format!("{}: resize is {}: {}", pod.name, pending.reason, pending.message),
-            once: false,
+            since: None,
         });
         return Some(Pending {
             writes: vec![patch::without_sizes(pod)?],

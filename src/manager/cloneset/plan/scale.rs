@@ -107,7 +107,7 @@ fn limited(numbers: &Numbers, draft: &mut Draft) {
             "scaleUp is limited because of scaleStrategy.maxUnavailable, limit: {}",
             numbers.scale_up_limit
         ),
-        once: false,
+        since: None,
     });
     draft.limited = Some(message);
 }

@@ -77,7 +77,7 @@ pub(super) fn conditions(view: &View<'_>, status: &mut CloneSetStatus, draft: &m
                 warning: true,
                 reason: FAILED_UPDATE,
                 message: why.clone(),
-                once: false,
+                since: None,
             });
         }
     }

@@ -362,16 +362,8 @@ pub struct Event {
     pub reason: &'static str,
     /// The message.
     pub message: String,
-    /// Whether it is told once for its reason, whatever the message becomes.
-    pub once: bool,
-}
-
-impl Event {
-    /// What tells an event that was told from one that was not.
-    #[must_use]
-    pub fn key(&self) -> &str {
-        if self.once { self.reason } else { &self.message }
-    }
+    /// Of a wait, since when it lasts: that is told once, whatever the message becomes.
+    pub since: Option<Timestamp>,
 }
 
 impl Act {

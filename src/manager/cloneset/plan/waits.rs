@@ -129,7 +129,7 @@ fn tell(view: &View<'_>, kind: Kind, condition: &CloneSetCondition, draft: &mut 
         warning: matches!(kind, Kind::Stuck | Kind::ResizeRefused),
         reason: kind.word(),
         message: condition.message.clone(),
-        once: true,
+        since: Some(since),
     });
 }
 

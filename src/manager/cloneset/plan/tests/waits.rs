@@ -377,6 +377,7 @@ fn an_event_tells_once_of_a_wait_that_lasts() {
     world.edit(&json!({ "updateStrategy": { "rollingUpdate": { "paused": true } } }));
     container(&mut world, "image", json!("app:2"));
     assert_eq!(events(&mut world), (vec![], Some(60)));
+    let since = condition(&world, "Waiting").unwrap().last_update_time.unwrap().0;
     world.now += 59.seconds();
     assert_eq!(events(&mut world), (vec![], Some(1)));
     world.now += 1.seconds();
@@ -384,7 +385,7 @@ fn an_event_tells_once_of_a_wait_that_lasts() {
         warning: false,
         reason: "Paused",
         message: "the update is paused".to_owned(),
-        once: true,
+        since: Some(since),
     };
     assert_eq!(events(&mut world), (vec![paused], None));
     world.now += 60.seconds();
@@ -399,7 +400,10 @@ fn an_event_tells_once_of_a_wait_that_lasts() {
     assert_eq!(events(&mut world).0, [], "another wait is young");
     world.now += 60.seconds();
     let (told, _) = events(&mut world);
-    assert_eq!(told.iter().map(Event::key).collect::<Vec<_>>(), ["PodsNotReady"]);
+    assert_eq!(
+        told.iter().map(|event| event.reason).collect::<Vec<_>>(),
+        ["PodsNotReady"]
+    );
     kubelets(&mut world);
     settle(&mut world);
     world.now += 60.seconds();
