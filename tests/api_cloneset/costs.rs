@@ -61,8 +61,12 @@ async fn two_writes_make_a_pod_and_three_update_it_in_place() {
     field.image("web", "example.com/app:2").await;
     field.settled("web").await;
     step("updated in place", 3 * PODS);
+    field.image("web", "example.com/app:3").await;
+    field.settled("web").await;
+    step("updated in place again", 3 * PODS);
+    // The API server may ask a webhook twice where it wrote meanwhile.
     assert!(
-        templates() <= checked + 1,
+        templates() <= checked + 3,
         "the webhook alone asks about another image"
     );
     field.edit("web", json!({ "spec": { "replicas": 0 } })).await;

@@ -233,6 +233,13 @@ async fn an_outage_of_somebody_s_webhook_is_told_and_passes() {
     );
     silence.ends().await;
     field.settled("web").await;
+    let filled = async || {
+        let template = field.sets().get("web").await.unwrap().spec.template;
+        template["spec"]["dnsPolicy"].is_string().then_some(())
+    };
+    field
+        .until("what the template leaves out is stored", filled)
+        .await;
 
     let silence = Silence::begins(&field, TEMPLATES, &probe).await;
     field.image("web", "example.com/app:2").await;

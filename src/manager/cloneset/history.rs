@@ -237,7 +237,7 @@ async fn find_out(work: &Work<'_>, all: &[Arc<Revision>], collisions: Option<i32
             return Ok(wanted);
         }
     }
-    if revision::checked(&asked.template, all) && revision::knows_claims(&asked.claims, all) {
+    if revision::checked(&asked.template, &asked.claims, all) {
         return Ok(of(&asked.template, &asked.claims));
     }
     let defaults = Defaults::of(&work.ctx.options.feature_gates);

@@ -274,11 +274,13 @@ pub fn stands_for(template: &Value, known: &[impl Borrow<Revision>], stored: Sto
         .or_else(|| fit().find_map(same))
 }
 
-/// Whether the newest revision holds the template but for images, so that the API server says to it what it said to that one:
-/// of its defaults only the pull policy depends on an image, where none is said.
-pub fn checked(template: &Value, known: &[impl Borrow<Revision>]) -> bool {
-    let newest = known.last().map(Borrow::borrow);
-    let newest = newest.filter(|newest| newest.unfit.is_none());
+/// Whether the newest revision holds the template but for images, so that what was found out about that one holds of this
+/// one: of its defaults only the pull policy depends on an image, where none is said. Claim templates are checked with the
+/// template and are in no revision, so that there must have been none, and be none.
+pub fn checked(template: &Value, claims: &[Value], known: &[impl Borrow<Revision>]) -> bool {
+    let newest = known.last().map(Borrow::borrow).filter(|newest| {
+        claims.is_empty() && newest.claim_hash.as_deref() == Some("") && newest.unfit.is_none()
+    });
     let Some(mut known) = newest.and_then(Revision::template) else {
         return false;
     };

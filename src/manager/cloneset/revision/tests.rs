@@ -102,9 +102,11 @@ fn other_images_alone_need_no_dry_run() {
             },
             Revision {
                 data: data(old),
+                claim_hash: Some(String::new()),
                 ..Revision::default()
             },
         ];
+        let checked = |template: &Value, known: &[Revision]| checked(template, &[], known);
         let with = |field: &str, value: &Value| {
             let mut template = old.clone();
             for list in ["containers", "initContainers"] {
@@ -146,7 +148,14 @@ fn other_images_alone_need_no_dry_run() {
         containers.push(containers[0].clone());
         assert!(!checked(&more, &known), "{name}");
         assert!(!checked(old, &known[..1]), "{name}");
-        assert!(!checked(old, &[] as &[Revision]), "{name}");
+        assert!(!checked(old, &[]), "{name}");
+        let claim = json!({ "metadata": { "name": "data" }, "spec": {} });
+        assert!(!super::checked(old, &[claim], &known), "{name}");
+        for hash in [None, Some("1".to_owned())] {
+            let mut known = known.clone();
+            known[1].claim_hash = hash;
+            assert!(!checked(old, &known), "claims of before: {name}");
+        }
     }
 }
 
