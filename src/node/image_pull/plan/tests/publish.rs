@@ -114,7 +114,9 @@ fn a_failed_write_is_repeated_at_once_when_the_server_is_heard_of() {
     let again = publisher.when(&now(&board), at_ms(0));
     publisher.heard();
     assert_eq!(publisher.when(&now(&board), at_ms(0)), again, "it was heard of");
-    (0..20).for_each(|_| drop(publisher.refused(at_ms(0))));
+    for _ in 0..20 {
+        publisher.refused(at_ms(0));
+    }
     assert_eq!(publisher.when(&now(&board), at_ms(0)), When::At(at_ms(300_500)));
 }
 
