@@ -119,15 +119,15 @@ impl Manager {
         Self::somewhere_with(plane, name, &usual())
     }
 
-    /// One whose feature gates are those of a deployment that says nothing of them.
-    pub fn as_shipped(plane: &ControlPlane, name: &'static str) -> Self {
-        Self::somewhere_with(plane, name, &[AT_ONCE.into()])
-    }
-
     /// The same, which nobody is to take over from: where a machine is slow for seconds it does not lose the Lease, and
     /// with it what it had begun.
     pub fn unelected(plane: &ControlPlane, name: &'static str) -> Self {
         Self::somewhere_with(plane, name, &unelected())
+    }
+
+    /// One whose feature gates are those of a deployment that says nothing of them.
+    pub fn as_shipped(plane: &ControlPlane, name: &'static str) -> Self {
+        Self::somewhere_with(plane, name, &[AT_ONCE.into()])
     }
 
     /// One with these arguments alone besides those that say where things are.

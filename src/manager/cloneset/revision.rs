@@ -284,18 +284,10 @@ pub fn checked(template: &Value, claims: &[Value], known: &[impl Borrow<Revision
     let Some(mut known) = newest.and_then(Revision::template) else {
         return false;
     };
-    for list in ["/spec/containers", "/spec/initContainers"] {
-        let asked = template
-            .pointer(list)
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten();
-        let mut known = known
-            .pointer_mut(list)
-            .and_then(Value::as_array_mut)
-            .into_iter()
-            .flatten();
-        for container in asked {
+    for list in ["containers", "initContainers"] {
+        let spec = known.get_mut("spec").into_iter();
+        let mut known = spec.flat_map(|spec| hashes::items(spec, list));
+        for container in template["spec"][list].as_array().into_iter().flatten() {
             let Some(image) = container["image"].as_str().filter(|image| plain(image)) else {
                 return false;
             };

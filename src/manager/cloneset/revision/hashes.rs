@@ -59,7 +59,7 @@ fn metadata(of: &mut Value) {
     }
 }
 
-fn items<'a>(of: &'a mut Value, list: &str) -> impl Iterator<Item = &'a mut Value> + use<'a> {
+pub(super) fn items<'a>(of: &'a mut Value, list: &str) -> impl Iterator<Item = &'a mut Value> + use<'a> {
     of.get_mut(list)
         .and_then(Value::as_array_mut)
         .into_iter()
