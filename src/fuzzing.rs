@@ -9,9 +9,9 @@ use k8s_openapi::api::apps::v1::ControllerRevision;
 use serde_json::{Value, json};
 
 use crate::admission::fuzzing::{conversion, review};
+use crate::api::image_reference::Reference;
 use crate::api::keys;
 use crate::api::node_image::{ImageSpec, ImageTagStatus, NodeImage, ReferenceObject};
-use crate::cri::Reference;
 use crate::in_place::Template;
 use crate::in_place::complete::progress;
 use crate::in_place::pod::Pod;

@@ -5,8 +5,8 @@ use serde_json::json;
 use super::node_image::{BACKOFF_LIMIT, TIMEOUT_SECONDS};
 use super::review::{Decision, Problems, Request};
 use super::selector;
+use crate::api::image_reference::Reference;
 use crate::api::json::default;
-use crate::cri::Reference;
 
 /// Completion policy, pull policy and limits. A deadline shorter than the usual timeout shortens it.
 pub(super) fn fill_in(asked: &Request) -> Decision {

@@ -8,9 +8,9 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::review::{Decision, Problems, Request};
+use crate::api::image_reference::Reference;
 use crate::api::json::default;
 use crate::api::node_image::{LONGEST_NAME, MOST_TAGS};
-use crate::cri::Reference;
 
 /// Seconds of one attempt when a tag does not say.
 pub(super) const TIMEOUT_SECONDS: i64 = 600;

@@ -10,6 +10,7 @@ pub mod convert;
 mod crd;
 pub mod go_json;
 pub mod image_pull_job;
+pub mod image_reference;
 pub mod in_place;
 pub mod json;
 pub mod keys;

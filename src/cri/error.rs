@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::reference::InvalidReference;
+use crate::api::image_reference::InvalidReference;
 
 /// A failed call to the runtime.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -12,7 +12,6 @@ mod discovery;
 mod error;
 #[cfg(test)]
 pub(crate) mod panicking;
-pub mod reference;
 mod types;
 
 use std::path::Path;
@@ -22,7 +21,6 @@ use async_trait::async_trait;
 
 pub use discovery::{Options, Runtimes, SocketHealth, why_none};
 pub use error::{Error, PullCause};
-pub use reference::{InvalidReference, Reference};
 pub use types::{
     Auth, Bytes, Container, ContainerDetails, ContainerState, ContainerStatus, Environment, ExecOutput,
     Image, PullRequest, Version,

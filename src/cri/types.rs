@@ -35,7 +35,7 @@ pub struct Image {
 /// What to pull, and on whose behalf.
 #[derive(Debug, Clone, Default)]
 pub struct PullRequest {
-    /// Fully qualified name with tag or digest; see [`crate::cri::Reference`].
+    /// Fully qualified name with tag or digest; see [`crate::api::image_reference::Reference`].
     pub image: String,
     /// Credentials; none pulls anonymously.
     pub auth: Option<Auth>,

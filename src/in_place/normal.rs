@@ -8,7 +8,7 @@
 use serde_json::{Map, Value, json};
 
 use super::quantity;
-use crate::cri::Reference;
+use crate::api::image_reference::Reference;
 
 /// Maps whose entries say something even where they are empty.
 const MAPS: [&str; 9] = [

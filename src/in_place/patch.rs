@@ -13,13 +13,13 @@ use super::spec::Spec;
 use super::template::Template;
 use super::write::{Target, Write, json_text};
 use super::{batch, complete, ready, resize, state};
+use crate::api::image_reference::Reference;
 use crate::api::in_place::{
     ContainerRefMetadata, InPlaceUpdateContainerBatch, InPlaceUpdateContainerStatus,
     InPlaceUpdatePreCheckBeforeNext, InPlaceUpdateState,
 };
 use crate::api::json::set;
 use crate::api::keys;
-use crate::cri::Reference;
 
 /// Whether the update is over with its patch: nothing is to be waited for.
 #[must_use]

@@ -9,7 +9,8 @@ mod support;
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
-use kruise::cri::{Error, PullCause, Reference, Runtime as _};
+use kruise::api::image_reference::Reference;
+use kruise::cri::{Error, PullCause, Runtime as _};
 use kruise::node::image_pull::act::attempt;
 use xtask::cluster::{CONTAINERDS, REGISTRY_PASSWORD};
 

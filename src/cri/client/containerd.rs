@@ -23,7 +23,8 @@ use containerd_client::services::v1::{
 use tonic::transport::Channel;
 
 use super::call::Call;
-use crate::cri::{Bytes, Error, Reference};
+use crate::api::image_reference::Reference;
+use crate::cri::{Bytes, Error};
 
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Where kubelet's and CRI's images live in containerd.

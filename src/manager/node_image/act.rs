@@ -9,13 +9,13 @@ use kube::{Api, Resource};
 use serde_json::{Map, Value, json};
 
 use super::plan::{Act, Failure, Removal};
+use crate::api::image_reference::join;
 use crate::api::json::set;
 use crate::api::keys;
 use crate::api::node_image::{
     ImagePullPhase, ImageTagStatus, NodeImage, NodeImageSpec, NodeImageStatus, ReferenceObject,
 };
 use crate::cluster::{Error, EventType, write};
-use crate::cri::reference::join;
 use crate::manager::Context;
 use crate::manager::view::{NodeImageView, pulse};
 

@@ -10,9 +10,10 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 
 use super::plan::keyring::{Credentials, HelpersUnused, KEY_CFG, KEY_JSON, Keyring};
 use super::plan::{Again, Ended, Progress};
+use crate::api::image_reference::Reference;
 use crate::api::keys::SECRET_REFERENCES;
 use crate::cluster::write;
-use crate::cri::{Auth, Error, Image, PullCause, PullRequest, Reference, Runtime};
+use crate::cri::{Auth, Error, Image, PullCause, PullRequest, Runtime};
 
 /// How often bytes are asked for while somebody looks at them: containerd has no event for them.
 const BYTES_WATCHED: Duration = Duration::from_secs(1);

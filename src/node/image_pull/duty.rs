@@ -15,11 +15,12 @@ use super::plan::board::Outcome;
 use super::plan::publish::{self, Publisher, When};
 use super::plan::{self, Ask, Board, Ended, Limits, Progress, Step, TagKey, status};
 use super::{act, report};
+use crate::api::image_reference::{Reference, join};
 use crate::api::json::set;
 use crate::api::node_image::NodeImage;
 use crate::cluster::write::Stored;
 use crate::cluster::{self, Change, write};
-use crate::cri::{Reference, Runtimes, reference};
+use crate::cri::Runtimes;
 use crate::node::Context;
 use crate::ops::panics::{Panicked, isolated, isolated_now};
 
@@ -438,7 +439,7 @@ fn looked<T>(
 
 /// A tag in words.
 fn image(key: &TagKey) -> String {
-    reference::join(&key.name, &key.tag)
+    join(&key.name, &key.tag)
 }
 
 /// Whether the API server would refuse the same status again. Permissions and the NodeImage itself may be there in a moment.

@@ -6,9 +6,9 @@ use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::plan::{Ask, TagKey};
+use crate::api::image_reference::Reference;
 use crate::api::keys::{PULLING_IMAGE_BY, PULLING_IMAGE_BY_DAEMON};
 use crate::api::node_image::{ImagePullPolicy, ImageSpec, ImageTagSpec, NodeImage, NodeImageStatus};
-use crate::cri::Reference;
 use crate::ops::panics::isolated_now;
 
 const TIMEOUT_SECONDS: i32 = 600;

@@ -8,6 +8,7 @@ use kube::Resource;
 
 use super::plan::status::waits_for;
 use super::plan::{Board, Limits, Stage, TagKey, Task};
+use crate::api::image_reference::join;
 use crate::api::keys::{DEADLINE_EXCEEDED, EVENT_ATTEMPT_FAILED, EVENT_PULL_FAILED, EVENT_PULL_SUCCEEDED};
 use crate::api::node_image::{ImagePullPhase, ImageTagStatus, NodeImage};
 use crate::cluster::{EventType, Events};
@@ -46,7 +47,7 @@ pub(super) fn failed_attempt(key: &TagKey, board: &Board) {
 
 /// Tells that an attempt was stopped.
 pub(super) fn cancelled(key: &TagKey) {
-    let image = crate::cri::reference::join(&key.name, &key.tag);
+    let image = join(&key.name, &key.tag);
     tracing::info!(image, "cancelled the pull of the image");
 }
 
@@ -93,7 +94,7 @@ impl Said {
 /// Tells the end of a tag, on the NodeImage and the owners, and how long it took.
 pub(super) fn ended(events: &Events, (node, uid): (&str, &str), key: &TagKey, task: &Task, took: Duration) {
     let Stage::Done(status) = &task.stage else { return };
-    let image = crate::cri::reference::join(&key.name, &key.tag);
+    let image = join(&key.name, &key.tag);
     let word = log_end(&image, task, status, took);
     metrics()
         .image_pulls
@@ -159,7 +160,7 @@ fn reference(name: &str, uid: &str) -> ObjectReference {
 /// The full reference of a tag's image.
 pub(super) fn image(key: &TagKey, task: &Task) -> String {
     let full = task.ask.image.clone();
-    full.unwrap_or_else(|_| crate::cri::reference::join(&key.name, &key.tag))
+    full.unwrap_or_else(|_| join(&key.name, &key.tag))
 }
 
 /// The jobs of a tag, as `namespace/name` separated by commas.

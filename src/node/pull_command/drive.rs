@@ -12,8 +12,9 @@ use tokio::time::sleep;
 use super::Stop;
 use super::plan::Wanted;
 use super::show::{self, View};
+use crate::api::image_reference::Reference;
 use crate::api::node_image::ImagePullPhase;
-use crate::cri::{Reference, Runtime};
+use crate::cri::Runtime;
 use crate::node::image_pull::act;
 use crate::node::image_pull::plan::keyring::Keyring;
 use crate::node::image_pull::plan::{

@@ -70,7 +70,7 @@ pub struct Wanted {
 
 /// An image of the command line.
 pub fn image(given: &str, defaults: &Defaults) -> Wanted {
-    let reference = crate::cri::Reference::parse(given);
+    let reference = crate::api::image_reference::Reference::parse(given);
     let key = match &reference {
         Ok(r) => TagKey {
             name: r.familiar_name(),

@@ -7,9 +7,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::api::image_pull_job::{CompletionPolicyType, ImagePullJob, ImagePullJobSpec, ImagePullJobStatus};
+use crate::api::image_reference::Reference;
 use crate::api::keys;
 use crate::cluster::Key;
-use crate::cri::Reference;
 use crate::manager::view::matches;
 
 /// One job.
