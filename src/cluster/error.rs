@@ -124,6 +124,13 @@ impl Error {
         matches!(self.code(), Some(401 | 403))
     }
 
+    /// The same call will be refused until somebody changes what it is about. Permissions, and the object itself, may be
+    /// there in a moment.
+    #[must_use]
+    pub fn lasting(&self) -> bool {
+        !self.retryable() && !self.forbidden() && !self.not_found()
+    }
+
     /// The object, or the kind, does not exist.
     #[must_use]
     pub fn not_found(&self) -> bool {

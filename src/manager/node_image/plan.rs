@@ -283,8 +283,8 @@ fn given_up(
     let heard = seen.heard.map_or(created, |h| h.max(created));
     let node = seen.node.filter(|n| !n.ready);
     if let Some(since) = node.and_then(|n| n.ready_since) {
-        // kubelet may be down while the daemon and the runtime are well: what is under way is given as long as on a node
-        // that is ready.
+        // kubelet may be down while the daemon and the runtime are well: what is under way is not given up as early as what
+        // no daemon has begun.
         let silence = if status.is_some() {
             rules.response
         } else {

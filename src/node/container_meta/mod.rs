@@ -27,7 +27,7 @@ use crate::cluster::{self, Change, EventType, Key, Mirror};
 use crate::cri::{self, Runtime};
 use crate::ops::metrics::metrics;
 use crate::ops::{Gate, panics};
-use plan::{Memory, Plan};
+use plan::{Memory, Plan, UNSEEN};
 
 /// What the duty calls itself in logs and in liveness.
 const NAME: &str = "container meta";
@@ -77,6 +77,14 @@ impl Error {
             Self::Runtime(error) => error.retryable(),
             Self::NoRuntime(_) | Self::Withdrawn | Self::Panic(_) => true,
             Self::Id(_) | Self::Json(_) | Self::WatchEnded => false,
+        }
+    }
+
+    /// Whether the same pass fails until somebody changes something.
+    fn lasting(&self) -> bool {
+        match self {
+            Self::Cluster(error) => error.lasting(),
+            other => !other.retryable(),
         }
     }
 
@@ -217,11 +225,11 @@ impl Shared {
             }
             plan = self.plan(&key, pod, meta);
         }
-        for (name, id) in &plan.restart {
+        for (name, id) in &std::mem::take(&mut plan.restart) {
             if self.recreated(id) {
                 // The request may yet fail to stop it.
                 let later = self.now() + REQUEST;
-                plan.wake = Some(plan.wake.map_or(later, |wake| wake.min(later)));
+                plan.wake_at(later);
             } else if let Some(policy) = ends_for_good(pod, name) {
                 self.ctx.cluster.events.publish(
                     pod.reference(name),
@@ -235,16 +243,18 @@ impl Shared {
             }
         }
         self.show(&key, pod);
-        if let Some(set) = &plan.write {
-            if let Err(error) = act::write(&self, pod, set).await {
-                if error.retryable() {
+        if let Some(set) = plan.write.take() {
+            if let Err(error) = act::write(&self, pod, &set).await {
+                if !error.lasting() {
                     return Err(error);
                 }
                 tracing::warn!(pod = %key, %error, pause = ?REFUSED, "the API server rejected the annotation");
-                return Ok(Some(REFUSED));
+                let wake = plan.wake.map(|at| at.saturating_sub(self.now()));
+                return Ok(Some(wake.map_or(REFUSED, |wake| wake.min(REFUSED))));
             }
             let now = self.now();
-            self.remember(&key, |memory| memory.written = Some((set.clone(), now)));
+            plan.wake_at(now + UNSEEN);
+            self.remember(&key, |memory| memory.written = Some((set, now)));
         }
         match failure {
             // Where there is something else to wake up for, the question is asked again then.
@@ -374,19 +384,97 @@ fn concerns(change: &Change<PodView>) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::node::pods::ContainerView;
+    use crate::node::live;
+    use crate::node::pods::{ContainerView, MetaView, StatusView, Wanted};
+
+    /// What passes over one Pod share, of an API server with that answer to everything.
+    fn shared(
+        code: u16,
+        key: &Key,
+        pod: PodView,
+        memory: Memory,
+        keys: mpsc::UnboundedSender<Key>,
+    ) -> Arc<Shared> {
+        let service = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+            let answer = http::Response::builder().status(code);
+            std::future::ready(answer.body(kube::client::Body::empty()))
+        });
+        Arc::new(Shared {
+            ctx: Context::of(kube::Client::new(service, "default")),
+            pods: Mirror::of([(key.clone(), pod)]),
+            env: true,
+            memories: Mutex::new([(key.clone(), memory)].into()),
+            start: Instant::now(),
+            keys,
+        })
+    }
+
+    /// An API server that has just started may know no role yet: that is tried again soon, and what cannot be stored late.
+    #[tokio::test(start_paused = true)]
+    async fn an_annotation_that_is_forbidden_is_written_again_soon() {
+        let (key, id) = (Key::namespaced("team", "web"), "containerd://id");
+        let pod = PodView {
+            namespace: "team".to_owned(),
+            name: "web".to_owned(),
+            containers: vec![ContainerView {
+                name: "main".to_owned(),
+                status: Some(StatusView {
+                    container_id: id.to_owned(),
+                    ..StatusView::default()
+                }),
+                ..ContainerView::default()
+            }],
+            meta: Some(Box::new(MetaView {
+                containers: vec![Wanted {
+                    name: "main".to_owned(),
+                    ..Wanted::default()
+                }],
+                ..MetaView::default()
+            })),
+            ..PodView::default()
+        };
+        let facts = plan::Facts {
+            plain_hash: 1,
+            env_hash: None,
+        };
+        let memory = Memory {
+            facts: [(id.to_owned(), facts)].into(),
+            ..Memory::default()
+        };
+        for code in [401, 403, 422] {
+            let (keys, _again) = mpsc::unbounded_channel();
+            let shared = shared(code, &key, pod.clone(), memory.clone(), keys);
+            match shared.pass(key.clone()).await {
+                Err(error) => assert!(code != 422 && !error.lasting(), "{code}: {error}"),
+                Ok(again) => assert_eq!((again, code), (Some(REFUSED), 422)),
+            }
+        }
+    }
+
+    /// The request has the hook run, which must not run once more.
+    #[tokio::test]
+    async fn a_container_that_a_request_recreates_is_not_restarted() {
+        let container = |step: &str| live::RecreateContainer {
+            step: step.to_owned(),
+            old_container_id: Some("containerd://id".to_owned()),
+            ..live::RecreateContainer::default()
+        };
+        let (keys, _again) = mpsc::unbounded_channel();
+        let key = Key::namespaced("team", "web");
+        let shared = shared(500, &key, PodView::default(), Memory::default(), keys);
+        for (step, recreated) in [("Pending", false), ("Recreating", true), ("Succeeded", false)] {
+            shared.ctx.live.recreates.send_replace(vec![live::Recreate {
+                containers: vec![container(step)],
+                ..live::Recreate::default()
+            }]);
+            assert_eq!(shared.recreated("containerd://id"), recreated, "{step}");
+            assert!(!shared.recreated("containerd://other"), "{step}");
+        }
+    }
 
     /// The runtime panics when it is asked for the container: it may be restarted again, after the pause of one that failed.
     #[tokio::test]
     async fn a_restart_that_panics_is_one_that_failed() {
-        let service = tower::service_fn(|_: http::Request<kube::client::Body>| {
-            std::future::ready(
-                http::Response::builder()
-                    .status(500)
-                    .body(kube::client::Body::empty()),
-            )
-        });
-        let ctx = Context::of(kube::Client::new(service, "default"));
         let (keys, mut again) = mpsc::unbounded_channel();
         let (key, id) = (Key::namespaced("team", "web"), "containerd://id");
         let pod = PodView {
@@ -398,14 +486,7 @@ mod tests {
             })),
             ..PodView::default()
         };
-        let shared = Arc::new(Shared {
-            ctx,
-            pods: Mirror::of([(key.clone(), pod)]),
-            env: true,
-            memories: Mutex::new([(key.clone(), Memory::default())].into()),
-            start: Instant::now(),
-            keys,
-        });
+        let shared = shared(500, &key, pod, Memory::default(), keys);
         let pod = shared.pods.get(&key).unwrap();
         let counted = || {
             let result = [("result", "panic".to_owned())];

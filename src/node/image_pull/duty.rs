@@ -358,7 +358,7 @@ impl Duty {
                 self.written_version = observe::version(&object.metadata);
                 self.publisher.wrote(object.status.unwrap_or_default(), now);
             }
-            Some(Err(error)) if lasting(&error) => {
+            Some(Err(error)) if error.lasting() => {
                 let category = error.category();
                 let next = if self.publisher.refused(now) {
                     "it is written without messages"
@@ -440,11 +440,6 @@ fn looked<T>(
 /// A tag in words.
 fn image(key: &TagKey) -> String {
     join(&key.name, &key.tag)
-}
-
-/// Whether the API server would refuse the same status again. Permissions and the NodeImage itself may be there in a moment.
-fn lasting(error: &cluster::Error) -> bool {
-    !error.retryable() && !error.forbidden() && !error.not_found()
 }
 
 /// One attempt on behalf of that namespace: the credentials, and then the pull.

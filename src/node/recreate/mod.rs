@@ -204,6 +204,11 @@ mod tests {
 
     /// A node with one Pod and one request for it, whose runtime panics; and the bodies of what is written.
     fn panicking() -> (Arc<Shared>, Arc<Mutex<Vec<String>>>) {
+        answered(500)
+    }
+
+    /// The same, of an API server with that answer to everything.
+    fn answered(code: u16) -> (Arc<Shared>, Arc<Mutex<Vec<String>>>) {
         let written = Arc::new(Mutex::new(Vec::new()));
         let writes = Arc::clone(&written);
         let service = tower::service_fn(move |request: http::Request<Body>| {
@@ -214,7 +219,7 @@ mod tests {
                     .lock()
                     .unwrap()
                     .push(String::from_utf8_lossy(&body).into_owned());
-                http::Response::builder().status(500).body(Body::empty())
+                http::Response::builder().status(code).body(Body::empty())
             }
         });
         let key = Key::namespaced("team", "web");
@@ -291,6 +296,33 @@ mod tests {
             ("panic: stop_container", true, Duration::ZERO)
         );
         assert!(shared.ctx.stops.try_take("team").is_some());
+    }
+
+    /// An API server that has just started may know no role yet: whoever waits for a daemon's first word gives it up soon.
+    #[tokio::test(start_paused = true)]
+    async fn a_status_that_is_forbidden_is_written_again_within_seconds() {
+        for (code, seconds) in [(401, 6), (403, 6), (422, 61)] {
+            let (shared, written) = answered(code);
+            let requests = shared.requests.list();
+            let write = Write {
+                request: "panicking".to_owned(),
+                status: Status::default(),
+                urgency: Urgency::Now,
+            };
+            let mut writer = Writer::new(Arc::clone(&shared));
+            writer.want(&[write], &requests, shared.now());
+            for _ in 0..8 {
+                writer.start(shared.now());
+                assert!(writer.finished().await.is_none());
+                let again = writer.start(shared.now()).unwrap();
+                let pause = again.saturating_sub(shared.now().mono);
+                let refused = pause >= Duration::from_secs(59);
+                assert_eq!(refused, code == 422, "{code}: {pause:?}");
+                assert!(pause < Duration::from_secs(seconds), "{code}: {pause:?}");
+                tokio::time::sleep_until(shared.instant(again)).await;
+            }
+            assert_eq!(written.lock().unwrap().len(), 8, "{code}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

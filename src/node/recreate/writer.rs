@@ -178,7 +178,7 @@ impl Writer {
             }
             Written::Failed(error) => {
                 tracing::warn!(request = uid, %error, "status not written");
-                let refused = (!error.retryable()).then_some(REFUSED);
+                let refused = error.lasting().then_some(REFUSED);
                 self.pause(uid, now, error.retry_after().or(refused));
                 None
             }

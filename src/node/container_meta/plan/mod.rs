@@ -110,7 +110,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    fn wake_at(&mut self, at: Duration) {
+    /// At the latest then.
+    pub fn wake_at(&mut self, at: Duration) {
         self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
     }
 }
@@ -257,7 +258,6 @@ fn say(
         }
     }
     plan.write = Some(RuntimeContainerMetaSet { containers: entries });
-    plan.wake_at(now + UNSEEN);
 }
 
 /// Whether some container is about to get its first ID.
