@@ -137,7 +137,7 @@ fn surge(
         .min(specified);
     let for_deletion_old = (for_deletion - new.specified).max(0);
     let (mut for_update, mut for_update_old) = (0, 0);
-    if !limits.on_delete && too_old.signum() * too_new.signum() < 0 {
+    if too_old.signum() * too_new.signum() < 0 {
         let of_current = if too_old.abs() <= too_new.abs() {
             for_update = too_old.abs();
             too_old < 0
@@ -145,6 +145,12 @@ fn surge(
             for_update = too_new.abs();
             too_new > 0
         };
+        if limits.on_delete {
+            // None are made ahead of what may never begin. Those that are there stay, as OpenKruise makes them.
+            let there = old.total + new.total - limits.replicas;
+            let ahead = if of_current { old.total } else { new.total };
+            for_update = for_update.min(there).min(ahead).max(0);
+        }
         for_update_old = if of_current { for_update } else { 0 };
     }
     let (needed, needed_old) = if for_deletion >= for_update {

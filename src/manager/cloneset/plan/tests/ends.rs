@@ -160,8 +160,16 @@ pub(super) fn reached(world: &World, end: End, at_first: &Kept) {
     match end {
         End::Paused => as_far_as_the_prepared_let(&observed, &limits, &status, &told),
         _ => {
-            assert_eq!(i64::from(status.replicas), limits.replicas, "{told}");
-            assert_eq!(i64::from(status.available_replicas), limits.replicas, "{told}");
+            let ahead = match end {
+                End::OnDelete => made_ahead(&observed, &limits, &status),
+                _ => 0,
+            };
+            let there = i64::from(status.replicas);
+            assert!(
+                (limits.replicas..=limits.replicas + ahead).contains(&there),
+                "{told}"
+            );
+            assert_eq!(status.available_replicas, status.replicas, "{told}");
             let marked = observed
                 .pods
                 .iter()
@@ -183,6 +191,16 @@ pub(super) fn reached(world: &World, end: End, at_first: &Kept) {
     }
     pods_are_whole(world, end);
     no_claim_is_left(world, &observed);
+}
+
+/// How many Pods more than wanted may stay that were made ahead of those which somebody is to delete.
+fn made_ahead(observed: &Observed, limits: &Limits, status: &CloneSetStatus) -> i64 {
+    let missing = lacking(observed, limits, status);
+    let too_old = i64::from(status.replicas - status.updated_replicas) - limits.partition;
+    match (missing, too_old) {
+        (1.., 1..) | (..=-1, ..=-1) => missing.abs().min(too_old.abs()).min(limits.surge),
+        _ => 0,
+    }
 }
 
 /// Pods that were prepared for an update may wait for it as long as it is paused, and for so long the limits may not
@@ -276,6 +294,11 @@ fn stayed(observed: &Observed, limits: &Limits, end: End, at_first: &Kept, told:
     );
 }
 
+fn counted(world: &World) -> [i64; 2] {
+    let status = &world.set["status"];
+    [&status["replicas"], &status["updatedReplicas"]].map(|n| n.as_i64().unwrap())
+}
+
 /// Somebody else is to delete the old ones, and may never do it.
 #[test]
 fn nothing_is_made_ahead_of_an_update_that_is_for_others() {
@@ -285,7 +308,7 @@ fn nothing_is_made_ahead_of_an_update_that_is_for_others() {
     settle(&mut world);
     container(&mut world, "image", json!("app:2"));
     settle(&mut world);
-    assert_eq!(world.set["status"]["replicas"], 5);
+    assert_eq!(counted(&world), [5, 0]);
     // A deletion that somebody asked for still gets its place beforehand.
     let name = world.pods.keys().next().unwrap().clone();
     world.edit(&json!({ "scaleStrategy": { "podsToDelete": [name] } }));
@@ -297,13 +320,42 @@ fn nothing_is_made_ahead_of_an_update_that_is_for_others() {
     );
     settle(&mut world);
     assert!(!world.pods.contains_key(&name));
-    assert_eq!(
-        (
-            &world.set["status"]["replicas"],
-            &world.set["status"]["updatedReplicas"]
-        ),
-        (&json!(5), &json!(1))
+    assert_eq!(counted(&world), [5, 1]);
+    // Fewer are fewer, also where some are new.
+    for replicas in [4, 3] {
+        world.edit(&json!({ "replicas": replicas, "scaleStrategy": { "podsToDelete": [] } }));
+        rolling(&mut world, json!({ "maxSurge": 0, "maxUnavailable": 1 }));
+        settle(&mut world);
+        assert_eq!(counted(&world), [replicas, 1]);
+    }
+}
+
+/// OpenKruise makes Pods ahead also where somebody else is to delete the old ones: whoever takes over keeps both.
+#[test]
+fn surge_pods_that_openkruise_made_under_on_delete_stay() {
+    let mut world = World::new(spec(false, false));
+    rolling(&mut world, json!({ "maxSurge": 2, "maxUnavailable": 0 }));
+    settle(&mut world);
+    let old: Vec<String> = world.pods.keys().cloned().collect();
+    rolling(&mut world, json!({ "podUpdatePolicy": "ReCreate" }));
+    container(&mut world, "image", json!("app:2"));
+    let (_, plan) = world.reconcile();
+    assert!(
+        matches!(plan.acts[..], [Act::CreatePod { .. }, Act::CreatePod { .. }, ..]),
+        "{:?}",
+        plan.acts
     );
+    world.edit(&json!({ "updateStrategy": { "type": "OnDelete" } }));
+    settle(&mut world);
+    assert_eq!(counted(&world), [7, 2]);
+    assert!(old.iter().all(|name| world.pods.contains_key(name)));
+    // Nothing takes the place of those that are deleted as long as there are more than are wanted.
+    for (deleted, counts) in [(2, [5, 2]), (5, [5, 5])] {
+        world.edit(&json!({ "scaleStrategy": { "podsToDelete": &old[..deleted] } }));
+        settle(&mut world);
+        let left = old.iter().filter(|name| world.pods.contains_key(*name));
+        assert_eq!((counted(&world), left.count()), (counts, old.len() - deleted));
+    }
 }
 
 /// Its name must not be forgotten while it is nobody's.

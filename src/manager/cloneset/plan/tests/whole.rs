@@ -30,9 +30,11 @@ pub(super) fn pods_are_whole(world: &World, end: End) {
             let claim = &pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"];
             let claim = &world.claims[claim.as_str().unwrap()];
             let owners = claim["metadata"]["ownerReferences"].as_array().unwrap();
+            // One that was somebody else's when its Pod was adopted stays theirs, also where they control it no more.
+            let goes_with_it = owners.iter().any(|o| o["uid"] == pod["metadata"]["uid"]);
             let another_s = owners
                 .iter()
-                .any(|o| o["uid"] == BACKUP && o["controller"] == true);
+                .any(|o| o["uid"] == BACKUP && (o["controller"] == true || !goes_with_it));
             assert!(
                 owned(claim, "set") || another_s,
                 "a claim would go with its Pod, whoever deletes that"
