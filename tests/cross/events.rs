@@ -22,8 +22,8 @@ async fn made(sets: &Sets) {
     let container = json!({ "name": "app", "image": "example.com/app:1" });
     let template =
         json!({ "metadata": { "labels": { "app": "web" } }, "spec": { "containers": [container] } });
-    sets.make("web", template, json!("100%"), &json!({ "replicas": 2 }))
-        .await;
+    let spec = json!({ "replicas": 2, "progressDeadlineSeconds": 600 });
+    sets.make("web", template, json!("100%"), &spec).await;
     settled(sets, |status| status.replicas == 2).await;
 }
 
@@ -37,10 +37,26 @@ async fn settled(sets: &Sets, is: impl Fn(&CloneSetStatus) -> bool) {
     sets.until(&what, ask).await;
 }
 
-/// Has the manager update Pods in place and by new ones, make and delete some, make fewer than asked for, and fail.
-async fn worked_on(sets: &Sets) {
+/// Condition `Progressing` of the CloneSet: status, reason and message.
+async fn progressing(sets: &Sets) -> Option<[String; 3]> {
+    let set = sets.sets().get("web").await.unwrap();
+    let conditions = json!(set.status?.conditions);
+    let condition = conditions
+        .as_array()?
+        .iter()
+        .find(|c| c["type"] == "Progressing")?;
+    Some(
+        ["status", "reason", "message"].map(|field| condition[field].as_str().unwrap_or_default().to_owned()),
+    )
+}
+
+/// Has the manager update Pods in place and by new ones, make and delete some, make fewer than asked for, and fail. Returns
+/// what `Progressing` was in between.
+async fn worked_on(sets: &Sets) -> Vec<Option<[String; 3]>> {
+    let mut conditions = vec![progressing(sets).await];
     sets.image("web", "example.com/app:2").await;
     settled(sets, |status| status.updated_replicas == 2).await;
+    conditions.push(progressing(sets).await);
     let command = json!([{ "name": "app", "image": "example.com/app:2", "command": ["run"] }]);
     let recreate = json!({ "spec": { "template": { "spec": { "containers": command } } } });
     sets.edit("web", recreate).await;
@@ -48,8 +64,17 @@ async fn worked_on(sets: &Sets) {
         status.updated_replicas == 2 && status.replicas == 2
     })
     .await;
+    conditions.push(progressing(sets).await);
+    let paused =
+        |paused: bool| json!({ "spec": { "updateStrategy": { "rollingUpdate": { "paused": paused } } } });
+    for is in [true, false] {
+        sets.edit("web", paused(is)).await;
+        settled(sets, |_| true).await;
+        conditions.push(progressing(sets).await);
+    }
     sets.edit("web", json!({ "spec": { "replicas": 1 } })).await;
     settled(sets, |status| status.replicas == 1).await;
+    conditions.push(progressing(sets).await);
     // The Pod that is there is not ready, and the first that is made neither.
     let limited = json!({ "spec": { "replicas": 4, "scaleStrategy": { "maxUnavailable": 2 } } });
     sets.edit("web", limited).await;
@@ -60,6 +85,8 @@ async fn worked_on(sets: &Sets) {
     sets.make("late", template, json!(1), &json!({ "replicas": 1 }))
         .await;
     sets.event("FailedCreate", "late").await;
+    conditions.push(progressing(sets).await);
+    conditions
 }
 
 /// Component, type, reason and message of each event of the CloneSet, without what chance made of names.
@@ -135,7 +162,7 @@ async fn both_managers_tell_the_same_and_leave_orphans_alone() {
     .await;
     made(&before).await;
     with_an_orphan(&before).await;
-    worked_on(&before).await;
+    let progressed = worked_on(&before).await;
     the_orphan_is_left_alone(&before).await;
     let said = told(&before).await;
     drop(theirs);
@@ -148,9 +175,15 @@ async fn both_managers_tell_the_same_and_leave_orphans_alone() {
     )
     .await;
     made(&after).await;
-    worked_on(&after).await;
+    assert_eq!(worked_on(&after).await, progressed);
     let same = told(&after).await;
     assert_eq!(same, said);
+    // It is told of at all, and changes.
+    println!("{progressed:#?}");
+    assert!(
+        progressed.iter().any(|one| *one != progressed[0]),
+        "{progressed:?}"
+    );
 
     // Neither is new any more: a CloneSet that was the other manager's, and one of ours.
     with_an_orphan(&after).await;
