@@ -1,16 +1,10 @@
 //! kruise-rs: OpenKruise's node plane and the workloads that live from it.
 
-// A panic is one failed request or pass: it has to unwind in every profile.
-#[cfg(panic = "abort")]
-compile_error!("a panic must unwind: leave `panic` out of the profile");
+pub use kruise_workload::in_place;
+pub use {kruise_api as api, kruise_cluster as cluster, kruise_cri as cri, kruise_ops as ops};
 
 pub mod admission;
-pub mod api;
-pub mod cluster;
-pub mod cri;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-pub mod in_place;
 pub mod manager;
 pub mod node;
-pub mod ops;

@@ -90,7 +90,7 @@ async fn revisions_of_any_shape_end_no_program() {
 /// Every annotation, or label, that our programs know, so that a new one is among them.
 fn keys(what: &str) -> Vec<&'static str> {
     let mut found = Vec::new();
-    for constant in include_str!("../../src/api/keys.rs")
+    for constant in include_str!("../../src/api/src/keys.rs")
         .split("\n\n")
         .flat_map(|part| part.split(";\n"))
     {

@@ -14,7 +14,7 @@ pub fn run() -> Result<()> {
     prepare::ensure(&crate::cluster::Cache::open()?, &[Part::Protoc])?;
     let mut cargo = Command::new("cargo");
     cargo
-        .args(["test", "--quiet", "--package", "kruise-rs", "--lib"])
+        .args(["test", "--quiet", "--workspace", "--lib"])
         .arg("files_in_deploy_are_current")
         .env("KRUISE_CODEGEN", "1")
         .current_dir(repository());

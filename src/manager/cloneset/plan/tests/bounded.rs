@@ -8,8 +8,8 @@ use super::cases::settle;
 use super::histories::{container, rolling, spec};
 use super::world::World;
 use crate::api::keys;
-use crate::in_place::tests::apply;
 use crate::manager::cloneset::plan::{Concern, Failure, Subject, Template};
+use kruise_workload::testing::apply;
 
 /// All texts of a status together have no more bytes.
 const BOUND: usize = 16_000;

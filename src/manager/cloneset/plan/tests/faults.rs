@@ -5,11 +5,11 @@ use serde_json::{Value, json};
 
 use super::world::{BACKUP, World, owned, owner, patch};
 use crate::api::keys;
-use crate::in_place::tests::apply;
 use crate::in_place::{Pod, Target, Write};
 use crate::manager::cloneset::plan::{
     Act, ClaimPatch, Concern, Failure, Job, LeftOver, OrphanClaim, Outcome, Subject,
 };
+use kruise_workload::testing::apply;
 
 /// How an act fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use super::world::World;
 use crate::api::container_hash::{env_from_metadata, env_hash, plain_hash};
 use crate::api::keys;
 use crate::in_place::Pod;
-use crate::in_place::tests::apply;
+use kruise_workload::testing::apply;
 
 impl World {
     /// A container ends by itself and is started again as it was.

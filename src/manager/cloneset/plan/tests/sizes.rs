@@ -344,7 +344,7 @@ fn no_room(world: &mut World, reason: &str) {
         };
         let pending = json!({ "type": kind, "status": "True", "reason": reason,
             "message": "Node didn't have enough resource: cpu", "lastTransitionTime": now });
-        crate::in_place::tests::apply(pod, &json!({ "status": { "conditions": [pending] } }));
+        kruise_workload::testing::apply(pod, &json!({ "status": { "conditions": [pending] } }));
     }
 }
 

@@ -7,8 +7,8 @@ use super::cases::{condition, kubelets, settle};
 use super::histories::{container, rolling, spec};
 use super::world::{HOOK, World};
 use crate::api::keys;
-use crate::in_place::tests::apply;
 use crate::manager::cloneset::plan::{Act, Event};
+use kruise_workload::testing::apply;
 
 fn message(world: &World) -> String {
     condition(world, "Waiting").unwrap_or_default().message

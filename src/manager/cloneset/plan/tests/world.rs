@@ -11,12 +11,12 @@ use crate::api::cloneset::CloneSet;
 use crate::api::keys;
 use crate::api::owner::Owner;
 use crate::cluster::{Change, Key};
-use crate::in_place::tests::apply;
 use crate::in_place::{Pod, Target, Write};
 use crate::manager::cloneset::observe::{Index, Said};
 use crate::manager::cloneset::plan::{
     Claim, Failure, Job, LeftOver, Observed, Plan, Revision, Subject, Switches, Template, plan,
 };
+use kruise_workload::testing::apply;
 
 use crate::manager::view::{ClaimView, CloneSetView, PodView, RawPod};
 

@@ -1,0 +1,204 @@
+//! The hashes of a container that stand in annotation `apps.kruise.io/runtime-containers-meta`.
+//!
+//! The daemon writes them, the in-place engine compares them, and either may be the Go one: they are upstream's
+//! numbers. All of them are FNV-1a (32 bits) over Kubernetes' deep-hash rendering of some JSON.
+
+mod order;
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::go_json;
+
+/// Environment variables that a sidecar's version is handed over in; they are nobody's reason for a restart.
+const IGNORED: [&str; 2] = ["SIDECARSET_VERSION", "SIDECARSET_VERSION_ALT"];
+
+/// Labels and annotations of a Pod, as they are looked up for environment variables.
+#[derive(Clone, Copy, Debug)]
+pub struct Metadata<'a> {
+    /// Labels.
+    pub labels: &'a BTreeMap<String, String>,
+    /// Annotations.
+    pub annotations: &'a BTreeMap<String, String>,
+}
+
+/// Where a variable's value is taken from.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Origin {
+    /// The Pod's label of this key.
+    Label(String),
+    /// The Pod's annotation of this key.
+    Annotation(String),
+}
+
+impl Origin {
+    /// Reads a `fieldPath`; `None` when it is not one of `metadata.labels['k']` and `metadata.annotations['k']`.
+    #[must_use]
+    pub fn of_path(path: &str) -> Option<Self> {
+        let (field, key) = path.strip_suffix("']")?.split_once("['")?;
+        match field {
+            "metadata.labels" => Some(Self::Label(key.to_owned())),
+            "metadata.annotations" => Some(Self::Annotation(key.to_owned())),
+            _ => None,
+        }
+    }
+
+    /// The value that a Pod with this metadata gives; empty when it has none.
+    #[must_use]
+    pub fn value<'a>(&self, metadata: &Metadata<'a>) -> &'a str {
+        let found = match self {
+            Self::Label(key) => metadata.labels.get(key),
+            Self::Annotation(key) => metadata.annotations.get(key),
+        };
+        found.map(String::as_str).unwrap_or_default()
+    }
+}
+
+/// The environment variables of a container (raw JSON of `v1.Container`) that come from the Pod's labels and
+/// annotations, as (name, origin), in the order of the container.
+#[must_use]
+pub fn env_from_metadata(container: &Value) -> Vec<(String, Origin)> {
+    let variables = container["env"].as_array().into_iter().flatten();
+    let from_metadata = variables.filter_map(|variable| {
+        let name = variable["name"].as_str().unwrap_or_default();
+        let given = variable["value"].as_str().is_some_and(|v| !v.is_empty());
+        let path = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str()?;
+        let origin = Origin::of_path(path).filter(|_| !given && !IGNORED.contains(&name))?;
+        Some((name.to_owned(), origin))
+    });
+    from_metadata.collect()
+}
+
+/// `extractedEnvFromMetadataHash` that a container (raw JSON) has when it was started in a Pod with `metadata`.
+#[must_use]
+pub fn expected_env_hash(container: &Value, metadata: &Metadata<'_>) -> u64 {
+    let variables = env_from_metadata(container);
+    env_hash(
+        variables
+            .iter()
+            .map(|(name, origin)| (name.as_str(), origin.value(metadata))),
+    )
+}
+
+/// `extractedEnvFromMetadataHash` of these variables, as (name, value), in any order.
+#[must_use]
+pub fn env_hash<'a>(variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> u64 {
+    let mut variables: Vec<_> = variables.into_iter().collect();
+    if variables.is_empty() {
+        return deep_hash("null");
+    }
+    variables.sort_by_key(|(name, _)| *name);
+    let entries = variables.into_iter().map(|(name, value)| match value {
+        "" => json!({"name": name}),
+        value => json!({"name": name, "value": value}),
+    });
+    deep_hash(&go_json::sorted(&entries.collect()))
+}
+
+/// `plainHash`: kubelet's hash of a container, as kubelet 1.31 and later take it.
+#[must_use]
+pub fn plain_hash(name: &str, image: &str) -> u64 {
+    deep_hash(&go_json::sorted(&json!({"image": image, "name": name})))
+}
+
+/// `plainHash` as kubelet took it before 1.31: over the whole container (raw JSON of `v1.Container` as the API
+/// server serves it).
+#[must_use]
+pub fn plain_hash_before_131(container: &Value) -> u64 {
+    deep_hash(&go_json::ordered(container, &order::CONTAINER))
+}
+
+/// FNV-1a (32 bits) over Kubernetes' deep-hash rendering of a byte string, `([]uint8)[1 2 …]`.
+#[must_use]
+pub fn deep_hash(text: &str) -> u64 {
+    let mut hash = 0x811c_9dc5_u32;
+    let mut feed = |byte: u8| hash = (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    b"([]uint8)[".iter().for_each(|byte| feed(*byte));
+    for (at, byte) in text.bytes().enumerate() {
+        if at > 0 {
+            feed(b' ');
+        }
+        let digits = [byte / 100, byte / 10 % 10, byte % 10];
+        let leading = digits.iter().take_while(|d| **d == 0).count().min(2);
+        digits[leading..].iter().for_each(|digit| feed(b'0' + digit));
+    }
+    feed(b']');
+    u64::from(hash)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn map(value: &Value) -> BTreeMap<String, String> {
+        serde_json::from_value::<Option<_>>(value.clone())
+            .unwrap()
+            .unwrap_or_default()
+    }
+
+    #[test]
+    fn hashes_are_those_of_the_go_implementation() {
+        let vectors = include_str!("../../../../tests/data/go/container-hashes.jsonl");
+        assert_eq!(vectors.lines().count(), 150);
+        for line in vectors.lines() {
+            let vector: Value = serde_json::from_str(line).unwrap();
+            let container = &vector["container"];
+            let (labels, annotations) = (map(&vector["labels"]), map(&vector["annotations"]));
+            let metadata = Metadata {
+                labels: &labels,
+                annotations: &annotations,
+            };
+            let text = |field: &str| container[field].as_str().unwrap();
+            assert_eq!(
+                json!(expected_env_hash(container, &metadata)),
+                vector["expectedEnvHash"],
+                "{line}"
+            );
+            assert_eq!(
+                json!(plain_hash(text("name"), text("image"))),
+                vector["plainHash"],
+                "{line}"
+            );
+            assert_eq!(
+                json!(plain_hash_before_131(container)),
+                vector["plainHashBefore131"],
+                "{line}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_metadata_is_no_origin() {
+        assert_eq!(
+            Origin::of_path("metadata.labels['a/b']"),
+            Some(Origin::Label("a/b".into()))
+        );
+        for path in [
+            "metadata.name",
+            "metadata.labels",
+            "metadata.labels['x",
+            "spec.x['y']",
+            "",
+        ] {
+            assert_eq!(Origin::of_path(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_list_of_nothing_is_null() {
+        assert_eq!(env_hash([]), 86_995_377);
+        assert_eq!(deep_hash("null"), 86_995_377);
+    }
+
+    #[test]
+    fn what_stands_in_the_spec_or_is_a_version_is_not_from_metadata() {
+        let from = |name: &str, value: &str| json!({"name": name, "value": value, "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['a']"}}});
+        let container = json!({"env": [from("A", ""), from("B", "x"), from(IGNORED[0], "")]});
+        assert_eq!(
+            env_from_metadata(&container),
+            [("A".to_owned(), Origin::Label("a".into()))]
+        );
+    }
+}

@@ -1,0 +1,185 @@
+//! CloneSet: the update strategy is flat in v1alpha1, and some of it is labels and annotations there.
+//!
+//! v1alpha1 → v1beta1 leaves these labels and annotations where they are, as upstream does; there the fields
+//! count, and on the way back the labels and annotations follow them. Unlike upstream, `OnDelete` keeps the
+//! fields of a rolling update, and pre-download fields in the spec of v1alpha1 count where the annotation is
+//! absent. The `podUpdatePolicy` of a v1beta1 `OnDelete` travels in [`keys::CLONESET_POD_UPDATE_POLICY`].
+
+use serde_json::{Map, Value, json};
+
+use super::{LABELS, annotate, annotation, entry, set_entry, take_annotation, take_entry};
+use crate::keys;
+
+const ON_DELETE: &str = "OnDelete";
+const ROLLING_UPDATE: &str = "RollingUpdate";
+const RE_CREATE: &str = "ReCreate";
+
+/// v1alpha1 → v1beta1.
+pub(super) fn promote(object: &mut Value) {
+    let policy = take_annotation(object, keys::CLONESET_POD_UPDATE_POLICY);
+    let mut scale = take(object, "scaleStrategy");
+    let reuse = scale.remove("disablePVCReuse") != Some(json!(true));
+    scale.insert("enablePVCReuse".to_owned(), json!(reuse));
+    if excluded(object) {
+        scale.insert("excludePreparingDelete".to_owned(), json!(true));
+    }
+    put(object, "scaleStrategy", scale);
+
+    let mut rolling = take(object, "updateStrategy");
+    overrule(object, &mut rolling);
+    let word = match rolling.remove("type") {
+        Some(Value::String(word)) if !word.is_empty() => word,
+        _ => RE_CREATE.to_owned(),
+    };
+    let mut update = Map::new();
+    if word == ON_DELETE {
+        update.insert("type".to_owned(), json!(ON_DELETE));
+        rolling.extend(policy.map(|policy| ("podUpdatePolicy".to_owned(), json!(policy))));
+    } else {
+        update.insert("type".to_owned(), json!(ROLLING_UPDATE));
+        rolling.insert("podUpdatePolicy".to_owned(), json!(word));
+    }
+    if !rolling.is_empty() {
+        update.insert("rollingUpdate".to_owned(), Value::Object(rolling));
+    }
+    put(object, "updateStrategy", update);
+}
+
+/// v1beta1 → v1alpha1.
+pub(super) fn demote(object: &mut Value) {
+    take_annotation(object, keys::CLONESET_POD_UPDATE_POLICY);
+
+    let mut scale = take(object, "scaleStrategy");
+    let reuse = scale.remove("enablePVCReuse") == Some(json!(true));
+    scale.insert("disablePVCReuse".to_owned(), json!(!reuse));
+    exclude(
+        object,
+        scale.remove("excludePreparingDelete") == Some(json!(true)),
+    );
+    put(object, "scaleStrategy", scale);
+
+    let mut flat = take(object, "updateStrategy");
+    let on_delete = flat.remove("type") == Some(json!(ON_DELETE));
+    let mut word = if on_delete { ON_DELETE } else { RE_CREATE }.to_owned();
+    if let Some(Value::Object(mut rolling)) = flat.remove("rollingUpdate") {
+        match rolling.remove("podUpdatePolicy") {
+            // Absent means the same, and the API server fills it in.
+            Some(Value::String(policy)) if policy.is_empty() || policy == RE_CREATE => {}
+            Some(Value::String(policy)) if on_delete => {
+                annotate(object, keys::CLONESET_POD_UPDATE_POLICY, policy);
+            }
+            Some(Value::String(policy)) => word = policy,
+            _ => {}
+        }
+        let in_place = rolling.get_mut("inPlaceUpdateStrategy");
+        annotate_pre_download(object, in_place.unwrap_or(&mut Value::Null));
+        flat.extend(rolling);
+    }
+    flat.insert("type".to_owned(), json!(word));
+    put(object, "updateStrategy", flat);
+}
+
+/// The fields of an object, or of nothing yet; `None` for a value of another type, which is not ours to mend.
+fn fields(value: &mut Value) -> Option<&mut Map<String, Value>> {
+    if value.is_null() {
+        *value = json!({});
+    }
+    value.as_object_mut()
+}
+
+/// Gives the pre-download fields the values of their annotations, where there are any.
+fn overrule(object: &Value, rolling: &mut Map<String, Value>) {
+    for (field, key) in keys::PRE_DOWNLOAD {
+        let Some(text) = annotation(object, key) else {
+            continue;
+        };
+        match value_of(field, text) {
+            Some(value) => {
+                let in_place = rolling.entry("inPlaceUpdateStrategy").or_insert(Value::Null);
+                if let Some(fields) = fields(in_place) {
+                    fields.insert(field.to_owned(), value);
+                }
+            }
+            None => {
+                rolling
+                    .get_mut("inPlaceUpdateStrategy")
+                    .and_then(Value::as_object_mut)
+                    .map(|fields| fields.remove(field));
+            }
+        }
+    }
+}
+
+/// Moves the pre-download fields to annotations. An annotation whose field is absent goes, unless its text is
+/// none that v1beta1 has a field for.
+fn annotate_pre_download(object: &mut Value, in_place: &mut Value) {
+    for (field, key) in keys::PRE_DOWNLOAD {
+        let there = annotation(object, key).and_then(|text| value_of(field, text));
+        let said = in_place.as_object_mut().and_then(|fields| fields.remove(field));
+        let said = said.filter(|value| !value.is_null());
+        if said == there {
+            continue;
+        }
+        match said {
+            Some(value) => annotate(object, key, text_of(&value)),
+            None => {
+                take_annotation(object, key);
+            }
+        }
+    }
+}
+
+fn text_of(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// What an annotation says as a field of v1beta1. Of the parallelism, everything; of the others, numbers.
+fn value_of(field: &str, text: &str) -> Option<Value> {
+    match text.parse::<i32>() {
+        Ok(number) => Some(json!(number)),
+        Err(_) if field == keys::PRE_DOWNLOAD[0].0 && !text.is_empty() => Some(json!(text)),
+        Err(_) => None,
+    }
+}
+
+/// Whether the label says so. Values other than `true` say nothing.
+fn excluded(object: &Value) -> bool {
+    entry(object, LABELS, keys::CLONESET_EXCLUDE_PREPARING_DELETE) == Some(keys::TRUE)
+}
+
+/// Makes the label say what the field says. Values that say nothing stay.
+fn exclude(object: &mut Value, wanted: bool) {
+    match (excluded(object), wanted) {
+        (false, true) => set_entry(
+            object,
+            LABELS,
+            keys::CLONESET_EXCLUDE_PREPARING_DELETE,
+            keys::TRUE.to_owned(),
+        ),
+        (true, false) => {
+            take_entry(object, LABELS, keys::CLONESET_EXCLUDE_PREPARING_DELETE);
+        }
+        _ => {}
+    }
+}
+
+fn spec(object: &mut Value) -> Option<&mut Map<String, Value>> {
+    object.get_mut("spec")?.as_object_mut()
+}
+
+/// Takes an object out of the spec; empty when there is none.
+fn take(object: &mut Value, field: &str) -> Map<String, Value> {
+    match spec(object).and_then(|spec| spec.remove(field)) {
+        Some(Value::Object(map)) => map,
+        _ => Map::new(),
+    }
+}
+
+fn put(object: &mut Value, field: &str, map: Map<String, Value>) {
+    if let Some(spec) = spec(object) {
+        spec.insert(field.to_owned(), Value::Object(map));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,165 @@
+//! Against what upstream's converter returns.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+
+/// Ours loses no condition: others than PreRecreateGrace travel in an annotation.
+const CONDITIONS: [usize; 10] = [3, 18, 25, 27, 29, 69, 89, 154, 174, 183];
+/// Ours does not lose `mode` of pull secrets: it travels in an annotation.
+const SECRET_MODES: [usize; 7] = [33, 39, 42, 108, 129, 157, 185];
+/// Upstream writes `[]` where there are no container statuses, which says the same as no annotation.
+const NO_STATUSES: [usize; 6] = [27, 63, 64, 88, 89, 113];
+
+const FAILED_IMAGES: &str = "/status/failedImageStatuses";
+/// Upstream drops what is no status from the list of failed images. No API server takes such a list, so it is nobody's
+/// to mend.
+const NULLS: [usize; 17] = [
+    189, 191, 197, 199, 201, 202, 207, 220, 223, 225, 226, 227, 232, 234, 238, 245, 246,
+];
+
+/// The cases of a file, in its order.
+pub(in crate::convert) fn recorded(file: &str) -> Vec<Value> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/conversion");
+    let text = std::fs::read_to_string(format!("{folder}/{file}.jsonl")).unwrap();
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+/// How many cases there are of each kind and way.
+pub(in crate::convert) fn counts(cases: &[Value]) -> Vec<(String, usize)> {
+    let word = |case: &Value, field: &str| case[field].as_str().unwrap().to_owned();
+    let mut counts = BTreeMap::<String, usize>::new();
+    for case in cases {
+        let way = ["kind", "from", "to"].map(|field| word(case, field)).join(" ");
+        *counts.entry(way).or_default() += 1;
+    }
+    counts.into_iter().collect()
+}
+
+/// Lines, from 1, on which ours differs on purpose, by reason.
+#[derive(Default)]
+pub(in crate::convert) struct Differing {
+    line: usize,
+    found: BTreeMap<&'static str, BTreeSet<usize>>,
+}
+
+impl Differing {
+    /// From now on it is about this line.
+    pub(in crate::convert) fn on(&mut self, line: usize) {
+        self.line = line;
+    }
+
+    /// Does away with a difference, and names the line if there was one.
+    pub(in crate::convert) fn even(
+        &mut self,
+        why: &'static str,
+        object: &mut Value,
+        out: impl FnOnce(&mut Value),
+    ) {
+        let before = plain(&bare(object));
+        out(object);
+        if plain(&bare(object)) != before {
+            self.found.entry(why).or_default().insert(self.line);
+        }
+    }
+
+    /// The lines are those named, each for its reason.
+    pub(in crate::convert) fn are<const N: usize>(&self, named: [(&'static str, &[usize]); N]) {
+        let named = named.map(|(why, lines)| (why, lines.iter().copied().collect()));
+        assert_eq!(self.found, BTreeMap::from(named));
+    }
+}
+
+fn versioned(object: &Value, case: &Value, version: &Value) -> Value {
+    let mut object = object.clone();
+    object["kind"] = case["kind"].clone();
+    object["apiVersion"] = json!(format!("{GROUP}/{}", version.as_str().unwrap()));
+    object
+}
+
+#[test]
+fn upstream_s_conversions_hold() {
+    let cases = recorded("upstream");
+    let mut differing = Differing::default();
+    for (at, case) in cases.iter().enumerate() {
+        differing.on(at + 1);
+        let object = versioned(&case["in"], case, &case["from"]);
+        let converted = convert(object.clone(), case["to"].as_str().unwrap()).unwrap();
+        let back = convert(converted.clone(), case["from"].as_str().unwrap()).unwrap();
+        assert_eq!(settled(back), settled(object), "there and back: line {}", at + 1);
+
+        let (mut ours, mut theirs) = (converted, versioned(&case["out"], case, &case["to"]));
+        for key in [keys::CRR_CONDITIONS, keys::NODE_IMAGE_SECRET_MODES] {
+            differing.even(key, &mut ours, |ours| drop(take_annotation(ours, key)));
+        }
+        let key = keys::CRR_SYNC_CONTAINER_STATUSES;
+        differing.even(key, &mut theirs, |theirs| {
+            if annotation(theirs, key) == Some("[]") {
+                take_annotation(theirs, key);
+            }
+        });
+        differing.even(FAILED_IMAGES, &mut ours, |ours| {
+            if let Some(failed) = ours.pointer_mut(FAILED_IMAGES).and_then(Value::as_array_mut) {
+                failed.retain(|one| !one.is_null());
+            }
+        });
+        assert_eq!(plain(&ours), plain(&theirs), "line {}", at + 1);
+    }
+    differing.are([
+        (keys::CRR_CONDITIONS, &CONDITIONS),
+        (keys::NODE_IMAGE_SECRET_MODES, &SECRET_MODES),
+        (keys::CRR_SYNC_CONTAINER_STATUSES, &NO_STATUSES),
+        (FAILED_IMAGES, &NULLS),
+    ]);
+    let ways = [
+        ("ContainerRecreateRequest v1alpha1 v1beta1", 39),
+        ("ContainerRecreateRequest v1beta1 v1alpha1", 28),
+        ("ImageListPullJob v1alpha1 v1beta1", 35),
+        ("ImageListPullJob v1beta1 v1alpha1", 28),
+        ("ImagePullJob v1alpha1 v1beta1", 24),
+        ("ImagePullJob v1beta1 v1alpha1", 31),
+        ("NodeImage v1alpha1 v1beta1", 31),
+        ("NodeImage v1beta1 v1alpha1", 33),
+    ];
+    assert_eq!(counts(&cases), ways.map(|(way, count)| (way.to_owned(), count)));
+}
+
+/// Objects as upstream's clients write them pass through our types without loss.
+#[test]
+fn our_types_read_and_write_what_upstream_does() {
+    use crate::{container_recreate_request as crr, image_pull_job as job, node_image as image, v1alpha1};
+    // There are no types of ours for ImageListPullJob yet.
+    for case in recorded("upstream")
+        .iter()
+        .filter(|case| case["kind"] != "ImageListPullJob")
+    {
+        for (object, version) in [(&case["in"], &case["from"]), (&case["out"], &case["to"])] {
+            let mut object = versioned(object, case, version);
+            // The API server refuses null where the schema wants a list; the random objects have it.
+            for (map, list) in [("/spec/images", "tags"), ("/status/imageStatuses", "tags")] {
+                let values = object.pointer_mut(map).and_then(Value::as_object_mut);
+                for value in values
+                    .into_iter()
+                    .flat_map(|all| all.values_mut())
+                    .filter(|one| one[list].is_null())
+                {
+                    value[list] = json!([]);
+                }
+            }
+            if let Some(containers @ Value::Null) = object.pointer_mut("/spec/containers") {
+                *containers = json!([]);
+            }
+            let back = match (object["kind"].as_str().unwrap(), version.as_str().unwrap()) {
+                ("NodeImage", V1BETA1) => through::<image::NodeImage>(&object),
+                ("NodeImage", _) => through::<v1alpha1::NodeImage>(&object),
+                ("ImagePullJob", V1BETA1) => through::<job::ImagePullJob>(&object),
+                ("ImagePullJob", _) => through::<v1alpha1::ImagePullJob>(&object),
+                (_, V1BETA1) => through::<crr::ContainerRecreateRequest>(&object),
+                _ => through::<v1alpha1::ContainerRecreateRequest>(&object),
+            };
+            assert_eq!(back, plain(&bare(&object)), "{version} of {case}");
+        }
+    }
+}

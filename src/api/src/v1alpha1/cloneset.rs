@@ -1,0 +1,73 @@
+//! CloneSet in v1alpha1: the fields of a rolling update stand beside its type, which also says how Pods are
+//! updated.
+
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use schemars::{JsonSchema, Schema};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::cloneset as beta;
+use crate::json::set;
+use crate::schemas;
+
+/// Which Pods there are to be, and how they are made, updated and deleted.
+#[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[kube(
+    group = "apps.kruise.io",
+    version = "v1alpha1",
+    kind = "CloneSet",
+    plural = "clonesets",
+    shortname = "clone",
+    namespaced,
+    status = "beta::CloneSetStatus",
+    derive = "PartialEq",
+    doc = "Keeps a number of Pods that are all alike, and updates them where they are if they can be."
+)]
+#[serde(transparent)]
+pub struct CloneSetSpec(pub beta::CloneSetSpec<CloneSetScaleStrategy, CloneSetUpdateStrategy>);
+
+/// How Pods are made and deleted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CloneSetScaleStrategy {
+    /// Names of Pods to delete. Names of Pods that are gone are taken off the list.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pods_to_delete: Vec<String>,
+    /// How many Pods may be unavailable while new ones are made, as a number or as a percentage of `replicas`,
+    /// rounded up; any number when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schemas::int_or_string")]
+    pub max_unavailable: Option<IntOrString>,
+    /// Whether claims of a Pod that somebody else deleted go with it, rather than to the Pod that takes its place.
+    #[serde(
+        default,
+        rename = "disablePVCReuse",
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    pub disable_pvc_reuse: bool,
+}
+
+/// How Pods are updated.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[schemars(transform = as_in_v1alpha1)]
+pub struct CloneSetUpdateStrategy {
+    /// ReCreate (when absent), InPlaceIfPossible, InPlaceOnly or OnDelete.
+    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
+    pub type_: Option<String>,
+    /// How far, how fast and in which order. `type` says what `pod_update_policy` says in v1beta1; leave it out.
+    #[serde(flatten)]
+    pub rolling_update: beta::RollingUpdateCloneSetStrategy,
+}
+
+/// Makes the schema that of v1alpha1, where `type` is the policy and annotations have the last word.
+fn as_in_v1alpha1(schema: &mut Schema) {
+    let Some(Value::Object(properties)) = schema.get_mut("properties") else {
+        return;
+    };
+    properties.remove("podUpdatePolicy");
+    if let Some(in_place) = properties.get_mut("inPlaceUpdateStrategy") {
+        let description =
+            "How Pods are updated in place. What is said of pre-downloads is overruled by annotations.";
+        set(in_place, &["description"], json!(description));
+    }
+}

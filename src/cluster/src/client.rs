@@ -1,0 +1,218 @@
+//! The Kubernetes client: configuration, user agent, and a layer that learns the API server's time.
+
+use std::path::PathBuf;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use http::{HeaderValue, Request, Response};
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use kube::client::{Body, ConfigExt};
+use kube::config::{Config, KubeConfigOptions, Kubeconfig};
+use tokio::time::Instant;
+use tower::retry::RetryLayer;
+use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt};
+
+use super::busy::{Briefly, told};
+use super::fence::Connector;
+use super::{Clock, Error, Fence};
+
+/// How to reach the cluster.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// A kubeconfig file; without it `KUBECONFIG`, the default file or the Pod's service account is used.
+    pub kubeconfig: Option<PathBuf>,
+    /// User agent and event source, for example `kruise-daemon`.
+    pub component: String,
+    /// Event source host: the node's name on a daemon.
+    pub host: Option<String>,
+}
+
+/// What clients of one cluster are made from.
+pub(super) struct Source {
+    config: Config,
+    clock: Clock,
+}
+
+impl Source {
+    /// A client with connections of its own, behind `fence` if there is one. No request is made.
+    pub(super) fn client(&self, fence: Option<Fence>) -> Result<kube::Client, Error> {
+        stack(&self.config, self.clock.clone(), fence).map_err(|e| Error::Config(e.to_string()))
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl Source {
+    /// For tests that make no second client.
+    pub(super) fn unused(clock: Clock) -> Self {
+        let config = Config::new(http::Uri::from_static("http://192.0.2.1"));
+        Self { config, clock }
+    }
+}
+
+/// Reads the configuration.
+pub(super) async fn source(options: &Options, clock: Clock) -> Result<Source, Error> {
+    let mut config = load(options).await?;
+    tracing::info!(server = %config.cluster_url, "using API server");
+    config.connect_timeout = Some(Duration::from_secs(5));
+    let agent = HeaderValue::from_str(&options.component).map_err(|_| {
+        Error::Config(format!(
+            "user agent {:?} is not a valid header",
+            options.component
+        ))
+    })?;
+    config.headers.push((http::header::USER_AGENT, agent));
+    Ok(Source { config, clock })
+}
+
+/// The client as kube itself puts it together, but for the connection: without `TCP_NODELAY` every write
+/// waits some 40 ms for the acknowledgement of its own headers. A server that has vanished is noticed within half a
+/// minute: by keep-alive where the connection is idle, by the limit for what it has not acknowledged where it is not.
+fn stack(config: &Config, clock: Clock, fence: Option<Fence>) -> Result<kube::Client, kube::Error> {
+    let tcp = connector(config);
+    let tls = config.rustls_https_connector_with_connector(Connector { inner: tcp, fence })?;
+    let connect = tls.map_future(|connecting| Box::pin(in_time(connecting)));
+    let http = hyper_util::client::legacy::Builder::new(TokioExecutor::new()).build::<_, Body>(connect);
+    let service = ServiceBuilder::new()
+        .map_response(told)
+        .layer(LearnTime { clock })
+        .layer(config.base_uri_layer())
+        .layer(RetryLayer::new(Briefly::new()))
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(http);
+    Ok(kube::Client::new(service, config.default_namespace.clone()))
+}
+
+fn connector(config: &Config) -> HttpConnector {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(config.connect_timeout);
+    tcp.set_keepalive(Some(KEEPALIVE));
+    tcp.set_keepalive_interval(Some(KEEPALIVE / 3));
+    tcp.set_keepalive_retries(Some(3));
+    tcp.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
+    tcp
+}
+
+/// How long a connection may be silent before its other end is asked whether it is there.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+/// How long what was sent may stay without acknowledgement. Without it the kernel tries for some 15 minutes.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
+/// How long a connection may take, its TLS handshake included.
+const CONNECT: Duration = Duration::from_secs(10);
+
+async fn in_time<C>(connecting: impl Future<Output = Result<C, BoxError>>) -> Result<C, BoxError> {
+    let Ok(connected) = tokio::time::timeout(CONNECT, connecting).await else {
+        return Err(format!("no connection within {CONNECT:?}, TLS handshake included").into());
+    };
+    connected
+}
+
+async fn load(options: &Options) -> Result<Config, Error> {
+    let Some(path) = &options.kubeconfig else {
+        return Config::infer().await.map_err(|e| {
+            Error::Config(format!(
+                "no kubeconfig (--kubeconfig, KUBECONFIG) and no service account: {e}"
+            ))
+        });
+    };
+    let file = Kubeconfig::read_from(path)
+        .map_err(|e| Error::Config(format!("kubeconfig {}: {e}", path.display())))?;
+    Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+        .await
+        .map_err(|e| Error::Config(format!("kubeconfig {}: {e}", path.display())))
+}
+
+/// Hands the `Date` header of every answer to the clock.
+struct LearnTime {
+    clock: Clock,
+}
+
+impl<S> Layer<S> for LearnTime {
+    type Service = LearnTimeService<S>;
+    fn layer(&self, inner: S) -> Self::Service {
+        LearnTimeService {
+            inner,
+            clock: self.clock.clone(),
+        }
+    }
+}
+
+#[derive(Clone)]
+struct LearnTimeService<S> {
+    inner: S,
+    clock: Clock,
+}
+
+impl<S, B> Service<Request<Body>> for LearnTimeService<S>
+where
+    S: Service<Request<Body>, Response = Response<B>>,
+    S::Future: Send + 'static,
+    S::Error: 'static,
+    B: 'static,
+{
+    type Response = Response<B>;
+    type Error = S::Error;
+    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let clock = self.clock.clone();
+        let sent = Instant::now();
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let response = answer.await?;
+            if let Some(date) = response
+                .headers()
+                .get(http::header::DATE)
+                .and_then(|d| d.to_str().ok())
+            {
+                clock.learn(date, sent, Instant::now());
+            }
+            Ok(response)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_handshake_that_is_not_answered_is_given_up() {
+        let start = Instant::now();
+        let why = in_time::<()>(std::future::pending())
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(why.contains("TLS handshake"), "{why}");
+        assert_eq!(start.elapsed(), CONNECT);
+        in_time(async { Ok(()) }).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn connections_whose_other_end_has_vanished_are_found_by_the_kernel() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let uri: http::Uri = format!("http://{}", listener.local_addr().unwrap())
+            .parse()
+            .unwrap();
+        let mut connector = connector(&Config::new(uri.clone()));
+        let connection = tower::Service::call(&mut connector, uri)
+            .await
+            .unwrap()
+            .into_inner();
+        let socket = socket2::SockRef::from(&connection);
+        // Idle, and with something that is not acknowledged.
+        assert!(socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), KEEPALIVE);
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(UNACKNOWLEDGED));
+    }
+}

@@ -1,0 +1,272 @@
+//! What can go wrong between us and the API server.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use kruise_api::names;
+use kruise_ops::panics::Panicked;
+
+/// An error of a call to the API server, or of the configuration to reach it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Neither kubeconfig nor service account can be used.
+    #[error("cannot reach a cluster: {0}")]
+    Config(String),
+    /// A name that no object can have; nothing was sent.
+    #[error("invalid name {given:?} of a {kind}: {}", names::SUBDOMAIN)]
+    Name {
+        /// The kind that the request would have been about.
+        kind: String,
+        /// The name.
+        given: String,
+    },
+    /// A name that no namespace can have; nothing was sent.
+    #[error("invalid namespace {given:?} of a {kind}: {}", names::LABEL)]
+    Namespace {
+        /// The kind that the request would have been about.
+        kind: String,
+        /// The name.
+        given: String,
+    },
+    /// No answer in time.
+    #[error("API server did not answer {verb} {kind} within {after:?}")]
+    Timeout {
+        /// The verb of the request.
+        verb: &'static str,
+        /// The kind that the request was about.
+        kind: String,
+        /// The deadline of the call.
+        after: Duration,
+    },
+    /// Not sent in time, as too many requests of ours are waiting for their answers.
+    #[error(
+        "cannot {verb} {kind}: too many requests are waiting for the API server, and none ended within {after:?}"
+    )]
+    Crowded {
+        /// The verb of the request.
+        verb: &'static str,
+        /// The kind that the request would have been about.
+        kind: String,
+        /// The deadline of the call.
+        after: Duration,
+    },
+    /// The API server's own answer.
+    #[error("API server refused: {} (HTTP {})", .0.message, .0.code)]
+    Api(Box<kube::core::Status>),
+    /// The API server did what it was asked, and what it answered with is no such object as our types hold.
+    #[error("cannot parse the {kind} that the API server answered {verb} with: {why}")]
+    Unreadable {
+        /// The verb of the request.
+        verb: &'static str,
+        /// The kind that the request was about.
+        kind: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The connection failed.
+    #[error("API server cannot be reached: {0}")]
+    Transport(String),
+}
+
+impl Error {
+    fn code(&self) -> Option<u16> {
+        match self {
+            Self::Api(status) => Some(status.code),
+            _ => None,
+        }
+    }
+
+    /// What the API server says of it, in its words alone; ours where it did not answer.
+    #[must_use]
+    pub fn words(&self) -> Cow<'_, str> {
+        match self {
+            Self::Api(status) => Cow::Borrowed(&status.message),
+            _ => Cow::Owned(self.to_string()),
+        }
+    }
+
+    /// Whether it is about an object of that kind; `plural` is what the API server calls them.
+    #[must_use]
+    pub fn is_about(&self, of_kind: &str, plural: &str) -> bool {
+        match self {
+            Self::Api(status) => status.details.as_ref().is_some_and(|about| about.kind == plural),
+            Self::Name { kind, .. }
+            | Self::Namespace { kind, .. }
+            | Self::Timeout { kind, .. }
+            | Self::Crowded { kind, .. }
+            | Self::Unreadable { kind, .. } => kind == of_kind,
+            _ => false,
+        }
+    }
+
+    fn reason(&self) -> &str {
+        match self {
+            Self::Api(status) => &status.reason,
+            _ => "",
+        }
+    }
+
+    /// Someone else has written the object in between; read again and decide anew.
+    #[must_use]
+    pub fn conflict(&self) -> bool {
+        self.code() == Some(409) && self.reason() != "AlreadyExists"
+    }
+
+    /// An object of that name exists.
+    #[must_use]
+    pub fn already_exists(&self) -> bool {
+        self.code() == Some(409) && self.reason() == "AlreadyExists"
+    }
+
+    /// We may not do that, or the API server does not know yet that we may: it answers so in the moments after its start.
+    #[must_use]
+    pub fn forbidden(&self) -> bool {
+        matches!(self.code(), Some(401 | 403))
+    }
+
+    /// The same call will be refused until somebody changes what it is about. Permissions, and the object itself, may be
+    /// there in a moment.
+    #[must_use]
+    pub fn lasting(&self) -> bool {
+        !self.retryable() && !self.forbidden() && !self.not_found()
+    }
+
+    /// The object, or the kind, does not exist.
+    #[must_use]
+    pub fn not_found(&self) -> bool {
+        self.code() == Some(404)
+    }
+
+    /// The API server no longer knows that resourceVersion; list again.
+    #[must_use]
+    pub fn expired(&self) -> bool {
+        self.code() == Some(410)
+    }
+
+    /// Whether the same call may succeed later without anyone changing anything. Of an object that cannot be read another
+    /// read is the only way to hear that somebody has mended it.
+    #[must_use]
+    pub fn retryable(&self) -> bool {
+        match self {
+            Self::Config(_) | Self::Name { .. } | Self::Namespace { .. } => false,
+            Self::Timeout { .. } | Self::Crowded { .. } | Self::Unreadable { .. } | Self::Transport(_) => {
+                true
+            }
+            Self::Api(_) if self.too_large() => false,
+            Self::Api(status) => status.code >= 500 || self.throttled() || self.conflict(),
+        }
+    }
+
+    /// A rule, quota, policy or webhook refuses it, and will until somebody changes something. A role that is missing may
+    /// be there in a moment.
+    #[must_use]
+    pub fn refused(&self) -> bool {
+        // In the words of the authorizer.
+        let no_role =
+            matches!(self, Self::Api(status) if status.message.contains("\" cannot create resource \""));
+        let refusal = self.code().is_some_and(|code| (400..500).contains(&code));
+        let other = matches!(self.code(), Some(401 | 404 | 408 | 410 | 413));
+        refusal && !other && !no_role && !self.retryable() && !self.namespace_terminating()
+    }
+
+    /// The namespace is being deleted, so that nothing can be created in it any more.
+    #[must_use]
+    pub fn namespace_terminating(&self) -> bool {
+        let Self::Api(status) = self else { return false };
+        let causes = status.details.iter().flat_map(|details| &details.causes);
+        causes
+            .into_iter()
+            .any(|cause| cause.reason == "NamespaceTerminating")
+    }
+
+    /// The API server itself answered, with a refusal.
+    #[must_use]
+    pub fn answered(&self) -> bool {
+        matches!(self, Self::Api(_))
+    }
+
+    /// The API server has too much to do.
+    #[must_use]
+    pub fn throttled(&self) -> bool {
+        self.code() == Some(429)
+    }
+
+    /// The object is larger than the API server, or etcd behind it, takes. etcd's limits come as HTTP 500.
+    #[must_use]
+    pub fn too_large(&self) -> bool {
+        let Self::Api(status) = self else { return false };
+        let texts = ["request is too large", "message larger than max"];
+        status.code == 413 || (status.code == 500 && texts.iter().any(|text| status.message.contains(text)))
+    }
+
+    /// Whether the write may have been done all the same, or may be yet.
+    #[must_use]
+    pub fn in_doubt(&self) -> bool {
+        match self {
+            Self::Config(_) | Self::Name { .. } | Self::Namespace { .. } | Self::Crowded { .. } => false,
+            Self::Timeout { .. } | Self::Unreadable { .. } | Self::Transport(_) => true,
+            Self::Api(status) => status.code >= 500,
+        }
+    }
+
+    /// How long the API server asks us to wait before the next try.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        let Self::Api(status) = self else { return None };
+        let seconds = status.details.as_ref()?.retry_after_seconds;
+        (seconds > 0).then(|| Duration::from_secs(u64::from(seconds)))
+    }
+
+    /// The word used as metric label and condition reason.
+    #[must_use]
+    pub fn category(&self) -> &'static str {
+        match self {
+            Self::Config(_) => "config",
+            Self::Name { .. } | Self::Namespace { .. } => "invalid_name",
+            Self::Timeout { .. } => "timeout",
+            Self::Crowded { .. } => "crowded",
+            Self::Unreadable { .. } => "unreadable",
+            Self::Transport(_) => "unreachable",
+            Self::Api(status) => match status.code {
+                401 => "unauthorized",
+                403 => "forbidden",
+                404 => "not_found",
+                409 => "conflict",
+                422 => "invalid",
+                429 => "throttled",
+                500.. => "server_error",
+                _ => "refused",
+            },
+        }
+    }
+}
+
+impl From<Panicked> for Error {
+    fn from(panicked: Panicked) -> Self {
+        Self::Transport(panicked.to_string())
+    }
+}
+
+impl From<kube::Error> for Error {
+    fn from(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => Self::Api(status),
+            other => Self::Transport(chain(&other)),
+        }
+    }
+}
+
+/// An error with its causes, joined by colons, each said once.
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let more = inner.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = inner.source();
+    }
+    text
+}

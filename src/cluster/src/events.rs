@@ -1,0 +1,303 @@
+//! Events on objects, published in the background.
+//!
+//! Repeats of one event raise its count instead of making a new object, as client-go's recorder does; many that are
+//! like each other become one, and no object has many written in a while (`pace`).
+
+mod pace;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::{Api, Client};
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use super::{Clock, Error, write};
+use kruise_ops::metrics::metrics;
+use kruise_ops::panics::isolated;
+use pace::{Pace, Recent};
+
+/// How an event is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EventType {
+    /// Nothing is wrong.
+    Normal,
+    /// Someone should look.
+    Warning,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Repeat {
+    component: Arc<str>,
+    uid: String,
+    type_: EventType,
+    reason: String,
+    note: String,
+}
+
+struct Note {
+    object: ObjectReference,
+    repeat: Repeat,
+    action: String,
+}
+
+/// Publishes events; clones share the queue.
+#[derive(Clone)]
+pub struct Events {
+    component: Arc<str>,
+    queue: mpsc::Sender<Note>,
+}
+
+/// Events that wait to be written, as many as client-go's recorder keeps; more are dropped and counted, for no event is
+/// worth a stall.
+const QUEUE: usize = 1000;
+/// How many past events are remembered to count their repeats.
+const REMEMBERED: usize = 1024;
+/// What goes before the latest of many texts that are one event, in the words of client-go.
+const COMBINED: &str = "(combined from similar events): ";
+/// The API server's limit for `metadata.name`, in bytes.
+const NAME_LIMIT: usize = 253;
+/// The API server's limit for `message`, in bytes.
+const MESSAGE_LIMIT: usize = 1024;
+
+impl Events {
+    /// Starts the task that writes; it ends with the last clone.
+    pub(super) fn start(client: Client, clock: Clock, component: &str, host: Option<&str>) -> Self {
+        let (queue, rx) = mpsc::channel(QUEUE);
+        let host = host.map(str::to_owned);
+        tokio::spawn(publish_all(Writer { client, clock, host }, rx));
+        Self {
+            component: component.into(),
+            queue,
+        }
+    }
+
+    /// The same, with another component as the source: `kubectl describe` shows it, and field selectors know it.
+    #[must_use]
+    pub fn of(&self, component: &str) -> Self {
+        Self {
+            component: component.into(),
+            queue: self.queue.clone(),
+        }
+    }
+
+    /// Records `reason` with the text `note` on `object`; `action` says what was done. Returns at once and
+    /// never fails the caller: where the API server takes no events they are counted as dropped.
+    pub fn publish(
+        &self,
+        object: ObjectReference,
+        type_: EventType,
+        reason: &str,
+        action: &str,
+        note: String,
+    ) {
+        let uid = object.uid.clone().unwrap_or_default();
+        let repeat = Repeat {
+            component: Arc::clone(&self.component),
+            uid,
+            type_,
+            reason: reason.to_owned(),
+            note: cut(note),
+        };
+        if self
+            .queue
+            .try_send(Note {
+                object,
+                repeat,
+                action: action.to_owned(),
+            })
+            .is_err()
+        {
+            metrics().events_dropped.inc();
+        }
+    }
+}
+
+/// Shortens to the API server's limit, at a character's border.
+fn cut(mut text: String) -> String {
+    if text.len() > MESSAGE_LIMIT {
+        let end = text.floor_char_boundary(MESSAGE_LIMIT - 3);
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+struct Writer {
+    client: Client,
+    clock: Clock,
+    host: Option<String>,
+}
+
+/// An event that was written: its name, and how often it came up, since then too.
+struct Past {
+    name: String,
+    count: i32,
+}
+
+async fn publish_all(writer: Writer, mut rx: mpsc::Receiver<Note>) {
+    let mut past: Recent<Repeat, Past> = Recent::new(REMEMBERED);
+    let mut pace = Pace::default();
+    while let Some(note) = rx.recv().await {
+        let about = note.repeat.reason.clone();
+        // What is remembered of past events may be half-written after a panic; it decides about counts only.
+        let published = Box::pin(publish_one(&writer, note, &mut past, &mut pace));
+        if isolated("events", about, published).await.is_err() {
+            metrics().events_dropped.inc();
+        }
+    }
+}
+
+async fn publish_one(writer: &Writer, mut note: Note, past: &mut Recent<Repeat, Past>, pace: &mut Pace) {
+    let told = pace.say(&note.repeat, Instant::now());
+    let mut key = note.repeat.clone();
+    if told.combined {
+        key.note = COMBINED.to_owned();
+        note.repeat.note = cut(format!("{COMBINED}{}", note.repeat.note));
+    }
+    let known = past.get_mut(&key).map(|known| {
+        known.count = known.count.saturating_add(1);
+        &*known
+    });
+    if !told.now {
+        metrics().events_held_back.inc();
+        return;
+    }
+    match writer.publish(&note, known).await {
+        Ok(written) => past.insert(key, written),
+        Err(error) => {
+            metrics().events_dropped.inc();
+            tracing::debug!(%error, reason = note.repeat.reason, "event not written");
+        }
+    }
+}
+
+impl Writer {
+    async fn publish(&self, note: &Note, past: Option<&Past>) -> Result<Past, Error> {
+        let namespace = note.object.namespace.as_deref().unwrap_or("default");
+        let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
+        if let Some(Past { name, count }) = past {
+            let now = Time(self.clock.now());
+            let patch = json!({ "count": count, "lastTimestamp": now, "message": note.repeat.note });
+            match write::patch_merge(&api, name, &patch).await {
+                Err(error) if error.not_found() => {} // expired meanwhile: begin anew
+                result => {
+                    result?;
+                    let (name, count) = (name.clone(), *count);
+                    return Ok(Past { name, count });
+                }
+            }
+        }
+        let event = self.event(note, namespace);
+        write::create(&api, &event).await?;
+        Ok(Past {
+            name: event.metadata.name.unwrap_or_default(),
+            count: event.count.unwrap_or(1),
+        })
+    }
+
+    fn event(&self, note: &Note, namespace: &str) -> Event {
+        let now = self.clock.now();
+        let name = note.object.name.as_deref().unwrap_or("unknown");
+        let component = Some(note.repeat.component.to_string());
+        Event {
+            metadata: ObjectMeta {
+                name: Some(event_name(name, now)),
+                namespace: Some(namespace.to_owned()),
+                ..ObjectMeta::default()
+            },
+            involved_object: note.object.clone(),
+            type_: Some(match note.repeat.type_ {
+                EventType::Normal => "Normal".to_owned(),
+                EventType::Warning => "Warning".to_owned(),
+            }),
+            reason: Some(note.repeat.reason.clone()),
+            action: Some(note.action.clone()),
+            message: Some(note.repeat.note.clone()),
+            source: Some(EventSource {
+                component: component.clone(),
+                host: self.host.clone(),
+            }),
+            reporting_instance: self.host.clone().or_else(|| component.clone()),
+            reporting_component: component,
+            first_timestamp: Some(Time(now)),
+            last_timestamp: Some(Time(now)),
+            count: Some(1),
+            ..Event::default()
+        }
+    }
+}
+
+/// `OBJECT.NANOSECONDS`, as client-go names them, cut to what may be a name.
+fn event_name(object: &str, now: Timestamp) -> String {
+    let stamp = format!(".{:x}", now.as_nanosecond());
+    let end = object.floor_char_boundary(NAME_LIMIT - stamp.len().min(NAME_LIMIT));
+    let object = object[..end].trim_end_matches(['.', '-']);
+    format!("{object}{stamp}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_an_event_fits_whatever_its_object_is_called() {
+        let now = Timestamp::UNIX_EPOCH + jiff::SignedDuration::from_nanos(255);
+        assert_eq!(event_name("web-0", now), "web-0.ff");
+        for object in ["n".repeat(253), "n.".repeat(126), "é".repeat(200), String::new()] {
+            let name = event_name(&object, Timestamp::MAX);
+            assert!(name.len() <= NAME_LIMIT, "{} bytes: {name}", name.len());
+            assert!(!name.contains("..") && !name.contains("-."), "{name}");
+        }
+    }
+
+    /// The answer says nothing that the next write needs, so that the event is repeated and not made again.
+    #[tokio::test]
+    async fn an_event_whose_answer_cannot_be_read_is_written() {
+        let service = tower::service_fn(|_: http::Request<kube::client::Body>| {
+            let answer = br#"{"metadata":{"name":"x"},"eventTime":"9999-12-31T23:59:59Z"}"#.to_vec();
+            std::future::ready(http::Response::builder().body(kube::client::Body::from(answer)))
+        });
+        let writer = Writer {
+            client: Client::new(service, "default"),
+            clock: Clock::new(),
+            host: None,
+        };
+        let note = Note {
+            object: ObjectReference::default(),
+            repeat: Repeat {
+                component: "test".into(),
+                uid: String::new(),
+                type_: EventType::Normal,
+                reason: String::new(),
+                note: String::new(),
+            },
+            action: String::new(),
+        };
+        let first = writer.publish(&note, None).await.ok();
+        let again = first.as_ref().map(|first| Past {
+            name: first.name.clone(),
+            count: 2,
+        });
+        let again = writer.publish(&note, again.as_ref()).await.ok();
+        let names = [&first, &again].map(|past| past.as_ref().map(|past| (&past.name, past.count)));
+        assert!(
+            matches!(names, [Some((one, 1)), Some((other, 2))] if one == other),
+            "{names:?}"
+        );
+    }
+
+    #[test]
+    fn long_notes_are_cut_at_a_character() {
+        let note = cut("é".repeat(2000));
+        assert!(
+            note.len() <= MESSAGE_LIMIT && note.ends_with('…'),
+            "{} bytes",
+            note.len()
+        );
+        assert_eq!(cut("short".into()), "short");
+    }
+}

@@ -1,0 +1,482 @@
+//! What is asked and how the answer is read; a real API server's answers are in the cluster tests.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use super::*;
+
+const FILLED: Defaults = Defaults {
+    none: false,
+    host_ports: false,
+};
+const BARE: Defaults = Defaults {
+    none: true,
+    host_ports: false,
+};
+
+fn templates() -> Templates {
+    Templates {
+        template: json!({
+            "metadata": { "labels": { "app": "a" } },
+            "spec": {
+                "containers": [{ "name": "c", "image": "i", "imagee": "typo", "stdin": false }],
+                "volumes": [{ "name": "data", "emptyDir": {} }, { "name": "tmp", "emptyDir": {} }],
+            },
+        }),
+        claims: vec![json!({
+            "metadata": { "name": "data", "labels": { "l": "1" } },
+            "spec": { "accessModes": ["ReadWriteOnce"] },
+        })],
+        labels: json!({ "team": "a" }),
+        annotations: json!({ "owner": "a", "kubectl.kubernetes.io/last-applied-configuration": "{}" }),
+    }
+}
+
+#[test]
+fn claims_take_the_place_of_volumes_and_come_back_as_claims() {
+    let asked = templates();
+    let (body, kept) = body(&asked);
+    assert_eq!(kept, [1]);
+    assert_eq!(body["metadata"]["labels"], json!({ "team": "a" }));
+    assert_eq!(body["metadata"]["annotations"], json!({ "owner": "a" }));
+    let volumes = body["template"]["spec"]["volumes"].as_array().unwrap();
+    assert_eq!(volumes[0]["name"], "tmp");
+    assert_eq!(
+        volumes[1]["ephemeral"]["volumeClaimTemplate"]["metadata"]["labels"],
+        json!({ "l": "1" })
+    );
+
+    let mut answer = body.clone();
+    let spec = &mut answer["template"]["spec"];
+    spec["volumes"][0]["emptyDir"] = json!({ "medium": "" });
+    let claim = &mut spec["volumes"][1]["ephemeral"]["volumeClaimTemplate"]["spec"];
+    claim["volumeMode"] = json!("Filesystem");
+    claim["resources"] = json!({ "requests": { "storage": "1Gi" } });
+    let container = spec["containers"][0].as_object_mut().unwrap();
+    container.remove("imagee");
+    container.remove("stdin");
+    container.insert("imagePullPolicy".into(), json!("Always"));
+    let Answer::Good {
+        templates,
+        unknown,
+        dropped,
+    } = read_back(&asked, &kept, answer, FILLED)
+    else {
+        panic!("bad");
+    };
+    assert_eq!(unknown, ["spec.template.spec.containers[0].imagee"]);
+    assert_eq!(dropped, Vec::<String>::new());
+    assert_eq!(
+        templates.template["spec"]["volumes"],
+        json!([{ "name": "data", "emptyDir": {} }, { "name": "tmp", "emptyDir": { "medium": "" } }])
+    );
+    assert_eq!(
+        templates.template["spec"]["containers"][0]["imagePullPolicy"],
+        "Always"
+    );
+    assert_eq!(
+        templates.claims[0],
+        json!({
+            "metadata": { "name": "data", "labels": { "l": "1" } },
+            "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } },
+        })
+    );
+}
+
+#[test]
+fn a_template_without_volumes_gets_none() {
+    let asked = Templates {
+        template: json!({ "spec": { "containers": [] } }),
+        ..Templates::default()
+    };
+    let (body, kept) = body(&asked);
+    assert_eq!(body["template"], asked.template);
+    let Answer::Good { templates, .. } = read_back(&asked, &kept, body, FILLED) else {
+        panic!("bad");
+    };
+    assert_eq!(templates, asked);
+}
+
+/// A template with an image volume, and the API server's answer where it knows those.
+fn image_volume() -> (Templates, Vec<usize>, Value) {
+    let asked = Templates {
+        template: json!({ "spec": {
+            "containers": [{ "name": "c", "image": "i", "imagePullPolicy": "Always",
+                "env": [{ "name": "A", "value": "1" }, { "name": "A", "value": "2" }],
+                "volumeMounts": [
+                    { "name": "model", "mountPath": "/model" },
+                    { "name": "cfg", "mountPath": "/cfg" },
+                    { "name": "data", "mountPath": "/data" },
+                    { "name": "cfg", "mountPath": "/again" },
+                ] }],
+            "volumes": [
+                { "name": "model", "image": { "reference": "m:1" } },
+                { "name": "data", "emptyDir": {} },
+                { "name": "cfg", "configMap": { "name": "cfg" } },
+            ],
+        } }),
+        claims: vec![
+            json!({ "metadata": { "name": "data" }, "spec": { "resources": { "requests": { "storage": "1024Mi" } } } }),
+        ],
+        ..Templates::default()
+    };
+    let (mut answer, kept) = body(&asked);
+    let volumes = &mut answer["template"]["spec"]["volumes"];
+    volumes[0]["image"]["pullPolicy"] = json!("IfNotPresent");
+    volumes[1]["configMap"]["defaultMode"] = json!(420);
+    volumes[2]["ephemeral"]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"] = json!("1Gi");
+    (asked, kept, answer)
+}
+
+/// What is stored of the answer, and the items that it lacks.
+fn stored_of(answer: Value, defaults: Defaults) -> (Templates, Vec<String>) {
+    let (asked, kept, _) = image_volume();
+    let Answer::Good {
+        templates,
+        unknown,
+        dropped,
+    } = read_back(&asked, &kept, answer, defaults)
+    else {
+        panic!("bad");
+    };
+    assert_eq!(unknown, Vec::<String>::new());
+    (templates, dropped)
+}
+
+#[test]
+fn volumes_mounts_and_claims_of_the_answer_are_found_by_name() {
+    let (asked, _, answer) = image_volume();
+    for defaults in [FILLED, BARE] {
+        let (whole, dropped) = stored_of(answer.clone(), defaults);
+        assert_eq!(dropped, Vec::<String>::new());
+        let mut volumes = asked.template["spec"]["volumes"].clone();
+        if !defaults.none {
+            volumes[2]["configMap"]["defaultMode"] = json!(420);
+        }
+        assert_eq!(whole.template["spec"]["volumes"], volumes);
+        assert_eq!(whole.claims[0]["spec"]["resources"]["requests"]["storage"], "1Gi");
+
+        // Its feature gate is off.
+        let mut less = answer.clone();
+        let remove =
+            |of: &mut Value, name: &str| of.as_array_mut().unwrap().retain(|one| one["name"] != name);
+        remove(&mut less["template"]["spec"]["volumes"], "model");
+        remove(
+            &mut less["template"]["spec"]["containers"][0]["volumeMounts"],
+            "model",
+        );
+        let (stored, dropped) = stored_of(less, defaults);
+        assert_eq!(stored, whole, "the same before and after the gate is switched on");
+        assert_eq!(
+            dropped,
+            [
+                "spec.template.spec.volumes[0]",
+                "spec.template.spec.containers[0].volumeMounts[0]"
+            ]
+        );
+
+        // Somebody's webhook inserts its own.
+        let mut more = answer.clone();
+        let insert = |of: &mut Value, one: Value| of.as_array_mut().unwrap().insert(0, one);
+        let spec = &mut more["template"]["spec"];
+        spec["initContainers"] = json!([{ "name": "theirs", "image": "t" }]);
+        insert(&mut spec["volumes"], json!({ "name": "theirs", "emptyDir": {} }));
+        insert(
+            &mut spec["containers"][0]["volumeMounts"],
+            json!({ "name": "theirs", "mountPath": "/t" }),
+        );
+        insert(
+            &mut spec["containers"][0]["env"],
+            json!({ "name": "THEIRS", "value": "1" }),
+        );
+        insert(&mut spec["containers"], json!({ "name": "theirs", "image": "t" }));
+        assert_eq!(stored_of(more, defaults), (whole.clone(), Vec::new()));
+
+        let mut other = answer.clone();
+        other["template"]["spec"]["volumes"]
+            .as_array_mut()
+            .unwrap()
+            .reverse();
+        assert_eq!(stored_of(other, defaults), (whole.clone(), Vec::new()));
+
+        // None is left.
+        let mut none = answer.clone();
+        none["template"]["spec"]
+            .as_object_mut()
+            .unwrap()
+            .remove("volumes");
+        none["template"]["spec"]["containers"][0]
+            .as_object_mut()
+            .unwrap()
+            .remove("volumeMounts");
+        let (stored, dropped) = stored_of(none, defaults);
+        assert_eq!(stored.claims, asked.claims);
+        // The volume that the claim replaces was not asked about.
+        assert_eq!(
+            stored.template["spec"]["volumes"],
+            asked.template["spec"]["volumes"]
+        );
+        assert_eq!(
+            dropped[..3],
+            [
+                "spec.volumeClaimTemplates[0]",
+                "spec.template.spec.volumes[0]",
+                "spec.template.spec.volumes[2]"
+            ]
+        );
+        assert_eq!(dropped.len(), 7);
+    }
+}
+
+/// The API server refuses them; should it not, each stays.
+#[test]
+fn volumes_of_one_name_stay_as_they_are() {
+    let volume = |path: &str| json!({ "name": "v", "hostPath": { "path": path } });
+    let claim = |storage: &str| json!({ "metadata": { "name": "c" }, "spec": { "resources": { "requests": { "storage": storage } } } });
+    let asked = Templates {
+        template: json!({ "spec": { "containers": [], "volumes": [volume("/1"), volume("/2"), { "hostPath": {} }] } }),
+        claims: vec![claim("1Gi"), claim("2Gi")],
+        ..Templates::default()
+    };
+    let (body, kept) = body(&asked);
+    let Answer::Good { templates, .. } = read_back(&asked, &kept, body, FILLED) else {
+        panic!("bad");
+    };
+    assert_eq!(templates, asked);
+}
+
+#[test]
+fn fields_are_named_as_the_user_has_them() {
+    for (field, expected) in [
+        (
+            "template.spec.containers[0].image",
+            "spec.template.spec.containers[0].image",
+        ),
+        (
+            "template.spec.volumes[0].emptyDir",
+            "spec.template.spec.volumes[1].emptyDir",
+        ),
+        (
+            "template.spec.volumes[1].name",
+            "spec.volumeClaimTemplates[0].metadata.name",
+        ),
+        (
+            "template.spec.volumes[2].ephemeral.volumeClaimTemplate.spec.accessModes",
+            "spec.volumeClaimTemplates[1].spec.accessModes",
+        ),
+    ] {
+        assert_eq!(place(field, &[1]), expected);
+    }
+}
+
+#[test]
+fn a_claim_that_cannot_be_decoded_is_named_as_one() {
+    let message = |field: &str| {
+        format!(
+            "json: cannot unmarshal number into Go struct field PersistentVolumeClaimSpec.{field} of type string"
+        )
+    };
+    let own = json!([{ "name": "a", "emptyDir": {} }, { "name": "e", "ephemeral": {} }]);
+    for embedded in ["", "VolumeSource."] {
+        let decoded = message(&format!(
+            "template.spec.volumes.{embedded}ephemeral.volumeClaimTemplate.spec.volumeName"
+        ));
+        let claim = message("volumeClaimTemplates.spec.volumeName");
+        for (volumes, expected) in [
+            (json!([]), format!("spec.volumeClaimTemplates: {claim}")),
+            (own.clone(), format!("spec.template: {decoded}")),
+        ] {
+            let asked = Templates {
+                template: json!({ "spec": { "volumes": volumes } }),
+                ..templates()
+            };
+            assert_eq!(undecodable(&decoded, &asked), expected);
+        }
+    }
+}
+
+/// What Go writes for nothing of its types.
+fn without_artefacts(value: &mut Value) {
+    match value {
+        Value::Object(all) => {
+            all.values_mut().for_each(without_artefacts);
+            let nothing = |name: &str| ["metadata", "resources"].contains(&name);
+            all.retain(|name, value| !(value.is_null() || nothing(name) && *value == json!({})));
+        }
+        Value::Array(all) => all.iter_mut().for_each(without_artefacts),
+        _ => {}
+    }
+}
+
+#[test]
+fn templates_are_stored_as_the_go_implementation_stores_them() {
+    let recorded = include_str!("../../../../tests/data/takeover/templates.jsonl");
+    assert_eq!(recorded.lines().count(), 42);
+    for line in recorded.lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        for (defaults, field) in [(FILLED, "stored"), (BARE, "storedWithoutDefaults")] {
+            let mut asked = Templates {
+                template: line["asked"]["template"].clone(),
+                claims: line["asked"]["claims"].as_array().unwrap().clone(),
+                ..Templates::default()
+            };
+            stored::prepare(&mut asked.template, defaults);
+            let (_, kept) = body(&asked);
+            let answer = json!({ "template": line["answer"] });
+            let Answer::Good {
+                mut templates,
+                unknown,
+                dropped,
+            } = read_back(&asked, &kept, answer, defaults)
+            else {
+                panic!("bad");
+            };
+            assert_eq!([unknown, dropped].concat(), Vec::<String>::new());
+            let mut expected = line[field].clone();
+            without_artefacts(&mut expected);
+            without_artefacts(&mut templates.template);
+            assert_eq!(templates.template, expected, "{field} of {}", line["name"]);
+            for (ours, theirs) in templates
+                .claims
+                .iter()
+                .zip(line["storedClaims"].as_array().unwrap())
+            {
+                assert_eq!(ours["spec"], theirs["spec"], "{}", line["name"]);
+            }
+        }
+    }
+}
+
+#[test]
+fn ports_of_the_host_are_filled_in_where_the_gate_says_so() {
+    let ports = json!([{ "containerPort": 80 }, { "containerPort": 81, "hostPort": 8081 }]);
+    let template =
+        |host: bool| json!({ "spec": { "hostNetwork": host, "containers": [{ "ports": ports }] } });
+    let host_ports = Defaults {
+        host_ports: true,
+        ..FILLED
+    };
+    let filled = |mut template: Value, defaults| {
+        stored::prepare(&mut template, defaults);
+        template["spec"]["containers"][0]["ports"][0]["hostPort"].clone()
+    };
+    assert_eq!(filled(template(true), host_ports), 80);
+    assert_eq!(filled(template(false), host_ports), Value::Null);
+    assert_eq!(filled(template(true), FILLED), Value::Null);
+    let bare = Defaults {
+        host_ports: true,
+        ..BARE
+    };
+    assert_eq!(filled(template(true), bare), Value::Null);
+}
+
+#[test]
+fn only_what_is_wrong_with_the_template_is_a_mistake() {
+    let status = |code: u16, reason: &str, message: &str, fields: &[&str]| -> Status {
+        let causes: Vec<_> = fields
+            .iter()
+            .map(|field| json!({ "field": field, "message": "m", "reason": "r" }))
+            .collect();
+        serde_json::from_value(
+            json!({ "status": "Failure", "code": code, "reason": reason, "message": message,
+            "details": { "name": "dry-run-x", "causes": causes } }),
+        )
+        .unwrap()
+    };
+    let unread =
+        r#"PodTemplate in version "v1" cannot be handled as a PodTemplate: json: cannot unmarshal string"#;
+    for (mistake, status) in [
+        (
+            true,
+            status(
+                422,
+                "Invalid",
+                "",
+                &["template.spec.containers[0].image", "template.labels"],
+            ),
+        ),
+        (true, status(400, "BadRequest", unread, &[])),
+        (
+            false,
+            status(
+                422,
+                "Invalid",
+                "ValidatingAdmissionPolicy 'team' with binding 'team' denied request: no team",
+                &[""],
+            ),
+        ),
+        (
+            false,
+            status(422, "Invalid", "", &["template.spec", "metadata.labels"]),
+        ),
+        (false, status(422, "Invalid", "", &[])),
+        (
+            false,
+            status(
+                400,
+                "BadRequest",
+                r#"admission webhook "w" denied the request: no"#,
+                &[],
+            ),
+        ),
+        (
+            false,
+            status(
+                400,
+                "",
+                r#"admission webhook "w" denied the request without explanation"#,
+                &[],
+            ),
+        ),
+        (
+            false,
+            status(
+                403,
+                "Forbidden",
+                "exceeded quota: q, requested: count/podtemplates=1",
+                &[],
+            ),
+        ),
+    ] {
+        assert_eq!(is_mistake(&status), mistake, "{status:?}");
+        assert!(Error::Api(Box::new(status)).refused());
+    }
+    for (code, reason) in [
+        (401, "Unauthorized"),
+        (404, "NotFound"),
+        (409, "Conflict"),
+        (429, "TooManyRequests"),
+        (500, "InternalError"),
+        (503, "ServiceUnavailable"),
+    ] {
+        let error = Error::Api(Box::new(status(code, reason, "", &[])));
+        assert!(!error.refused(), "{error}");
+    }
+    let no_role = r#"podtemplates is forbidden: User "system:serviceaccount:kruise-system:kruise-manager" cannot create resource "podtemplates" in API group "" in the namespace "default""#;
+    assert!(!Error::Api(Box::new(status(403, "Forbidden", no_role, &[]))).refused());
+    let mut terminating = status(403, "Forbidden", "", &[""]);
+    for cause in terminating
+        .details
+        .iter_mut()
+        .flat_map(|details| &mut details.causes)
+    {
+        cause.reason = "NamespaceTerminating".to_owned();
+    }
+    assert!(!Error::Api(Box::new(terminating)).refused());
+    assert!(!Error::Transport("gone".into()).refused());
+}
+
+#[test]
+fn a_strict_decoding_error_names_the_fields_where_the_user_has_them() {
+    let message = "PodTemplate in version \"v1\" cannot be handled as a PodTemplate: strict decoding error: unknown field \
+        \"template.spec.containers[0].readynessProbe\", unknown field \
+        \"template.spec.volumes[1].ephemeral.volumeClaimTemplate.spec.size\"";
+    assert_eq!(
+        unknown_fields(message, &[0]),
+        [
+            "spec.template.spec.containers[0].readynessProbe",
+            "spec.volumeClaimTemplates[0].spec.size"
+        ]
+    );
+    for hostile in ["", "unknown field \"", "unknown field \"a", "unknown field x\""] {
+        assert_eq!(unknown_fields(hostile, &[]), Vec::<String>::new(), "{hostile}");
+    }
+}

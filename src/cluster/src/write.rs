@@ -1,0 +1,621 @@
+//! Requests about objects: each with a deadline, each write counted by kind and result.
+//!
+//! Names and namespaces become parts of a path. What is no DNS name is refused before anything is sent: `?`, `#` and `/`
+//! in it would make another request of ours. Lists and watches, which name no object, do not come here.
+//!
+//! Every write returns the object as the API server [`Stored`] it, which is what tracks our own writes. Answers are read as
+//! mirrors read objects, by `Readable`: what others wrote into an object makes no write of ours a failed one.
+//! Nothing here retries: the caller decides again on fresh facts.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, GetParams, ListParams, ObjectList, Patch, PatchParams,
+    PostParams,
+};
+use kube::core::{Request, request};
+use kube::{Client, Resource};
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use super::watch::Readable;
+use super::{Error, Form, page};
+use kruise_api::names;
+use kruise_ops::metrics::metrics;
+
+/// The longest that a single call to the API server may take.
+pub const DEADLINE: Duration = Duration::from_secs(10);
+/// The most of a wrong name that an error repeats, in characters.
+const LONGEST_SHOWN: usize = 100;
+
+/// What a kind must be able to do to be written.
+pub trait Object: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize {}
+impl<K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize> Object for K {}
+
+/// What came back of a write that was done.
+#[derive(Clone, Debug)]
+pub struct Stored<K> {
+    verb: &'static str,
+    object: Result<K, String>,
+}
+
+impl<K: Resource<DynamicType = ()>> Stored<K> {
+    /// The object as it is stored.
+    ///
+    /// # Errors
+    /// [`Error::Unreadable`], although the write was done.
+    pub fn object(self) -> Result<K, Error> {
+        readable::<K, _>(self.verb, self.object)
+    }
+}
+
+fn readable<K: Resource<DynamicType = ()>, R>(
+    verb: &'static str,
+    object: Result<R, String>,
+) -> Result<R, Error> {
+    object.map_err(|why| Error::Unreadable {
+        verb,
+        kind: K::kind(&()).into_owned(),
+        why,
+    })
+}
+
+/// Creates `object`.
+///
+/// # Errors
+/// See [`Error`]; [`Error::already_exists`] when the name is taken.
+pub async fn create<K: Object>(api: &Api<K>, object: &K) -> Result<Stored<K>, Error> {
+    checked(api, None)?;
+    let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
+    let request = Request::new(api.resource_url()).create(&PostParams::default(), body);
+    stored(api, "create", request).await
+}
+
+/// Creates an object with `body` as its bytes are, and gives the answer as it comes, without who manages which field: for
+/// what our types would lose, be it fields or the spelling of bytes that are compared.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn post<K: Object>(api: &Api<K>, body: String) -> Result<Value, Error> {
+    post_with(api, body, &PostParams::default(), false).await
+}
+
+/// The same, and nothing is stored: what the API server would make of it.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn dry_run<K: Object>(api: &Api<K>, body: String) -> Result<Value, Error> {
+    post_with(api, body, &dry(), false).await
+}
+
+/// The same; fields that the API server does not know are a refusal (`fieldValidation=Strict`).
+///
+/// # Errors
+/// See [`Error`].
+pub async fn dry_run_strict<K: Object>(api: &Api<K>, body: String) -> Result<Value, Error> {
+    post_with(api, body, &dry(), true).await
+}
+
+fn dry() -> PostParams {
+    PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    }
+}
+
+async fn post_with<K: Object>(
+    api: &Api<K>,
+    body: String,
+    params: &PostParams,
+    strict: bool,
+) -> Result<Value, Error> {
+    checked(api, None)?;
+    let request = Request::new(api.resource_url()).create(params, body.into_bytes());
+    let request = if strict { request.map(strictly) } else { request };
+    let client = api.clone().into_client();
+    let answer = timed::<K, _>("create", asked::<Readable<Value>>(&client, request)).await?;
+    readable::<K, _>("create", answer.into_result())
+}
+
+/// The request with `fieldValidation=Strict`, for which the client library has no parameter.
+fn strictly(mut request: http::Request<Vec<u8>>) -> http::Request<Vec<u8>> {
+    let uri = format!("{}&fieldValidation=Strict", request.uri());
+    if let Ok(uri) = uri.parse() {
+        *request.uri_mut() = uri;
+    }
+    request
+}
+
+/// Sends a JSON merge patch of the object itself. With `metadata.resourceVersion` in the patch a change by
+/// someone else is a [`Error::conflict`].
+///
+/// # Errors
+/// See [`Error`].
+pub async fn patch_merge<K: Object>(
+    api: &Api<K>,
+    name: &str,
+    patch: &(impl Serialize + Debug),
+) -> Result<Stored<K>, Error> {
+    patched(api, "patch", name, None, &Patch::Merge(patch)).await
+}
+
+/// Sends a JSON merge patch of the status subresource.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn patch_status_merge<K: Object>(
+    api: &Api<K>,
+    name: &str,
+    patch: &Value,
+) -> Result<Stored<K>, Error> {
+    patched(api, "patch_status", name, Some("status"), &Patch::Merge(patch)).await
+}
+
+/// Asks whether a JSON merge patch of the status subresource would be taken, and stores nothing.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn try_status<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<(), Error> {
+    tried(api, "patch_status", name, Some("status"), &Patch::Merge(patch)).await
+}
+
+/// Sends a strategic merge patch of the status subresource; for built-in kinds only, whose lists merge by key.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn patch_status_strategic<K: Object>(
+    api: &Api<K>,
+    name: &str,
+    patch: &Value,
+) -> Result<Stored<K>, Error> {
+    patched(
+        api,
+        "patch_status",
+        name,
+        Some("status"),
+        &Patch::Strategic(patch),
+    )
+    .await
+}
+
+/// Sends a strategic merge patch of the object itself; for built-in kinds only.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn patch_strategic<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<Stored<K>, Error> {
+    patched(api, "patch", name, None, &Patch::Strategic(patch)).await
+}
+
+/// Asks whether a strategic merge patch of the object would be taken, and stores nothing.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn try_strategic<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<(), Error> {
+    tried(api, "patch", name, None, &Patch::Strategic(patch)).await
+}
+
+/// Sends a strategic merge patch of the resize subresource of a Pod.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn patch_resize<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<Stored<K>, Error> {
+    patched(
+        api,
+        "patch_resize",
+        name,
+        Some("resize"),
+        &Patch::Strategic(patch),
+    )
+    .await
+}
+
+/// Replaces the whole object; only for kinds that are ours alone, such as a Lease or a Secret copy.
+///
+/// # Errors
+/// See [`Error`]; [`Error::conflict`] when `object` is not the newest.
+pub async fn replace<K: Object>(api: &Api<K>, object: &K) -> Result<Stored<K>, Error> {
+    let name = object.meta().name.as_deref();
+    checked(api, name)?;
+    let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
+    let request = Request::new(api.resource_url());
+    let request = request.replace(name.unwrap_or_default(), &PostParams::default(), body);
+    stored(api, "update", request).await
+}
+
+/// Deletes the object of that name, if it still has that UID. That it is gone already is no error.
+///
+/// # Errors
+/// See [`Error`]; [`Error::conflict`] when another object has the name now.
+pub async fn delete<K: Object>(api: &Api<K>, name: &str, uid: Option<&str>) -> Result<(), Error> {
+    delete_seen(api, name, uid, None).await
+}
+
+/// The same, if it still has that version, too.
+///
+/// # Errors
+/// See [`Error`]; [`Error::conflict`] when the object is another now.
+pub async fn delete_seen<K: Object>(
+    api: &Api<K>,
+    name: &str,
+    uid: Option<&str>,
+    version: Option<&str>,
+) -> Result<(), Error> {
+    checked(api, Some(name))?;
+    let preconditions = kube::api::Preconditions {
+        uid: uid.map(str::to_owned),
+        resource_version: version.map(str::to_owned),
+    };
+    let params = DeleteParams {
+        preconditions: (uid.is_some() || version.is_some()).then_some(preconditions),
+        ..DeleteParams::default()
+    };
+    let request = Request::new(api.resource_url()).delete(name, &params);
+    // `Api::delete` parses the answer twice; it is the whole object, and nobody looks at it.
+    let client = api.clone().into_client();
+    let delete = async {
+        client
+            .request_text(request.map_err(kube::Error::BuildRequest)?)
+            .await
+    };
+    match timed::<K, _>("delete", delete).await {
+        Ok(_) => Ok(()),
+        Err(error) if error.not_found() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads the object of that name from the API server itself, `None` when there is none.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn get<K: Object>(api: &Api<K>, name: &str) -> Result<Option<K>, Error> {
+    let found = read::<K>(api.clone(), name).await?;
+    found.map(|object| readable::<K, _>("get", object)).transpose()
+}
+
+/// Reads the object of that name from the API server itself as an `R`, `None` when there is none; inside of that, why it
+/// cannot be read.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn read<R>(api: Api<R::Kind>, name: &str) -> Result<Option<Result<R, String>>, Error>
+where
+    R: Form + Clone + DeserializeOwned,
+{
+    checked(&api, Some(name))?;
+    let request = Request::new(api.resource_url()).get(name, &GetParams::default());
+    let client = api.into_client();
+    let get = asked::<Readable<R>>(&client, request);
+    found(
+        bounded(&R::Kind::kind(&()), "get", get)
+            .await
+            .map(Readable::into_result),
+    )
+}
+
+/// What was read, `None` where there is none.
+fn found<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
+    match answer {
+        Ok(object) => Ok(Some(object)),
+        Err(error) if error.not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// What is read of an object of which metadata alone was asked for.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Metadata {
+    /// The name.
+    pub name: String,
+    /// The namespace, `None` for cluster-wide kinds.
+    pub namespace: Option<String>,
+    /// The version.
+    pub resource_version: Option<String>,
+    /// The generation, of kinds that have one.
+    pub generation: Option<i64>,
+    /// When it was asked to go.
+    pub deletion_timestamp: Option<String>,
+    /// Who manages which field.
+    #[serde(default)]
+    pub managed_fields: Vec<ManagedFields>,
+}
+
+/// Which fields somebody manages, as it came: whoever writes the object writes this, too, so that it may be nested as deep
+/// as nobody reads, or hold a time that no type of ours does.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(transparent)]
+pub struct ManagedFields(Box<RawValue>);
+
+impl ManagedFields {
+    /// The version that they were written in, and by which operation.
+    #[must_use]
+    pub fn origin(&self) -> (String, String) {
+        #[derive(Default, Deserialize)]
+        #[serde(default, rename_all = "camelCase")]
+        struct Origin {
+            api_version: String,
+            operation: String,
+        }
+        let Origin {
+            api_version,
+            operation,
+        } = serde_json::from_str(self.0.get()).unwrap_or_default();
+        (api_version, operation)
+    }
+}
+
+/// A merge patch of who manages which field. The default changes nothing: the API server stores the object again.
+#[derive(Debug, Default, Serialize)]
+pub struct ManagedFieldsPatch<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metadata: Option<Managed<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Managed<'a> {
+    resource_version: Option<&'a str>,
+    #[serde(serialize_with = "at_least_one")]
+    managed_fields: Vec<&'a ManagedFields>,
+}
+
+impl<'a> ManagedFieldsPatch<'a> {
+    /// Of an object of that version; of another it is a conflict.
+    #[must_use]
+    pub fn new(version: Option<&'a str>, managed_fields: Vec<&'a ManagedFields>) -> Self {
+        let metadata = Managed {
+            resource_version: version,
+            managed_fields,
+        };
+        Self {
+            metadata: Some(metadata),
+        }
+    }
+}
+
+/// An empty list would mean that nothing is said of them.
+fn at_least_one<S: Serializer>(all: &[&ManagedFields], serializer: S) -> Result<S::Ok, S::Error> {
+    if all.is_empty() {
+        return [Map::new()].serialize(serializer);
+    }
+    all.serialize(serializer)
+}
+
+/// An object of which metadata alone was asked for.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Partial {
+    /// The metadata.
+    pub metadata: Metadata,
+}
+
+/// Reads names and other metadata of a page of objects; of fewer than were asked for where these are too large.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn list_metadata<K: Resource + Clone + Debug + DeserializeOwned>(
+    api: &Api<K>,
+    kind: &K::DynamicType,
+    params: &ListParams,
+) -> Result<ObjectList<Partial>, Error> {
+    checked_as(api, kind, None)?;
+    let (client, mut params) = (api.clone().into_client(), params.clone());
+    loop {
+        let list = page::read_metadata(&client, api.resource_url(), &params);
+        if let Some(list) = bounded(&K::kind(kind), "list", list).await? {
+            return Ok(list);
+        }
+        page::shrink(&mut params);
+    }
+}
+
+/// Reads a page of objects as `R`s; of fewer than were asked for where these are too large.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn list<R>(api: &Api<R::Kind>, params: &ListParams) -> Result<ObjectList<R>, Error>
+where
+    R: Form<Kind: Clone> + Clone + DeserializeOwned,
+{
+    checked(api, None)?;
+    let (client, mut params) = (api.clone().into_client(), params.clone());
+    loop {
+        let list = page::read(&client, api.resource_url(), &params);
+        if let Some(list) = bounded(&R::Kind::kind(&()), "list", list).await? {
+            return Ok(list);
+        }
+        page::shrink(&mut params);
+    }
+}
+
+/// Reads the metadata of the object of that name, `None` when there is none.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn get_metadata(
+    api: &Api<DynamicObject>,
+    resource: &ApiResource,
+    name: &str,
+) -> Result<Option<Metadata>, Error> {
+    let object: Option<Partial> = get_partial(api, resource, name).await?;
+    Ok(object.map(|object| object.metadata))
+}
+
+/// Asks for the metadata of the object of that name, and reads it as an `R`, `None` when there is none.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn get_partial<K: Resource + Clone, R: DeserializeOwned>(
+    api: &Api<K>,
+    kind: &K::DynamicType,
+    name: &str,
+) -> Result<Option<R>, Error> {
+    checked_as(api, kind, Some(name))?;
+    let request = Request::new(api.resource_url()).get_metadata(name, &GetParams::default());
+    let client = api.clone().into_client();
+    let get = asked::<R>(&client, request);
+    found(bounded(&K::kind(kind), "get", get).await)
+}
+
+/// Sends a JSON merge patch of the object itself, of which nothing but metadata comes back.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn patch_metadata(
+    api: &Api<DynamicObject>,
+    resource: &ApiResource,
+    name: &str,
+    patch: &(impl Serialize + Debug),
+) -> Result<(), Error> {
+    checked_as(api, resource, Some(name))?;
+    let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+    let request = Request::new(api.resource_url()).patch_metadata(name, &params, &patch);
+    let client = api.clone().into_client();
+    let patch = asked::<IgnoredAny>(&client, request);
+    counted(&resource.kind, "patch", patch).await.map(drop)
+}
+
+/// A request as kube builds it.
+type Built = Result<http::Request<Vec<u8>>, request::Error>;
+
+/// Sends the request, and reads the answer.
+async fn asked<T: DeserializeOwned>(client: &Client, request: Built) -> Result<T, kube::Error> {
+    // Boxed, for it is large, and part of every duty's future.
+    Box::pin(client.request(request.map_err(kube::Error::BuildRequest)?)).await
+}
+
+/// Sends a write.
+async fn stored<K: Object>(api: &Api<K>, verb: &'static str, request: Built) -> Result<Stored<K>, Error> {
+    let client = api.clone().into_client();
+    let answer = timed::<K, _>(verb, asked::<Readable<K>>(&client, request)).await?;
+    let object = answer.into_result();
+    Ok(Stored { verb, object })
+}
+
+/// Sends a patch of the object, or of one of its subresources.
+async fn patched<K: Object>(
+    api: &Api<K>,
+    verb: &'static str,
+    name: &str,
+    subresource: Option<&str>,
+    patch: &Patch<impl Serialize + Debug>,
+) -> Result<Stored<K>, Error> {
+    checked(api, Some(name))?;
+    let request = patch_of(api, name, subresource, &PatchParams::default(), patch);
+    stored(api, verb, request).await
+}
+
+/// Sends a patch as a dry run.
+async fn tried<K: Object>(
+    api: &Api<K>,
+    verb: &'static str,
+    name: &str,
+    subresource: Option<&str>,
+    patch: &Patch<impl Serialize + Debug>,
+) -> Result<(), Error> {
+    checked(api, Some(name))?;
+    let params = PatchParams {
+        dry_run: true,
+        ..PatchParams::default()
+    };
+    let request = patch_of(api, name, subresource, &params, patch);
+    let client = api.clone().into_client();
+    // The answer is the whole object, and nobody looks at it.
+    let answer = async {
+        client
+            .request_text(request.map_err(kube::Error::BuildRequest)?)
+            .await
+    };
+    bounded(&K::kind(&()), verb, answer).await.map(drop)
+}
+
+fn patch_of<K: Object>(
+    api: &Api<K>,
+    name: &str,
+    subresource: Option<&str>,
+    params: &PatchParams,
+    patch: &Patch<impl Serialize + Debug>,
+) -> Built {
+    let request = Request::new(api.resource_url());
+    match subresource {
+        Some(subresource) => request.patch_subresource(subresource, name, params, patch),
+        None => request.patch(name, params, patch),
+    }
+}
+
+fn checked<K: Resource<DynamicType = ()>>(api: &Api<K>, name: Option<&str>) -> Result<(), Error> {
+    checked_as(api, &(), name)
+}
+
+/// Refuses a name or a namespace that is none. kube writes both into the path as they are.
+fn checked_as<K: Resource>(api: &Api<K>, kind: &K::DynamicType, name: Option<&str>) -> Result<(), Error> {
+    let path = api.resource_url();
+    let namespace = path.split_once("/namespaces/").map(|(_, rest)| {
+        let end = format!("/{}", K::plural(kind));
+        rest.strip_suffix(end.as_str()).unwrap_or(rest)
+    });
+    // The path as kube makes it for this kind and namespace, so that nothing is in it but these.
+    if K::url_path(kind, namespace) != path || namespace.is_some_and(|namespace| !names::is_label(namespace))
+    {
+        return Err(Error::Namespace {
+            kind: K::kind(kind).into_owned(),
+            given: shown(namespace.unwrap_or(path)),
+        });
+    }
+    match name {
+        Some(name) if !names::is_subdomain(name) => Err(Error::Name {
+            kind: K::kind(kind).into_owned(),
+            given: shown(name),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// As much of a wrong name as fits into a message.
+fn shown(text: &str) -> String {
+    text.chars().take(LONGEST_SHOWN).collect()
+}
+
+async fn timed<K: Object, T>(
+    verb: &'static str,
+    call: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, Error> {
+    counted(&K::kind(&()), verb, call).await
+}
+
+async fn counted<T>(
+    kind: &str,
+    verb: &'static str,
+    call: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, Error> {
+    let result = bounded(kind, verb, call).await;
+    let word = result.as_ref().map_or_else(Error::category, |_| "ok");
+    let labels = [
+        ("kind", kind.to_owned()),
+        ("verb", verb.to_owned()),
+        ("result", word.to_owned()),
+    ];
+    metrics().api_writes.get_or_create(&labels).inc();
+    result
+}
+
+async fn bounded<T>(
+    kind: &str,
+    verb: &'static str,
+    call: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, Error> {
+    match tokio::time::timeout(DEADLINE, call).await {
+        Ok(result) => result.map_err(Error::from),
+        Err(_) => Err(Error::Timeout {
+            verb,
+            kind: kind.to_owned(),
+            after: DEADLINE,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,217 @@
+//! One call: its deadline, its metric, and what its failure means.
+
+use std::error::Error as _;
+use std::future::Future;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use tonic::{Code, Response, Status};
+
+use crate::Error;
+use kruise_ops::metrics::metrics;
+
+/// How much longer we wait than the deadline that the runtime was told, so that its own answer can win.
+const BACKSTOP: Duration = Duration::from_millis(500);
+
+/// The longest deadline that the other side is told: gRPC has eight digits for it, in hours at most, and tonic panics at
+/// longer ones. A year, so that a runtime which counts in nanoseconds does not overflow either.
+pub(super) const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+
+/// What is wrong with an answer that is longer than the client of the call reads.
+pub(super) const TOO_LONG: &str = "it is too long";
+
+/// A call to be made.
+#[derive(Clone, Copy)]
+pub(super) struct Call<'a> {
+    pub(super) socket: &'a Path,
+    pub(super) method: &'static str,
+    pub(super) deadline: Duration,
+}
+
+impl Call<'_> {
+    /// Wraps a message so that the other side knows our deadline.
+    pub(super) fn request<T>(&self, message: T) -> tonic::Request<T> {
+        let mut request = tonic::Request::new(message);
+        request.set_timeout(self.deadline.min(LONGEST));
+        request
+    }
+
+    /// Makes the call.
+    pub(super) async fn run<T>(
+        &self,
+        rpc: impl Future<Output = Result<Response<T>, Status>> + Send,
+    ) -> Result<T, Error> {
+        let start = Instant::now();
+        let result = match tokio::time::timeout(self.deadline.saturating_add(BACKSTOP), rpc).await {
+            Ok(Ok(response)) => Ok(response.into_inner()),
+            Ok(Err(status)) => Err(self.failure(&status)),
+            Err(_) => Err(self.timed_out()),
+        };
+        let label = match &result {
+            Ok(_) => "ok",
+            Err(Error::Refused {
+                code: Code::NotFound, ..
+            }) => "not_found",
+            Err(error) => error.category(),
+        };
+        tracing::debug!(method = self.method, result = label, took = ?start.elapsed(), "CRI call");
+        metrics().cri_call(self.method, label, start.elapsed());
+        result
+    }
+
+    /// Makes the call, where "not found" is an answer and not a failure.
+    pub(super) async fn found<T>(
+        &self,
+        rpc: impl Future<Output = Result<Response<T>, Status>> + Send,
+    ) -> Result<Option<T>, Error> {
+        match self.run(rpc).await {
+            Err(Error::Refused {
+                code: Code::NotFound, ..
+            }) => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
+    /// The next message of an answer that comes in pieces.
+    pub(super) async fn next<T>(&self, stream: &mut tonic::Streaming<T>) -> Result<Option<T>, Error> {
+        match tokio::time::timeout(self.deadline, stream.message()).await {
+            Ok(answer) => answer.map_err(|status| self.failure(&status)),
+            Err(_) => Err(self.timed_out()),
+        }
+    }
+
+    pub(super) fn bad_answer(&self, why: impl Into<String>) -> Error {
+        Error::BadAnswer {
+            socket: self.socket.to_owned(),
+            method: self.method,
+            why: why.into(),
+        }
+    }
+
+    fn timed_out(&self) -> Error {
+        Error::Timeout {
+            socket: self.socket.to_owned(),
+            method: self.method,
+            after: self.deadline,
+        }
+    }
+
+    /// What a status means. A status that carries a source was made here, not by the runtime.
+    fn failure(&self, status: &Status) -> Error {
+        let (socket, method) = (self.socket.to_owned(), self.method);
+        let message = without_queries(status.message());
+        match status.code() {
+            Code::DeadlineExceeded => self.timed_out(),
+            Code::Cancelled if message == "Timeout expired" => self.timed_out(),
+            Code::Unimplemented => Error::Unimplemented {
+                socket,
+                method,
+                message,
+            },
+            Code::OutOfRange if message.contains("message length too large") => self.bad_answer(TOO_LONG),
+            _ if status.source().is_some() => Error::Unreachable {
+                socket,
+                method,
+                why: chain(status),
+            },
+            // containerd answers so for a moment after its start.
+            _ if message.starts_with("server is not initialized") => Error::Unreachable {
+                socket,
+                method,
+                why: message,
+            },
+            Code::Internal if message.starts_with("failed to decode Protobuf message") => {
+                self.bad_answer(message)
+            }
+            Code::Unknown | Code::Internal if not_grpc(&message) => self.bad_answer(message),
+            code => Error::Refused {
+                socket,
+                method,
+                code,
+                message,
+            },
+        }
+    }
+}
+
+/// A runtime's words without the query strings of URLs, which may be signatures.
+fn without_queries(words: &str) -> String {
+    let mut text = String::with_capacity(words.len());
+    let mut rest = words;
+    while let Some(at) = rest.find("://") {
+        let (before, url) = rest.split_at(at + 3);
+        let end = url
+            .find(|c: char| c.is_whitespace() || "\"'<>()".contains(c))
+            .unwrap_or(url.len());
+        let (url, after) = url.split_at(end);
+        text.push_str(before);
+        match url.split_once('?') {
+            Some((path, _)) => text.extend([path, "?…"]),
+            None => text.push_str(url),
+        }
+        // What ends a sentence is not of the URL.
+        if url.contains('?') && url.ends_with(':') {
+            text.push(':');
+        }
+        rest = after;
+    }
+    text + rest
+}
+
+/// tonic's own words for an answer that is HTTP but not gRPC, or gRPC cut short.
+fn not_grpc(message: &str) -> bool {
+    [
+        "grpc-status header missing",
+        "protocol error",
+        "Missing response message",
+        "Unexpected EOF",
+    ]
+    .iter()
+    .any(|words| message.contains(words))
+}
+
+/// The innermost causes in words, without the layers that say nothing.
+fn chain(status: &Status) -> String {
+    let mut words: Vec<String> = Vec::new();
+    let mut next = status.source();
+    while let Some(error) = next {
+        let text = error.to_string();
+        if text != "transport error" && words.last().is_none_or(|last| !last.contains(&text)) {
+            words.push(text);
+        }
+        next = error.source();
+    }
+    if words.is_empty() {
+        status.message().to_owned()
+    } else {
+        words.join(": ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn query_strings_of_urls_are_left_out() {
+        let words = "failed: Get \"https://cdn.example/v2/blob?X-Amz-Signature=s3cret&a=b\": dial https://b/?q=1: eof (http://c)";
+        assert_eq!(
+            without_queries(words),
+            "failed: Get \"https://cdn.example/v2/blob?…\": dial https://b/?…: eof (http://c)"
+        );
+        assert_eq!(without_queries("what? no URL"), "what? no URL");
+    }
+
+    proptest! {
+        /// A number of any size may have come from outside.
+        #[test]
+        fn no_deadline_is_too_long_for_grpc(seconds: u64, nanos in 0..1_000_000_000_u32) {
+            for deadline in [Duration::new(seconds, nanos), Duration::MAX, Duration::ZERO] {
+                let call = Call { socket: Path::new("/s"), method: "StopContainer", deadline };
+                let request = call.request(());
+                prop_assert!(request.metadata().contains_key("grpc-timeout"));
+            }
+        }
+    }
+}

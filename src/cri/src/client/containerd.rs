@@ -1,0 +1,376 @@
+//! Bytes of a pull in progress, from containerd's content store.
+//!
+//! CRI says nothing between the start and the end of a pull. containerd's own API, on the same socket, does: the
+//! manifest, once fetched, carries the repository it came from and the digests of its layers, and each layer in
+//! flight is an "ingest" whose name ends in the layer's digest. There is no event for bytes, so whoever wants them
+//! asks now and then.
+//!
+//! Two tags of one repository cannot be told apart where the second pull begins before the first one's manifest has
+//! been seen. A blob's label names the repository, an ingest's name the digest, and a pull's lease, which holds its blobs
+//! together, has a random name; which digest a tag stands for is written nowhere before the image's own record, at
+//! the end of the pull. Only the order of events would hint at it, and a wrong guess would show one image's bytes as
+//! another's. So neither has bytes until the other has ended. One that was asked for by its digest is known by that.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use containerd_client::services::v1::content_client::ContentClient;
+use containerd_client::services::v1::{
+    Info, InfoRequest, ListContentRequest, ListStatusesRequest, ReadContentRequest, Status,
+};
+use tonic::transport::Channel;
+
+use super::call::Call;
+use crate::{Bytes, Error};
+use kruise_api::image_reference::Reference;
+
+const DEADLINE: Duration = Duration::from_secs(5);
+/// Where kubelet's and CRI's images live in containerd.
+const NAMESPACE: &str = "k8s.io";
+const SOURCE_LABEL: &str = "containerd.io/distribution.source.";
+const CONFIG_LABEL: &str = "containerd.io/gc.ref.content.config";
+/// Longer manifests than this are not read.
+const MAX_MANIFEST: i64 = 4 << 20;
+/// Blobs of one repository that are looked at for a manifest.
+const MAX_BLOBS: usize = 4096;
+/// The pauses between looks for a manifest that is not there yet.
+const FIND_FIRST: Duration = Duration::from_secs(1);
+const FIND_LAST: Duration = Duration::from_secs(10);
+
+/// containerd's content store, and the pulls whose bytes we count.
+pub(super) struct Content {
+    socket: PathBuf,
+    client: ContentClient<Channel>,
+    pulls: Pulls,
+}
+
+type Pulls = Arc<Mutex<HashMap<String, Pull>>>;
+
+/// What we know of a pull in progress.
+#[derive(Default)]
+struct Pull {
+    /// How many calls are pulling this image now.
+    callers: usize,
+    /// Its manifest, once that is there.
+    manifest: Option<Manifest>,
+    /// How often it was looked for in vain, and when to look again: a look lists all blobs of the repository.
+    misses: u32,
+    look_at: Option<Instant>,
+}
+
+impl Pull {
+    fn missed(&mut self, now: Instant) {
+        let pause = FIND_FIRST.saturating_mul(2_u32.saturating_pow(self.misses));
+        self.misses = self.misses.saturating_add(1);
+        self.look_at = now.checked_add(pause.min(FIND_LAST));
+    }
+}
+
+/// An image manifest, and what it consists of.
+#[derive(Clone)]
+struct Manifest {
+    digest: String,
+    parts: Vec<Part>,
+}
+
+/// Another pull from the same repository: the digest it was asked for, and the manifest that is known to be its own.
+struct Other {
+    digest: Option<String>,
+    manifest: Option<String>,
+}
+
+impl Other {
+    fn owns(&self, digest: &str) -> bool {
+        [&self.digest, &self.manifest]
+            .into_iter()
+            .flatten()
+            .any(|d| d == digest)
+    }
+}
+
+/// A layer, or the image's configuration.
+#[derive(Clone)]
+struct Part {
+    digest: String,
+    size: u64,
+    /// Seen complete; it is not asked for again.
+    complete: bool,
+}
+
+/// While this lives, the image's bytes are counted.
+pub(super) struct Counted {
+    image: String,
+    pulls: Pulls,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pull) = pulls.get_mut(&self.image) {
+            pull.callers -= 1;
+            if pull.callers == 0 {
+                pulls.remove(&self.image);
+            }
+        }
+    }
+}
+
+impl Content {
+    pub(super) fn new(channel: Channel, socket: PathBuf) -> Self {
+        Self {
+            socket,
+            client: ContentClient::new(channel),
+            pulls: Arc::default(),
+        }
+    }
+
+    /// Begins to count an image's bytes.
+    pub(super) fn count(&self, image: &str) -> Counted {
+        self.lock().entry(image.to_owned()).or_default().callers += 1;
+        Counted {
+            image: image.to_owned(),
+            pulls: Arc::clone(&self.pulls),
+        }
+    }
+
+    /// How far the pull of `image` has come. None while its manifest is not there, where two pulls from one
+    /// repository cannot be told apart, and where containerd's own API does not answer.
+    pub(super) async fn progress(&self, image: &str) -> Result<Option<Bytes>, Error> {
+        let now = Instant::now();
+        let known = match self.lock().get(image) {
+            Some(pull) if pull.look_at.is_none_or(|at| now >= at) => pull.manifest.clone(),
+            _ => return Ok(None),
+        };
+        let in_flight = self.in_flight().await?;
+        let found = match known {
+            Some(manifest) => Some(manifest),
+            None => self.find(image, &in_flight).await?,
+        };
+        let Some(mut manifest) = found else {
+            if let Some(pull) = self.lock().get_mut(image) {
+                pull.missed(now);
+            }
+            return Ok(None);
+        };
+        let bytes = self.measure(&mut manifest.parts, &in_flight).await?;
+        if let Some(pull) = self.lock().get_mut(image) {
+            pull.manifest = Some(manifest);
+            pull.look_at = None;
+        }
+        Ok(Some(bytes))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Pull>> {
+        self.pulls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn call(&self, method: &'static str) -> Call<'_> {
+        Call {
+            socket: &self.socket,
+            method,
+            deadline: DEADLINE,
+        }
+    }
+
+    /// The one manifest of the image's repository that something is being fetched for. A digest may name it; where it
+    /// does not, and another pull from the repository could own it as well, there is none.
+    async fn find(&self, image: &str, in_flight: &[Status]) -> Result<Option<Manifest>, Error> {
+        let reference = Reference::parse(image)?;
+        let others = self.others(image, &reference);
+        let blobs = self.blobs_of(&reference).await?;
+        let manifests = blobs
+            .iter()
+            .filter(|b| b.labels.contains_key(CONFIG_LABEL) && b.size <= MAX_MANIFEST);
+        let mut candidates = Vec::new();
+        for Info { digest, .. } in manifests.filter(|m| !others.iter().any(|o| o.owns(&m.digest))) {
+            let parts = parts(&self.read(digest).await?);
+            if !parts
+                .iter()
+                .any(|p| in_flight.iter().any(|s| s.r#ref.ends_with(&p.digest)))
+            {
+                continue;
+            }
+            let manifest = Manifest {
+                digest: digest.clone(),
+                parts,
+            };
+            if reference.digest() == Some(digest) {
+                return Ok(Some(manifest));
+            }
+            candidates.push(manifest);
+        }
+        let rival = others
+            .iter()
+            .any(|o| o.manifest.is_none() && !blobs.iter().any(|b| o.owns(&b.digest)));
+        Ok(if candidates.len() == 1 && !rival {
+            candidates.pop()
+        } else {
+            None
+        })
+    }
+
+    /// Other pulls in progress from the same repository.
+    fn others(&self, image: &str, reference: &Reference) -> Vec<Other> {
+        let pulls = self.lock();
+        let others = pulls
+            .iter()
+            .filter(|(other, _)| other.as_str() != image)
+            .filter_map(|(other, pull)| {
+                let other = Reference::parse(other)
+                    .ok()
+                    .filter(|o| o.repository() == reference.repository())?;
+                let manifest = pull.manifest.as_ref().map(|m| m.digest.clone());
+                Some(Other {
+                    digest: other.digest().map(str::to_owned),
+                    manifest,
+                })
+            });
+        others.collect()
+    }
+
+    /// Everything in the store that came from the image's repository.
+    async fn blobs_of(&self, reference: &Reference) -> Result<Vec<Info>, Error> {
+        let label = format!("{SOURCE_LABEL}{}", reference.host());
+        // The label lists repositories, separated by commas. Of the regular expression only the dot has a meaning.
+        let path = reference.path().replace('.', "[.]");
+        let filter = format!("labels.\"{label}\"~=\"(^|,){path}(,|$)\"");
+        let call = self.call("containerd Content.List");
+        let mut client = self.client.clone();
+        let request = in_namespace(call.request(ListContentRequest {
+            filters: vec![filter],
+        }));
+        let mut stream = call.run(client.list(request)).await?;
+        let mut blobs = Vec::new();
+        while let Some(page) = call.next(&mut stream).await? {
+            blobs.extend(page.info.into_iter().take(MAX_BLOBS - blobs.len()));
+            if blobs.len() == MAX_BLOBS {
+                break;
+            }
+        }
+        Ok(blobs)
+    }
+
+    async fn read(&self, digest: &str) -> Result<Vec<u8>, Error> {
+        let call = self.call("containerd Content.Read");
+        let mut client = self.client.clone();
+        let request = ReadContentRequest {
+            digest: digest.to_owned(),
+            offset: 0,
+            size: 0,
+        };
+        let mut stream = call.run(client.read(in_namespace(call.request(request)))).await?;
+        let mut data = Vec::new();
+        while let Some(piece) = call.next(&mut stream).await? {
+            data.extend(piece.data);
+        }
+        Ok(data)
+    }
+
+    /// What is being fetched now, for whatever image.
+    async fn in_flight(&self) -> Result<Vec<Status>, Error> {
+        let call = self.call("containerd Content.ListStatuses");
+        let mut client = self.client.clone();
+        let request = in_namespace(call.request(ListStatusesRequest { filters: Vec::new() }));
+        Ok(call.run(client.list_statuses(request)).await?.statuses)
+    }
+
+    /// Adds up what is there: whole parts by their size, parts in flight by their offset.
+    async fn measure(&self, parts: &mut [Part], in_flight: &[Status]) -> Result<Bytes, Error> {
+        let mut bytes = Bytes::default();
+        for part in parts {
+            bytes.total = bytes.total.saturating_add(part.size);
+            let ingest = in_flight.iter().find(|s| s.r#ref.ends_with(&part.digest));
+            let done = match ingest {
+                _ if part.complete => part.size,
+                Some(ingest) => u64::try_from(ingest.offset).unwrap_or(0).min(part.size),
+                None => {
+                    part.complete = self.has(&part.digest).await?;
+                    if part.complete { part.size } else { 0 }
+                }
+            };
+            bytes.done = bytes.done.saturating_add(done);
+        }
+        Ok(bytes)
+    }
+
+    async fn has(&self, digest: &str) -> Result<bool, Error> {
+        let call = self.call("containerd Content.Info");
+        let mut client = self.client.clone();
+        let request = in_namespace(call.request(InfoRequest {
+            digest: digest.to_owned(),
+        }));
+        call.found(client.info(request))
+            .await
+            .map(|found| found.is_some())
+    }
+}
+
+fn in_namespace<T>(mut request: tonic::Request<T>) -> tonic::Request<T> {
+    let namespace = tonic::metadata::MetadataValue::from_static(NAMESPACE);
+    request.metadata_mut().insert("containerd-namespace", namespace);
+    request
+}
+
+/// The layers and the configuration that an image manifest (Docker's or OCI's, same shape) names.
+fn parts(manifest: &[u8]) -> Vec<Part> {
+    #[derive(serde::Deserialize)]
+    struct Document {
+        config: Descriptor,
+        #[serde(default)]
+        layers: Vec<Descriptor>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Descriptor {
+        digest: String,
+        size: u64,
+    }
+    let Ok(Document { config, mut layers }) = serde_json::from_slice(manifest) else {
+        return Vec::new();
+    };
+    layers.push(config);
+    layers.sort_by(|a, b| a.digest.cmp(&b.digest));
+    layers.dedup_by(|a, b| a.digest == b.digest);
+    layers
+        .into_iter()
+        .map(|d| Part {
+            digest: d.digest,
+            size: d.size,
+            complete: false,
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::*;
+
+    #[test]
+    fn looks_for_a_manifest_become_rare() {
+        let (start, mut pull) = (Instant::now(), Pull::default());
+        let pauses: Vec<_> = (0..6)
+            .map(|_| {
+                pull.missed(start);
+                pull.look_at.unwrap().duration_since(start).as_secs()
+            })
+            .collect();
+        assert_eq!(pauses, [1, 2, 4, 8, 10, 10]);
+    }
+
+    #[test]
+    fn counts_each_blob_of_a_manifest_once() {
+        let manifest = br#"{"config":{"digest":"sha256:c","size":7},
+            "layers":[{"digest":"sha256:a","size":10},{"digest":"sha256:b","size":20},{"digest":"sha256:a","size":10}]}"#;
+        let parts = parts(manifest);
+        assert_eq!(parts.iter().map(|p| p.size).sum::<u64>(), 37);
+    }
+
+    #[test]
+    fn what_is_no_manifest_has_no_parts() {
+        assert!(parts(b"not json").is_empty());
+        assert!(parts(br#"{"manifests":[]}"#).is_empty());
+    }
+}

@@ -1,0 +1,361 @@
+//! Finds the node's runtimes and keeps looking.
+//!
+//! In:  the paths where sockets may be, events of their directories.
+//! Out: [`Runtimes`]: those that answered, by name, and the state of each path in words.
+//!
+//! A socket that is missing, hangs or belongs to no runtime is a state in words, not the end: it is looked at again
+//! when its directory changes, and at growing intervals where no event tells (a socket that is there and does not
+//! answer). A runtime that has answered once is kept while it restarts; its client reconnects by itself.
+
+mod appear;
+#[cfg(test)]
+mod tests;
+
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use futures::future::join_all;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use self::appear::Directories;
+use super::client::Client;
+use super::{Error, Runtime, Version};
+use kruise_ops::Progress;
+
+/// Where the DaemonSet mounts the host's `/var/run`.
+const HOST_RUN: &str = "/hostvarrun";
+/// Upstream's order.
+const KNOWN: [&str; 6] = [
+    "containerd.sock",
+    "containerd/containerd.sock",
+    "crio.sock",
+    "crio/crio.sock",
+    "cri-dockerd.sock",
+    "cri-dockerd/cri-dockerd.sock",
+];
+/// A socket exists a moment before it listens.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+const RETRY_LAST: Duration = Duration::from_secs(15);
+/// No event tells that a runtime hangs, nor that a directory was mounted.
+const LOOK_AGAIN: Duration = Duration::from_secs(15);
+/// What one look at all sockets takes at most: some calls at each, all sockets at the same time.
+const LOOK: Duration = Duration::from_secs(60);
+
+/// Where to look for sockets.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The directory that holds the host's sockets.
+    pub root: PathBuf,
+    /// The one socket to use, absolute or relative to `root`; none looks at the known places.
+    pub socket_file: Option<PathBuf>,
+}
+
+impl Options {
+    /// `/hostvarrun`, or `/run` where that is not mounted, as for a process on the host itself.
+    pub fn new(socket_file: Option<PathBuf>) -> Self {
+        let mounted = Path::new(HOST_RUN);
+        let root = if mounted.is_dir() {
+            mounted
+        } else {
+            Path::new("/run")
+        };
+        Self {
+            root: root.to_owned(),
+            socket_file,
+        }
+    }
+
+    /// The sockets to try, best first.
+    pub fn candidates(&self) -> Vec<PathBuf> {
+        match &self.socket_file {
+            Some(file) => {
+                let file = file
+                    .to_str()
+                    .and_then(|f| f.strip_prefix("unix://"))
+                    .map_or(file.as_path(), Path::new);
+                vec![self.root.join(file)]
+            }
+            None => KNOWN.iter().map(|known| self.root.join(known)).collect(),
+        }
+    }
+}
+
+/// The state of one socket, for health answers and the control API.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SocketHealth {
+    /// Where it is looked for.
+    pub socket: PathBuf,
+    /// Who answered there, if anyone ever did.
+    pub version: Option<Version>,
+    /// Whether there is something at that path.
+    pub present: bool,
+    /// Whether the last call was answered.
+    pub healthy: bool,
+    /// The state in words.
+    pub words: String,
+}
+
+impl SocketHealth {
+    /// Whether there is, or ever was, a runtime at that path: none of the known places is of interest otherwise.
+    #[must_use]
+    pub fn found(&self) -> bool {
+        self.present || self.version.is_some()
+    }
+}
+
+/// Why no runtime answers, in words.
+#[must_use]
+pub fn why_none(sockets: &[SocketHealth]) -> String {
+    let (found, missing): (Vec<_>, Vec<_>) = sockets.iter().partition(|s| s.found());
+    let mut words: Vec<String> = found.iter().map(|s| s.words.clone()).collect();
+    if !missing.is_empty() {
+        let paths: Vec<_> = missing.iter().map(|s| s.socket.display().to_string()).collect();
+        words.push(format!("no socket at {}", paths.join(", ")));
+    }
+    words.join("; ")
+}
+
+/// The node's runtimes. Clones share one state.
+#[derive(Clone)]
+pub struct Runtimes {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    slots: RwLock<Vec<Slot>>,
+    changed: watch::Sender<u64>,
+}
+
+#[derive(Clone)]
+struct Slot {
+    health: SocketHealth,
+    runtime: Option<Arc<dyn Runtime>>,
+    failures: u32,
+    due: Option<Instant>,
+}
+
+impl Slot {
+    fn new(socket: PathBuf) -> Self {
+        let words = format!("{} has not been checked yet", socket.display());
+        let health = SocketHealth {
+            socket,
+            version: None,
+            present: false,
+            healthy: false,
+            words,
+        };
+        Self {
+            health,
+            runtime: None,
+            failures: 0,
+            due: None,
+        }
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl Runtimes {
+    /// One runtime that has answered, and is not looked at again.
+    pub fn of(runtime: impl Runtime) -> Self {
+        let mut slot = Slot::new(runtime.socket().to_owned());
+        slot.health.healthy = true;
+        slot.runtime = Some(Arc::new(runtime));
+        Self {
+            shared: Arc::new(Shared {
+                slots: RwLock::new(vec![slot]),
+                changed: watch::channel(0).0,
+            }),
+        }
+    }
+}
+
+impl Runtimes {
+    /// Nothing is looked for before [`Runtimes::run`] or [`Runtimes::look`].
+    pub fn new(options: &Options) -> Self {
+        let slots = options.candidates().into_iter().map(Slot::new).collect();
+        Self {
+            shared: Arc::new(Shared {
+                slots: RwLock::new(slots),
+                changed: watch::channel(0).0,
+            }),
+        }
+    }
+
+    /// The runtime for what belongs to no container, such as pulls: the first in order that answers, else the first
+    /// that ever did.
+    pub fn first(&self) -> Option<Arc<dyn Runtime>> {
+        let slots = self.slots();
+        let known = || slots.iter().filter(|s| s.runtime.is_some());
+        known()
+            .find(|s| s.health.healthy)
+            .or_else(|| known().next())
+            .and_then(|s| s.runtime.clone())
+    }
+
+    /// The runtime of that name, the scheme of a `containerID`.
+    pub fn by_name(&self, name: &str) -> Option<Arc<dyn Runtime>> {
+        let slots = self.slots();
+        let named = || {
+            slots
+                .iter()
+                .filter(|s| s.runtime.as_ref().is_some_and(|r| r.name() == name))
+        };
+        named()
+            .find(|s| s.health.healthy)
+            .or_else(|| named().next())
+            .and_then(|s| s.runtime.clone())
+    }
+
+    /// The state of every socket, best first.
+    pub fn health(&self) -> Vec<SocketHealth> {
+        self.slots().into_iter().map(|s| s.health).collect()
+    }
+
+    /// Ticks whenever the state of a socket changes.
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
+        self.shared.changed.subscribe()
+    }
+
+    /// Looks at all sockets once, concurrently.
+    pub async fn look(&self) {
+        self.look_at(|_| true).await;
+    }
+
+    /// Looks for runtimes until shutdown.
+    pub async fn run(&self, shutdown: CancellationToken, progress: &Progress) {
+        let step = progress.waiting("runtimes");
+        let sockets: Vec<PathBuf> = self.health().into_iter().map(|h| h.socket).collect();
+        let mut directories = Directories::watch(&sockets);
+        let mut all = true;
+        while !shutdown.is_cancelled() {
+            let now = Instant::now();
+            step.now("looking at the runtimes' sockets", LOOK);
+            tokio::select! {
+                () = self.look_at(|slot| all || slot.due.is_none_or(|due| due <= now)) => (),
+                () = shutdown.cancelled() => return,
+            }
+            let next = self
+                .slots()
+                .iter()
+                .filter_map(|s| s.due)
+                .min()
+                .unwrap_or(now + LOOK_AGAIN);
+            step.idle(Some(next.saturating_duration_since(Instant::now())));
+            all = tokio::select! {
+                () = directories.changed() => true,
+                () = tokio::time::sleep_until(next) => false,
+                () = shutdown.cancelled() => return,
+            };
+        }
+    }
+
+    /// Looks at some sockets concurrently; each result counts at once, whatever the others do.
+    async fn look_at(&self, which: impl Fn(&Slot) -> bool) {
+        let chosen = self
+            .slots()
+            .into_iter()
+            .enumerate()
+            .filter(|(_, slot)| which(slot));
+        join_all(chosen.map(|(index, slot)| async move { self.store(index, look(slot).await) })).await;
+    }
+
+    fn store(&self, index: usize, seen: Slot) {
+        let mut slots = self.shared.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(slot) = slots.get_mut(index) else { return };
+        let changed = slot.health != seen.health;
+        *slot = seen;
+        if changed {
+            let SocketHealth {
+                socket,
+                healthy,
+                words,
+                ..
+            } = &slot.health;
+            if slot.health.found() {
+                tracing::info!(socket = %socket.display(), healthy, "{words}");
+            } else {
+                tracing::debug!(socket = %socket.display(), "{words}");
+            }
+            drop(slots);
+            self.shared.changed.send_modify(|n| *n = n.wrapping_add(1));
+        }
+    }
+
+    fn slots(&self) -> Vec<Slot> {
+        self.shared
+            .slots
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+/// One look at one socket.
+async fn look(mut slot: Slot) -> Slot {
+    let now = Instant::now();
+    if let Some(words) = missing(&slot.health.socket).await {
+        slot.health.present = false;
+        slot.health.healthy = false;
+        slot.health.words = words;
+        slot.due = Some(now + LOOK_AGAIN);
+        return slot;
+    }
+    slot.health.present = true;
+    match ask(&slot).await {
+        Ok((runtime, version)) => {
+            slot.health.words = format!(
+                "{} {} answers at {}",
+                version.runtime_name,
+                version.runtime_version,
+                slot.health.socket.display()
+            );
+            slot.health.healthy = true;
+            slot.health.version = Some(version);
+            slot.runtime = Some(runtime);
+            slot.failures = 0;
+            slot.due = Some(Instant::now() + LOOK_AGAIN);
+        }
+        Err(error) => {
+            slot.health.words = error.to_string();
+            slot.health.healthy = false;
+            slot.due = Some(Instant::now() + retry_after(slot.failures));
+            slot.failures = slot.failures.saturating_add(1);
+        }
+    }
+    slot
+}
+
+fn retry_after(failures: u32) -> Duration {
+    RETRY_FIRST
+        .saturating_mul(2u32.saturating_pow(failures))
+        .min(RETRY_LAST)
+}
+
+/// Asks the runtime that we know, or whoever is there where we know none or it has changed.
+async fn ask(slot: &Slot) -> Result<(Arc<dyn Runtime>, Version), Error> {
+    if let Some(runtime) = &slot.runtime {
+        let version = runtime.version().await?;
+        if version.runtime_name == runtime.name() {
+            return Ok((Arc::clone(runtime), version));
+        }
+    }
+    let (client, version) = Client::connect(&slot.health.socket).await?;
+    Ok((Arc::new(client), version))
+}
+
+/// Why there can be no runtime at `path`, in words.
+async fn missing(path: &Path) -> Option<String> {
+    let shown = path.display();
+    match tokio::fs::metadata(path).await {
+        Ok(file) if file.file_type().is_socket() => None,
+        Ok(_) => Some(format!("{shown} is not a socket")),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Some(format!(
+            "there is no socket at {shown}; it is used as soon as it appears"
+        )),
+        Err(e) => Some(format!("cannot check {shown}: {e}")),
+    }
+}

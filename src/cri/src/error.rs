@@ -1,0 +1,268 @@
+//! What can go wrong between us and the runtime, in words.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kruise_api::image_reference::InvalidReference;
+
+/// A failed call to the runtime.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// The image's name cannot be read.
+    #[error(transparent)]
+    InvalidReference(#[from] InvalidReference),
+    /// Nobody listens at the socket, or the connection broke.
+    #[error("runtime at {socket} cannot be reached for {method}: {why}")]
+    Unreachable {
+        /// The runtime's socket.
+        socket: PathBuf,
+        /// The CRI method.
+        method: &'static str,
+        /// What the connection said.
+        why: String,
+    },
+    /// The call took longer than it may.
+    #[error("runtime at {socket} did not answer {method} within {after:?}")]
+    Timeout {
+        /// The runtime's socket.
+        socket: PathBuf,
+        /// The CRI method.
+        method: &'static str,
+        /// How long we waited.
+        after: Duration,
+    },
+    /// The runtime does not have the method: too old, or no CRI runtime at all.
+    #[error("runtime at {socket} does not implement {method}: {message}")]
+    Unimplemented {
+        /// The runtime's socket.
+        socket: PathBuf,
+        /// The CRI method.
+        method: &'static str,
+        /// What it said.
+        message: String,
+    },
+    /// The answer cannot be used: too long or not what CRI promises.
+    #[error("runtime at {socket} gave an answer to {method} that cannot be used: {why}")]
+    BadAnswer {
+        /// The runtime's socket.
+        socket: PathBuf,
+        /// The CRI method.
+        method: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The runtime tried to pull and could not.
+    #[error("pulling {image}: {cause}: {message}")]
+    Pull {
+        /// The image that was asked for.
+        image: String,
+        /// Whose fault it is.
+        cause: PullCause,
+        /// The runtime's own words.
+        message: String,
+    },
+    /// The runtime refused for another reason.
+    #[error("runtime at {socket} refused {method}: {message} ({code:?})")]
+    Refused {
+        /// The runtime's socket.
+        socket: PathBuf,
+        /// The CRI method.
+        method: &'static str,
+        /// The gRPC status.
+        code: tonic::Code,
+        /// What it said.
+        message: String,
+    },
+}
+
+impl Error {
+    /// Whether the same call may succeed later without anyone changing the request.
+    pub fn retryable(&self) -> bool {
+        match self {
+            Self::InvalidReference(_) | Self::Unimplemented { .. } => false,
+            Self::Unreachable { .. } | Self::Timeout { .. } | Self::BadAnswer { .. } => true,
+            Self::Pull { cause, .. } => cause.retryable(),
+            Self::Refused { code, .. } => !matches!(
+                code,
+                tonic::Code::InvalidArgument | tonic::Code::NotFound | tonic::Code::PermissionDenied
+            ),
+        }
+    }
+
+    /// The word used as metric label and reason.
+    pub fn category(&self) -> &'static str {
+        match self {
+            Self::InvalidReference(_) => "invalid_reference",
+            Self::Unreachable { .. } => "unreachable",
+            Self::Timeout { .. } => "timeout",
+            Self::Unimplemented { .. } => "unimplemented",
+            Self::BadAnswer { .. } => "bad_answer",
+            Self::Pull { cause, .. } => cause.category(),
+            Self::Refused { .. } => "refused",
+        }
+    }
+}
+
+/// The words, in lower case, that give a cause away; the first that is found counts. Numbers alone are none: they are
+/// in digests and ports too.
+const WORDS: [(PullCause, &[&str]); 7] = [
+    (
+        PullCause::DiskFull,
+        &["no space left on device", "disk quota exceeded"],
+    ),
+    (
+        PullCause::Platform,
+        &[
+            "no match for platform",
+            "no image found in manifest list",
+            "no image found in image index",
+        ],
+    ),
+    (PullCause::Throttled, &["toomanyrequests", "429 too many"]),
+    (
+        PullCause::Unauthorized,
+        &[
+            "unauthorized",
+            "authorization failed",
+            "authentication required",
+            "denied",
+            "forbidden",
+            "no basic auth credentials",
+            "insufficient_scope",
+        ],
+    ),
+    (
+        PullCause::NotFound,
+        &["not found", "manifest unknown", "name unknown"],
+    ),
+    (
+        PullCause::RegistryDown,
+        &[
+            "connection refused",
+            "no such host",
+            "i/o timeout",
+            "connection reset",
+            "no route to host",
+            "network is unreachable",
+            "tls handshake timeout",
+            "503 service unavailable",
+            "502 bad gateway",
+            "504 gateway timeout",
+            "500 internal server error",
+            "server misbehaving",
+            "dial tcp",
+            ": eof",
+            "unexpected eof",
+        ],
+    ),
+    (
+        PullCause::Garbage,
+        &[
+            "media type",
+            "mediatype",
+            "invalid character",
+            "unmarshal",
+            "failed size validation",
+            "unexpected commit digest",
+            "unexpected commit size",
+            "failed commit",
+            "malformed http",
+            "x509",
+            "server gave http response",
+            "invalid checksum",
+            "gzip: invalid",
+            "invalid tar",
+            "failed to extract",
+            "unexpected status",
+        ],
+    ),
+];
+
+/// Why an image could not be pulled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PullCause {
+    /// The registry has no such image, tag or digest.
+    NotFound,
+    /// The registry wants other credentials, or any.
+    Unauthorized,
+    /// The registry cannot be reached.
+    RegistryDown,
+    /// The registry answers with something that is no image.
+    Garbage,
+    /// The image exists, but not for this machine.
+    Platform,
+    /// The node has no room for it.
+    DiskFull,
+    /// The registry asks to come back later.
+    Throttled,
+    /// None of these.
+    Other,
+}
+
+impl PullCause {
+    /// Reads the cause out of a runtime's status code and words. Runtimes have no codes for most of this, so the
+    /// words of containerd, CRI-O and the registries' own error codes decide; see `WORDS`.
+    pub fn of(code: tonic::Code, message: &str) -> Self {
+        let text = message.to_lowercase();
+        let told = WORDS
+            .iter()
+            .find(|(_, words)| words.iter().any(|w| text.contains(w)));
+        match (told, code) {
+            (Some((cause, _)), _) => *cause,
+            (None, tonic::Code::ResourceExhausted) => Self::DiskFull,
+            (None, tonic::Code::NotFound) => Self::NotFound,
+            (None, _) => Self::Other,
+        }
+    }
+
+    /// Whether trying again may help.
+    pub fn retryable(self) -> bool {
+        !matches!(self, Self::Platform)
+    }
+
+    /// The word used as metric label and reason.
+    pub fn category(self) -> &'static str {
+        match self {
+            Self::NotFound => "not_found",
+            Self::Unauthorized => "unauthorized",
+            Self::RegistryDown => "registry_down",
+            Self::Garbage => "registry_garbage",
+            Self::Platform => "wrong_platform",
+            Self::DiskFull => "disk_full",
+            Self::Throttled => "throttled",
+            Self::Other => "pull_failed",
+        }
+    }
+}
+
+impl std::fmt::Display for PullCause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::NotFound => "the registry has no such image",
+            Self::Unauthorized => "the registry refuses the credentials, or wants some",
+            Self::RegistryDown => "the registry cannot be reached",
+            Self::Garbage => "the registry's answer is not a usable image",
+            Self::Platform => "the image is not made for this machine's platform",
+            Self::DiskFull => "the node's disk is full",
+            Self::Throttled => "the registry asks to come back later",
+            Self::Other => "the runtime could not pull it",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_in_ports_and_digests_are_no_cause() {
+        let words = "failed commit on ref \"layer-sha256:401404503\" from 10.0.0.1:40401";
+        assert_eq!(PullCause::of(tonic::Code::Unknown, words), PullCause::Garbage);
+    }
+
+    #[test]
+    fn what_words_leave_open_the_code_decides() {
+        assert_eq!(PullCause::of(tonic::Code::NotFound, "gone"), PullCause::NotFound);
+        assert_eq!(PullCause::of(tonic::Code::Unknown, "odd"), PullCause::Other);
+    }
+}

@@ -1,0 +1,237 @@
+//! Feature gates of both programs: upstream's names, of which we know those that concern what we do.
+
+use std::collections::BTreeMap;
+
+/// Which features are on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gates {
+    given: BTreeMap<String, bool>,
+}
+
+/// Sets all alpha features that are not named.
+const ALL_ALPHA: &str = "AllAlpha";
+/// Sets all beta features that are not named.
+const ALL_BETA: &str = "AllBeta";
+
+/// A gate that we know, and whether it is on when nothing is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// Everything that needs a daemon on the nodes. On.
+    KruiseDaemon,
+    /// ImagePullJobs. On; upstream has it off.
+    ImagePullJobGate,
+    /// Annotation `apps.kruise.io/runtime-containers-meta`, written by the daemon. On.
+    DaemonWatchingPod,
+    /// Updates in place of environment from labels and annotations, and the restarts that they need. On.
+    InPlaceUpdateEnvFromMetadata,
+    /// Label `controller-revision-hash` of CloneSets' Pods holds the short hash alone. Off.
+    CloneSetShortHash,
+    /// Raising a CloneSet's `partition` takes Pods back. Off.
+    CloneSetPartitionRollback,
+    /// A Pod that is prepared for its update counts as updated when scaling. Off.
+    PreparingUpdateAsUpdate,
+    /// Changed claim templates of a CloneSet ask for new Pods. Off.
+    RecreatePodWhenChangeVCTInCloneSetGate,
+    /// Templates of CloneSets are stored without defaults. Off.
+    TemplateNoDefaults,
+    /// Templates with `hostNetwork` have their ports as ports of the host by default. Off.
+    DefaultHostNetworkHostPortsInPodTemplates,
+    /// CPU and memory are resized in place. Off.
+    InPlaceWorkloadVerticalScaling,
+    /// New images of a CloneSet are pulled ahead. Off.
+    PreDownloadImageForInPlaceUpdate,
+}
+
+impl Gate {
+    /// All gates that mean anything here.
+    pub const ALL: [Self; 12] = [
+        Self::KruiseDaemon,
+        Self::ImagePullJobGate,
+        Self::DaemonWatchingPod,
+        Self::InPlaceUpdateEnvFromMetadata,
+        Self::CloneSetShortHash,
+        Self::CloneSetPartitionRollback,
+        Self::PreparingUpdateAsUpdate,
+        Self::RecreatePodWhenChangeVCTInCloneSetGate,
+        Self::TemplateNoDefaults,
+        Self::DefaultHostNetworkHostPortsInPodTemplates,
+        Self::InPlaceWorkloadVerticalScaling,
+        Self::PreDownloadImageForInPlaceUpdate,
+    ];
+
+    /// Upstream's name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::KruiseDaemon => "KruiseDaemon",
+            Self::ImagePullJobGate => "ImagePullJobGate",
+            Self::DaemonWatchingPod => "DaemonWatchingPod",
+            Self::InPlaceUpdateEnvFromMetadata => "InPlaceUpdateEnvFromMetadata",
+            Self::CloneSetShortHash => "CloneSetShortHash",
+            Self::CloneSetPartitionRollback => "CloneSetPartitionRollback",
+            Self::PreparingUpdateAsUpdate => "PreparingUpdateAsUpdate",
+            Self::RecreatePodWhenChangeVCTInCloneSetGate => "RecreatePodWhenChangeVCTInCloneSetGate",
+            Self::TemplateNoDefaults => "TemplateNoDefaults",
+            Self::DefaultHostNetworkHostPortsInPodTemplates => "DefaultHostNetworkHostPortsInPodTemplates",
+            Self::InPlaceWorkloadVerticalScaling => "InPlaceWorkloadVerticalScaling",
+            Self::PreDownloadImageForInPlaceUpdate => "PreDownloadImageForInPlaceUpdate",
+        }
+    }
+
+    /// Whether it is a beta feature, which is on by default, or an alpha feature.
+    fn beta(self) -> bool {
+        matches!(
+            self,
+            Self::KruiseDaemon | Self::DaemonWatchingPod | Self::InPlaceUpdateEnvFromMetadata
+        )
+    }
+
+    /// Whether it is on when nothing is said: as in OpenKruise, but for ImagePullJobs, which are what most come for.
+    fn default(self) -> bool {
+        self.beta() || self == Self::ImagePullJobGate
+    }
+
+    /// The gate without which it is off, too.
+    fn needs(self) -> Option<Self> {
+        match self {
+            Self::ImagePullJobGate | Self::DaemonWatchingPod | Self::InPlaceUpdateEnvFromMetadata => {
+                Some(Self::KruiseDaemon)
+            }
+            Self::PreDownloadImageForInPlaceUpdate => Some(Self::ImagePullJobGate),
+            _ => None,
+        }
+    }
+}
+
+impl Gates {
+    /// Help for the flag that takes them: all that mean anything, with what holds when nothing is said.
+    #[must_use]
+    pub fn help() -> String {
+        let gates = Gate::ALL.map(|gate| format!("\n- {}={}", gate.name(), gate.default()));
+        format!(
+            "Feature gates, as NAME=true|false separated by commas; AllAlpha and AllBeta set those not named. Defaults:\n{}",
+            gates.concat()
+        )
+    }
+
+    /// Reads `NAME=true,NAME=false,…`.
+    ///
+    /// # Errors
+    /// When a part has no `=`, or a value is neither true nor false.
+    pub fn read(text: &str) -> Result<Self, String> {
+        let parts = text.split(',').map(str::trim).filter(|p| !p.is_empty());
+        let given = parts.map(|part| {
+            let (name, value) = part
+                .split_once('=')
+                .ok_or_else(|| format!("{part:?} has no value; expected NAME=true or NAME=false"))?;
+            let on = value
+                .trim()
+                .to_ascii_lowercase()
+                .parse()
+                .map_err(|_| format!("gate {name:?} cannot be {value:?}; expected true or false"))?;
+            Ok((name.trim().to_owned(), on))
+        });
+        let given = given.collect::<Result<_, String>>()?;
+        Ok(Self { given })
+    }
+
+    /// Whether a feature is on. What needs another feature is off without it.
+    #[must_use]
+    pub fn on(&self, gate: Gate) -> bool {
+        let given = |name| self.given.get(name).copied();
+        let stage = if gate.beta() { ALL_BETA } else { ALL_ALPHA };
+        let own = given(gate.name()).or_else(|| given(stage));
+        own.unwrap_or_else(|| gate.default()) && gate.needs().is_none_or(|other| self.on(other))
+    }
+
+    /// The kinds that are switched off, in lower case, and the gate that does it.
+    #[must_use]
+    pub fn off(&self) -> Vec<(&'static str, &'static str)> {
+        let needs = [
+            ("nodeimage", Gate::KruiseDaemon),
+            ("containerrecreaterequest", Gate::KruiseDaemon),
+            ("imagepulljob", Gate::ImagePullJobGate),
+        ];
+        let off = needs.into_iter().filter(|(_, gate)| !self.on(*gate));
+        off.map(|(kind, gate)| (kind, gate.name())).collect()
+    }
+
+    /// The names given that mean nothing here; other programs of the same installation may know them.
+    pub fn unknown(&self) -> impl Iterator<Item = &str> {
+        let of_stage = |name: &str| [ALL_ALPHA, ALL_BETA].contains(&name);
+        let known =
+            move |name: &&String| of_stage(name) || Gate::ALL.iter().any(|g| g.name() == name.as_str());
+        self.given
+            .keys()
+            .filter(move |name| !known(name))
+            .map(String::as_str)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic)]
+    use super::*;
+
+    /// Lines of `NAME STAGE DEFAULT`.
+    const UPSTREAM: &str = include_str!("../../../tests/data/flags/feature-gates.txt");
+
+    #[test]
+    fn defaults_of_feature_gates_are_upstreams() {
+        for gate in Gate::ALL {
+            let line = UPSTREAM
+                .lines()
+                .find(|line| line.split(' ').next() == Some(gate.name()));
+            let [_, stage, on] = line.unwrap().split(' ').collect::<Vec<_>>()[..] else {
+                panic!("{line:?}");
+            };
+            assert_eq!(gate.beta(), stage == "BETA", "{gate:?}");
+            let ours = gate.default() != (gate == Gate::ImagePullJobGate);
+            assert_eq!(ours, on == "true", "{gate:?}");
+        }
+    }
+
+    #[test]
+    fn feature_gates_of_upstream_are_documented() {
+        let operations = include_str!("../../../docs/operations.md");
+        let gates = UPSTREAM.lines().filter_map(|line| line.split(' ').next());
+        let missing: Vec<_> = gates
+            .filter(|gate| !operations.contains(&format!("`{gate}`")))
+            .collect();
+        assert!(missing.is_empty(), "docs/operations.md does not name {missing:?}");
+    }
+
+    #[test]
+    fn all_alpha_and_all_beta_set_what_is_not_named() {
+        let gates =
+            Gates::read("AllAlpha=true,AllBeta=false,CloneSetShortHash=false,KruiseDaemon=true").unwrap();
+        assert!(gates.on(Gate::CloneSetPartitionRollback) && !gates.on(Gate::CloneSetShortHash));
+        assert!(gates.on(Gate::KruiseDaemon) && !gates.on(Gate::DaemonWatchingPod));
+        assert_eq!(gates.unknown().count(), 0);
+    }
+
+    #[test]
+    fn gates_are_on_unless_switched_off() {
+        let gates = Gates::read("").unwrap();
+        assert!(Gate::ALL.iter().all(|g| gates.on(*g) == g.default()));
+        assert!(
+            Gates::read("CloneSetShortHash=true")
+                .unwrap()
+                .on(Gate::CloneSetShortHash)
+        );
+        let without = Gates::read("ImagePullJobGate=false").unwrap();
+        assert!(!without.on(Gate::PreDownloadImageForInPlaceUpdate));
+        let gates = Gates::read(" ImagePullJobGate=False , Other=true").unwrap();
+        assert!(!gates.on(Gate::ImagePullJobGate) && gates.on(Gate::KruiseDaemon));
+        assert_eq!(gates.unknown().collect::<Vec<_>>(), ["Other"]);
+        assert!(
+            !Gates::read("KruiseDaemon=false")
+                .unwrap()
+                .on(Gate::ImagePullJobGate)
+        );
+        assert_eq!(Gates::read("").unwrap().off(), []);
+        assert_eq!(gates.off(), [("imagepulljob", "ImagePullJobGate")]);
+        assert!(Gates::read("ImagePullJobGate").is_err());
+        assert!(Gates::read("ImagePullJobGate=maybe").is_err());
+    }
+}

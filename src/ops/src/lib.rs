@@ -1,0 +1,36 @@
+//! What every process of ours needs to be run by people: logs, metrics, health, supervision and shutdown.
+//!
+//! In:  options and signals, what each task says of its progress, counters.
+//! Out: a log, the HTTP endpoints of health and metrics, one token that ends everything.
+
+// A panic is one failed request or pass: it has to unwind in every profile.
+#[cfg(panic = "abort")]
+compile_error!("a panic must unwind: leave `panic` out of the profile");
+
+mod gates;
+pub mod health;
+pub mod http;
+pub mod logs;
+pub mod metrics;
+pub mod panics;
+mod process;
+pub mod progress;
+pub mod supervise;
+pub mod upstream_flags;
+pub mod values;
+pub mod watches;
+
+/// The version of these programs.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The commit that they were built from, or `unknown`.
+pub const COMMIT: &str = env!("KRUISE_COMMIT");
+/// Both, as `--version` shows them.
+pub const VERSION_AND_COMMIT: &str =
+    concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("KRUISE_COMMIT"), ")");
+
+pub use gates::{Gate, Gates};
+pub use health::Health;
+pub use process::raise_open_files;
+pub use progress::Progress;
+pub use supervise::Supervisor;
+pub use watches::Watches;

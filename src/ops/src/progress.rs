@@ -1,0 +1,223 @@
+//! What the process is in the middle of.
+//!
+//! A duty marks each piece of work that ends by itself: every call in it has a deadline, so it is known how long
+//! all of it can take. What is still there long after that hangs, which is a defect of ours that only a new start
+//! mends. Waiting for something to happen is no such work, unless it is known when the wait ends.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long beyond its own limits a step may go on: a starved or stopped machine is late, too.
+pub const MARGIN: Duration = Duration::from_secs(60);
+
+/// All steps of the process; clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Progress {
+    inner: Arc<Mutex<Register>>,
+}
+
+#[derive(Debug, Default)]
+struct Register {
+    next: u64,
+    steps: BTreeMap<u64, Doing>,
+}
+
+/// One step, as it was marked.
+#[derive(Debug)]
+struct Doing {
+    duty: &'static str,
+    what: String,
+    since: Instant,
+    /// `None` is a wait for something that may never happen.
+    limit: Option<Duration>,
+}
+
+impl Doing {
+    /// What is to be said of it, if it should have ended long ago.
+    fn late(&self, now: Instant) -> Option<String> {
+        let limit = self.limit?;
+        let age = now.saturating_duration_since(self.since);
+        (age > limit.saturating_add(MARGIN)).then(|| {
+            let Self { duty, what, .. } = self;
+            format!(
+                "{duty}: {what} takes {} s already, and by its own limits {} s at most",
+                age.as_secs(),
+                limit.as_secs_f64().ceil()
+            )
+        })
+    }
+}
+
+/// A step under way; it ends when this is dropped.
+#[derive(Debug)]
+pub struct Step {
+    progress: Progress,
+    id: u64,
+}
+
+impl Progress {
+    /// Marks that `duty` begins with `what`, which by its own limits takes `limit` at most.
+    #[must_use]
+    pub fn begin(&self, duty: &'static str, what: impl Into<String>, limit: Duration) -> Step {
+        self.enter(duty, what.into(), Some(limit), Instant::now())
+    }
+
+    /// Marks that `duty` is there and waits; for a loop, which then says what it does with the step's methods.
+    #[must_use]
+    pub fn waiting(&self, duty: &'static str) -> Step {
+        self.enter(duty, String::new(), None, Instant::now())
+    }
+
+    /// One line for each step that should have ended long ago.
+    #[must_use]
+    pub fn late(&self) -> String {
+        self.late_at(Instant::now())
+    }
+
+    /// A step that began some time ago.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn begun(&self, duty: &'static str, what: &str, limit: Duration, ago: Duration) -> Step {
+        let since = Instant::now().checked_sub(ago).unwrap_or_else(Instant::now);
+        self.enter(duty, what.to_owned(), Some(limit), since)
+    }
+
+    fn enter(&self, duty: &'static str, what: String, limit: Option<Duration>, since: Instant) -> Step {
+        let mut register = self.lock();
+        let id = register.next;
+        register.next += 1;
+        let doing = Doing {
+            duty,
+            what,
+            since,
+            limit,
+        };
+        register.steps.insert(id, doing);
+        Step {
+            progress: self.clone(),
+            id,
+        }
+    }
+
+    /// The same as it is at that moment.
+    #[must_use]
+    pub fn late_at(&self, now: Instant) -> String {
+        let mut text = String::new();
+        for line in self.lock().steps.values().filter_map(|step| step.late(now)) {
+            // Writing into a String cannot fail.
+            let _ = writeln!(text, "{line}");
+        }
+        text
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Register> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Step {
+    /// The duty goes on with `what`, which by its own limits takes `limit` at most.
+    pub fn now(&self, what: impl Into<String>, limit: Duration) {
+        self.change(what.into(), Some(limit), Instant::now());
+    }
+
+    /// The duty waits for something to happen, and looks again after `at_most` if nothing does.
+    pub fn idle(&self, at_most: Option<Duration>) {
+        self.change("waiting for its next turn".to_owned(), at_most, Instant::now());
+    }
+
+    fn change(&self, what: String, limit: Option<Duration>, since: Instant) {
+        if let Some(doing) = self.progress.lock().steps.get_mut(&self.id) {
+            doing.what = what;
+            doing.limit = limit;
+            doing.since = since;
+        }
+    }
+}
+
+impl Drop for Step {
+    fn drop(&mut self) {
+        self.progress.lock().steps.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Begin(u64),
+        Now(usize, u64),
+        Idle(usize, Option<u64>),
+        End(usize),
+        Pass(u64),
+    }
+
+    fn any_op() -> impl Strategy<Value = Op> {
+        let limit = 0_u64..200;
+        prop_oneof![
+            limit.clone().prop_map(Op::Begin),
+            (0_usize..4, limit.clone()).prop_map(|(n, l)| Op::Now(n, l)),
+            (0_usize..4, prop::option::of(limit)).prop_map(|(n, l)| Op::Idle(n, l)),
+            (0_usize..4).prop_map(Op::End),
+            (0_u64..150).prop_map(Op::Pass),
+        ]
+    }
+
+    proptest! {
+        /// Whatever begins, goes on, waits and ends: late is exactly what is older than its limit and the margin.
+        #[test]
+        fn late_is_what_should_have_ended(ops in prop::collection::vec(any_op(), 0..60)) {
+            let progress = Progress::default();
+            let start = Instant::now();
+            let at = |second: u64| start + Duration::from_secs(second);
+            let (mut now, mut steps, mut model) = (0_u64, Vec::new(), Vec::new());
+            for op in ops {
+                match op {
+                    Op::Begin(limit) => {
+                        let limit = Some(Duration::from_secs(limit));
+                        steps.push(progress.enter("d", "w".to_owned(), limit, at(now)));
+                        model.push((now, limit));
+                    }
+                    Op::Now(n, limit) => if let Some(step) = steps.get(n) {
+                        step.change("n".to_owned(), Some(Duration::from_secs(limit)), at(now));
+                        model[n] = (now, Some(Duration::from_secs(limit)));
+                    },
+                    Op::Idle(n, limit) => if let Some(step) = steps.get(n) {
+                        let limit = limit.map(Duration::from_secs);
+                        step.change("i".to_owned(), limit, at(now));
+                        model[n] = (now, limit);
+                    },
+                    Op::End(n) => if n < steps.len() {
+                        steps.remove(n);
+                        model.remove(n);
+                    },
+                    Op::Pass(seconds) => now += seconds,
+                }
+                let late = model.iter().filter(|(since, limit)| {
+                    limit.is_some_and(|l| now - since > l.as_secs() + MARGIN.as_secs())
+                });
+                prop_assert_eq!(progress.late_at(at(now)).lines().count(), late.count());
+            }
+            drop(steps);
+            prop_assert!(progress.lock().steps.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_hang_is_told_by_duty_step_and_age() {
+        let progress = Progress::default();
+        let step = progress.begin("image pull", "pulling nginx:1", Duration::from_secs(600));
+        let later = |s| Instant::now() + Duration::from_secs(s);
+        assert_eq!(progress.late_at(later(655)), "");
+        assert_eq!(
+            progress.late_at(later(700)),
+            "image pull: pulling nginx:1 takes 700 s already, and by its own limits 600 s at most\n"
+        );
+        step.idle(None);
+        assert_eq!(progress.late_at(later(1_000_000)), "");
+    }
+}

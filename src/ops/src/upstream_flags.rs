@@ -1,0 +1,216 @@
+//! Flags of OpenKruise's programs that have no effect here, accepted so that arguments written for them start ours.
+
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+
+/// What a flag takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Takes {
+    /// `--flag VALUE` or `--flag=VALUE`, which may be empty.
+    Value,
+    /// `--flag` or `--flag=true|false`.
+    Switch,
+}
+use Takes::{Switch, Value};
+
+const LOGS: &str = "RUST_LOG and --log-format choose what is logged, to standard error";
+const PACE: &str =
+    "requests are not limited by the client; the API server's priority and fairness limits them";
+const RETRIES: &str = "failed work is retried after some tenths of a second, with back-off";
+const PROFILER: &str = "there is no profiler";
+const KIND: &str = "kruise-rs has no controller for this kind";
+const PLUGINS: &str = "credential provider plugins are not supported; pull secrets are";
+const PROTECTION: &str = "the API server's audit log has refused deletions";
+
+/// Flag, what it takes, and why it has no effect.
+const FLAGS: &[(&str, Takes, &str)] = &[
+    ("add_dir_header", Switch, LOGS),
+    ("advancedcronjob-workers", Value, KIND),
+    ("allow-privileged", Switch, "nothing asks for it"),
+    ("alsologtostderr", Switch, LOGS),
+    ("assign-bcj-pods-by-scheduler", Switch, KIND),
+    ("assign-pods-by-scheduler", Switch, KIND),
+    ("broadcastjob-workers", Value, KIND),
+    (
+        "cloneset-scaling-exclude-preparing-delete",
+        Switch,
+        "it is a flag of kruise-manager",
+    ),
+    (
+        "controller-cache-sync-timeout",
+        Value,
+        "lists are retried until they succeed; /readyz names those that are missing",
+    ),
+    ("daemonset-workers", Value, KIND),
+    ("disable-no-deepcopy", Switch, "there is no such cache"),
+    ("enable-pprof", Switch, PROFILER),
+    (
+        "expectation-timeout",
+        Value,
+        "no wait for a watch is longer than 30 s",
+    ),
+    (
+        "leader-election-resource-lock",
+        Value,
+        "leaders are elected by a Lease",
+    ),
+    ("log-flush-frequency", Value, LOGS),
+    ("log-json-info-buffer-size", Value, LOGS),
+    ("log-json-split-stream", Switch, LOGS),
+    ("log-text-info-buffer-size", Value, LOGS),
+    ("log-text-split-stream", Switch, LOGS),
+    ("log_backtrace_at", Value, LOGS),
+    ("log_dir", Value, LOGS),
+    ("log_file", Value, LOGS),
+    ("log_file_max_size", Value, LOGS),
+    ("logging-format", Value, LOGS),
+    ("logtostderr", Switch, LOGS),
+    (
+        "namespace",
+        Value,
+        "objects of all namespaces are watched; POD_NAMESPACE names the namespace of this installation",
+    ),
+    ("nodepodprobe-workers", Value, KIND),
+    ("one_output", Switch, LOGS),
+    ("persistentpodstate-workers", Value, KIND),
+    ("plugin-bin-dir", Value, PLUGINS),
+    ("plugin-config-file", Value, PLUGINS),
+    ("podprobemarker-workers", Value, KIND),
+    ("podunavailablebudget-workers", Value, KIND),
+    ("pprof-addr", Value, PROFILER),
+    ("protection-log-path", Value, PROTECTION),
+    ("rate-limiter-base-delay", Value, RETRIES),
+    ("rate-limiter-bucket-size", Value, RETRIES),
+    ("rate-limiter-max-delay", Value, RETRIES),
+    ("rate-limiter-qps", Value, RETRIES),
+    ("resourcedistribution-workers", Value, KIND),
+    ("rest-config-burst", Value, PACE),
+    ("rest-config-qps", Value, PACE),
+    ("sidecarset-workers", Value, KIND),
+    ("sidecarterminator-workers", Value, KIND),
+    ("skip_headers", Switch, LOGS),
+    ("skip_log_headers", Switch, LOGS),
+    ("statefulset-workers", Value, KIND),
+    ("stderrthreshold", Value, LOGS),
+    ("sync-period", Value, "nothing is reconciled at fixed intervals"),
+    ("uniteddeployment-workers", Value, KIND),
+    ("v", Value, LOGS),
+    ("vmodule", Value, LOGS),
+    (
+        "webhook-initialize-timeout",
+        Value,
+        "webhooks are served as soon as there are certificates",
+    ),
+    ("workloadspread-workers", Value, KIND),
+    ("ws-enabled-versioned-status", Value, KIND),
+];
+
+/// The flags without effect that were given. Flatten it last: a flag that the program itself has is left out.
+#[derive(Clone, Debug, Default)]
+pub struct UpstreamFlags {
+    given: Vec<(&'static str, &'static str)>,
+}
+
+impl UpstreamFlags {
+    /// The flags that were given, without dashes, and why they have no effect.
+    pub fn given(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        self.given.iter().copied()
+    }
+
+    /// Logs which of the given flags have no effect, and why.
+    pub fn log(&self) {
+        for (flag, why) in self.given() {
+            tracing::warn!(flag = format!("--{flag}"), why, "flag has no effect");
+        }
+    }
+}
+
+impl Args for UpstreamFlags {
+    fn augment_args(command: Command) -> Command {
+        let own = |command: &Command, name| command.get_arguments().any(|arg| arg.get_long() == Some(name));
+        FLAGS.iter().fold(command, |command, (name, takes, _)| {
+            if own(&command, *name) {
+                return command;
+            }
+            let arg = Arg::new(*name).long(*name).hide(true).action(ArgAction::Set);
+            let arg = match takes {
+                Value => arg.num_args(1).allow_hyphen_values(true),
+                Switch => arg
+                    .num_args(0..=1)
+                    .require_equals(true)
+                    .default_missing_value("true"),
+            };
+            command.arg(if *name == "v" { arg.short('v') } else { arg })
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for UpstreamFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let was_given = |name: &str| matches.ids().any(|id| id.as_str() == name);
+        let given = FLAGS.iter().filter(|(name, ..)| was_given(name));
+        Ok(Self {
+            given: given.map(|(name, _, why)| (*name, *why)).collect(),
+        })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    #[command(args_override_self = true)]
+    struct Cli {
+        #[arg(long)]
+        sync_period: Option<String>,
+        #[command(flatten)]
+        upstream: UpstreamFlags,
+    }
+
+    #[test]
+    fn upstream_flags_that_have_no_effect_are_named() {
+        let args = [
+            "x",
+            "--logtostderr",
+            "-v=4",
+            "--v=5",
+            "--enable-pprof=false",
+            "--rest-config-burst",
+            "-1",
+            "--plugin-config-file=",
+            "--sync-period=1s",
+        ];
+        let cli = Cli::try_parse_from(args).unwrap();
+        let named: Vec<_> = cli.upstream.given().map(|(flag, _)| flag).collect();
+        let want = [
+            "enable-pprof",
+            "logtostderr",
+            "plugin-config-file",
+            "rest-config-burst",
+            "v",
+        ];
+        assert_eq!(named, want);
+        assert_eq!(cli.sync_period.as_deref(), Some("1s"), "the program's own flag");
+    }
+
+    #[test]
+    fn a_flag_without_effect_is_logged_with_the_reason() {
+        let cli = Cli::try_parse_from(["x", "--enable-pprof=true"]).unwrap();
+        let lines = crate::logs::lines_of(|| cli.upstream.log());
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        for words in ["WARN", "--enable-pprof", PROFILER] {
+            assert!(lines[0].contains(words), "{lines:?}");
+        }
+    }
+}

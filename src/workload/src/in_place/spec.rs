@@ -1,0 +1,348 @@
+//! What is to change in a Pod that stays where it is, or why it cannot stay.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde_json::{Map, Value, json};
+
+use super::diff::{Change, changes};
+use super::normal::{Stored, normal};
+use super::pod::{Container, Resources};
+use super::quantity;
+use kruise_api::cloneset::texts;
+use kruise_api::container_hash::Origin;
+use kruise_api::go_json;
+pub use kruise_api::in_place::InPlaceUpdateGrace as Spec;
+
+/// A ControllerRevision as the engine looks at it.
+#[derive(Clone, Copy, Debug)]
+pub struct Revision<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its raw data, `{"spec":{"template":…}}`.
+    pub data: &'a Value,
+    /// Hash of the claim templates; `None` when it does not say.
+    pub claims: Option<&'a str>,
+}
+
+/// What the engine may do.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Whether environment taken from labels and annotations is updated (gate InPlaceUpdateEnvFromMetadata).
+    pub env_from_metadata: bool,
+    /// Whether CPU and memory are resized in place (gate InPlaceWorkloadVerticalScaling).
+    pub vertical: bool,
+    /// Whether a change of the claim templates asks for a new Pod (gate RecreatePodWhenChangeVCTInCloneSetGate).
+    pub recreate_for_claims: bool,
+    /// Seconds between a Pod's being marked not ready and its change.
+    pub grace_seconds: i32,
+    /// How templates are stored (gate TemplateNoDefaults).
+    pub stored: Stored,
+}
+
+/// Why a Pod cannot be updated in place.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MustRecreate {
+    /// Something else than image, metadata and resources changes.
+    #[error("{0} cannot be changed in place")]
+    Field(String),
+    /// The claim templates changed.
+    #[error("the volume claim templates changed")]
+    Claims,
+    /// The change of resources changes the quality of service, which a Pod keeps for life.
+    #[error("the quality of service class would change from {0} to {1}")]
+    QualityOfService(&'static str, &'static str),
+    /// Kubernetes does not resize such Pods.
+    #[error("Pods with {0} cannot be resized")]
+    NoResize(&'static str),
+    /// The API server does not resize this Pod.
+    #[error("its resize was refused: {0}")]
+    ResizeRefused(String),
+    /// The revision that the Pod has is not known any more.
+    #[error("the Pod's revision is not in the history")]
+    NoRevision,
+    /// Kubelet does not start a container again that is stopped for its environment.
+    #[error("container {0} cannot get its new environment in place: its restartPolicy is {1}")]
+    EndsForGood(String, String),
+    /// The Pod has no way to be taken out of its Services while it is updated.
+    #[error("the Pod lacks readiness gate InPlaceUpdateReady")]
+    NoGate,
+}
+
+/// A map of a Pod's metadata.
+#[derive(Clone, Copy)]
+enum Part {
+    Labels,
+    Annotations,
+}
+
+impl Part {
+    fn key(self) -> &'static str {
+        match self {
+            Self::Labels => "labels",
+            Self::Annotations => "annotations",
+        }
+    }
+}
+
+/// What leads from `old` to `new` in place. They are compared in their [normal form](super::normal): a default that one
+/// of them spells out is no change.
+///
+/// Beyond what OpenKruise does, a key that a container's environment is taken from is one also when it is
+/// removed, or the first of its map; a map that goes away takes only the template's keys off the Pod; and where
+/// the template limits a resource and does not request it, the request goes with the limit.
+///
+/// # Errors
+/// Why a new Pod is needed.
+pub fn spec(old: &Revision<'_>, new: &Revision<'_>, options: &Options) -> Result<Spec, MustRecreate> {
+    let changed = old
+        .claims
+        .zip(new.claims)
+        .is_some_and(|(one, other)| one != other);
+    if options.recreate_for_claims && changed {
+        return Err(MustRecreate::Claims);
+    }
+    let mut spec = Spec {
+        revision: new.name.to_owned(),
+        grace_seconds: options.grace_seconds,
+        ..Spec::default()
+    };
+    let (before, after) = (&old.data["spec"]["template"], &new.data["spec"]["template"]);
+    let mut metadata = false;
+    for change in changes(&normal(before, options.stored), &normal(after, options.stored)) {
+        match change.path.first().map(String::as_str) {
+            Some("metadata") => metadata = true,
+            _ => take(&change, before, after, options, &mut spec)?,
+        }
+    }
+    request_as_limited(before, &mut spec);
+    if !spec.container_resources.is_empty() {
+        let (one, other) = (quality_of_service(before), quality_of_service(after));
+        if one != other {
+            return Err(MustRecreate::QualityOfService(one, other));
+        }
+        // As the API server validates a resize.
+        if before["spec"]["os"]["name"] == "windows" {
+            return Err(MustRecreate::NoResize("os.name windows"));
+        }
+        if before["spec"]["resources"]
+            .as_object()
+            .is_some_and(|all| !all.is_empty())
+        {
+            return Err(MustRecreate::NoResize("resources of the whole Pod"));
+        }
+    }
+    if metadata {
+        take_metadata(before, after, options, &mut spec)?;
+    }
+    Ok(spec)
+}
+
+/// Takes a change of an image or a resource.
+fn take(
+    change: &Change,
+    before: &Value,
+    after: &Value,
+    options: &Options,
+    spec: &mut Spec,
+) -> Result<(), MustRecreate> {
+    let refuse = || MustRecreate::Field(format!("template.{}", change.path.join(".")));
+    if !change.replaced {
+        return Err(refuse());
+    }
+    let path: Vec<&str> = change.path.iter().map(String::as_str).collect();
+    let at = |list: &str| list.parse::<usize>().unwrap_or(usize::MAX);
+    let container = |list: &str| {
+        let name = &before["spec"]["containers"][at(list)]["name"];
+        name.as_str().map(str::to_owned).ok_or_else(refuse)
+    };
+    match path.as_slice() {
+        ["spec", "containers", nth, "image"] => {
+            let image = after["spec"]["containers"][at(nth)]["image"].as_str();
+            spec.container_images
+                .insert(container(nth)?, image.ok_or_else(refuse)?.to_owned());
+        }
+        [
+            "spec",
+            "containers",
+            nth,
+            "resources",
+            kind @ ("limits" | "requests"),
+            name @ ("cpu" | "memory"),
+        ] if options.vertical => {
+            let value = &after["spec"]["containers"][at(nth)]["resources"][*kind][*name];
+            let quantity = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            let resources = spec.container_resources.entry(container(nth)?).or_default();
+            let part = match *kind {
+                "limits" => &mut resources.limits,
+                _ => &mut resources.requests,
+            };
+            part.get_or_insert_default()
+                .insert((*name).to_owned(), Quantity(quantity));
+        }
+        _ => return Err(refuse()),
+    }
+    Ok(())
+}
+
+/// A resource that is limited and not requested has in the Pod a request as high as its limit, from its creation.
+/// It must stay so, or the quality of service would change.
+fn request_as_limited(before: &Value, spec: &mut Spec) {
+    let containers = before["spec"]["containers"].as_array();
+    for container in containers.into_iter().flatten() {
+        let name = container["name"].as_str().unwrap_or_default();
+        let Some(new) = spec.container_resources.get_mut(name) else {
+            continue;
+        };
+        let requested = Resources::of(&container["resources"]).requests;
+        for (resource, limit) in new.limits.iter().flatten() {
+            if !requested.contains_key(resource) {
+                let requests = new.requests.get_or_insert_default();
+                requests.insert(resource.clone(), limit.clone());
+            }
+        }
+    }
+}
+
+/// Takes the change of the metadata: what containers read goes with them, the rest is a patch.
+fn take_metadata(
+    before: &Value,
+    after: &Value,
+    options: &Options,
+    spec: &mut Spec,
+) -> Result<(), MustRecreate> {
+    let containers: Vec<Container> = before["spec"]["containers"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|_| options.env_from_metadata)
+        .map(Container::of)
+        .collect();
+    let mut patch = Map::new();
+    for part in [Part::Labels, Part::Annotations] {
+        let map = |template: &Value| texts(&template["metadata"][part.key()]);
+        let mut plain = Map::new();
+        for (key, value) in differing(&map(before), &map(after)) {
+            let readers: Vec<&Container> = containers.iter().filter(|c| reads(c, part, &key)).collect();
+            spec.update_env_from_metadata |= !readers.is_empty();
+            match value.filter(|_| !readers.is_empty()) {
+                Some(value) => {
+                    for reader in readers {
+                        starts_again(before, &reader.name, spec)?;
+                        let read = spec
+                            .container_ref_metadata
+                            .entry(reader.name.clone())
+                            .or_default();
+                        let map = match part {
+                            Part::Labels => &mut read.labels,
+                            Part::Annotations => &mut read.annotations,
+                        };
+                        map.insert(key.clone(), value.clone());
+                    }
+                }
+                None => {
+                    let value = map(after).get(&key).cloned();
+                    plain.insert(key, json!(value));
+                }
+            }
+        }
+        if !plain.is_empty() {
+            patch.insert(part.key().to_owned(), Value::Object(plain));
+        }
+    }
+    finalizers(before, after, &mut patch);
+    let patch = match patch.is_empty() {
+        true => json!({}),
+        false => json!({ "metadata": patch }),
+    };
+    spec.meta_data_patch = Some(STANDARD.encode(go_json::sorted(&patch)));
+    Ok(())
+}
+
+/// A container that is not replaced for its image is stopped for its environment, and started again by its policy.
+fn starts_again(template: &Value, name: &str, spec: &Spec) -> Result<(), MustRecreate> {
+    let mut containers = template["spec"]["containers"].as_array().into_iter().flatten();
+    let container = containers.find(|container| container["name"] == name);
+    match container.and_then(|container| container["restartPolicy"].as_str()) {
+        Some(policy) if policy != "Always" && !spec.container_images.contains_key(name) => {
+            Err(MustRecreate::EndsForGood(name.to_owned(), policy.to_owned()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Keys whose value differs, with the new value.
+fn differing(
+    before: &BTreeMap<String, String>,
+    after: &BTreeMap<String, String>,
+) -> Vec<(String, Option<String>)> {
+    let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    let differ = keys.into_iter().filter(|key| before.get(*key) != after.get(*key));
+    differ.map(|key| (key.clone(), after.get(key).cloned())).collect()
+}
+
+fn reads(container: &Container, part: Part, key: &str) -> bool {
+    container.env.iter().any(|(_, origin)| match (origin, part) {
+        (Origin::Label(read), Part::Labels) | (Origin::Annotation(read), Part::Annotations) => read == key,
+        _ => false,
+    })
+}
+
+/// Finalizers are a set in a strategic merge patch.
+fn finalizers(before: &Value, after: &Value, patch: &mut Map<String, Value>) {
+    let set = |template: &Value| -> BTreeSet<String> {
+        let names = template["metadata"]["finalizers"]
+            .as_array()
+            .into_iter()
+            .flatten();
+        names.filter_map(|n| n.as_str().map(str::to_owned)).collect()
+    };
+    let (one, other) = (set(before), set(after));
+    let gone: Vec<_> = one.difference(&other).collect();
+    let new: Vec<_> = other.difference(&one).collect();
+    if !gone.is_empty() {
+        patch.insert("$deleteFromPrimitiveList/finalizers".to_owned(), json!(gone));
+    }
+    if !new.is_empty() {
+        patch.insert("finalizers".to_owned(), json!(new));
+    }
+}
+
+/// The quality of service class of a Pod made from this template, as Kubernetes tells it.
+fn quality_of_service(template: &Value) -> &'static str {
+    let spec = &template["spec"];
+    let all = [&spec["containers"], &spec["initContainers"]];
+    let containers = all
+        .into_iter()
+        .flat_map(|list| list.as_array().into_iter().flatten());
+    let (mut limits, mut requests) = (BTreeMap::new(), BTreeMap::new());
+    let mut guaranteed = true;
+    for container in containers {
+        let resources = Resources::of(&container["resources"]);
+        let mut requested = resources.limits.clone();
+        requested.extend(resources.requests);
+        sum(&requested, &mut requests);
+        let limited = sum(&resources.limits, &mut limits);
+        guaranteed &= limited == 2;
+    }
+    if limits.is_empty() && requests.is_empty() {
+        return "BestEffort";
+    }
+    if guaranteed && requests == limits {
+        return "Guaranteed";
+    }
+    "Burstable"
+}
+
+/// Adds CPU and memory up, and returns how many of the two there were.
+fn sum(quantities: &BTreeMap<String, String>, into: &mut BTreeMap<String, i128>) -> usize {
+    let counted = quantities
+        .iter()
+        .filter(|(name, _)| matches!(name.as_str(), "cpu" | "memory"))
+        .filter_map(|(name, text)| Some((name, quantity::parse(text).filter(|v| *v > 0)?)));
+    counted
+        .map(|(name, value)| *into.entry(name.clone()).or_default() += value)
+        .count()
+}

@@ -1,0 +1,127 @@
+//! What an update may write into a Pod.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde_json::{Map, Value, json};
+
+use super::pod::Resources;
+use super::spec::Spec;
+use kruise_api::in_place::ContainerRefMetadata;
+
+/// The Pod template of a revision.
+///
+/// A Pod's annotations say what an update has still to do, by the names of containers, labels and resources. The values come
+/// from here: whoever may write the status of a Pod may write its annotations, and does not choose its images by that.
+#[derive(Clone, Copy, Debug)]
+pub struct Template<'a>(&'a Value);
+
+impl<'a> Template<'a> {
+    /// The template in the raw data of a ControllerRevision.
+    #[must_use]
+    pub fn of(data: &'a Value) -> Self {
+        Self(&data["spec"]["template"])
+    }
+
+    /// That of a revision that is not known: nothing can be written.
+    #[must_use]
+    pub fn unknown() -> Self {
+        static NONE: Value = Value::Null;
+        Self(&NONE)
+    }
+
+    fn container(self, name: &str) -> Option<&'a Value> {
+        let containers = self.0["spec"]["containers"].as_array()?;
+        containers.iter().find(|container| container["name"] == name)
+    }
+
+    fn metadata(self, part: &str, key: &str) -> Option<&'a str> {
+        self.0["metadata"][part].get(key)?.as_str()
+    }
+
+    /// The same update with this template's values. What the template does not have is left out.
+    #[must_use]
+    pub(super) fn values(self, mut spec: Spec) -> Spec {
+        spec.container_images.retain(|name, image| {
+            let own = self.container(name).and_then(|c| c["image"].as_str());
+            own.is_some_and(|own| {
+                own.clone_into(image);
+                true
+            })
+        });
+        spec.container_ref_metadata.retain(|_, read| {
+            let ContainerRefMetadata {
+                labels, annotations, ..
+            } = read;
+            self.only("labels", labels);
+            self.only("annotations", annotations);
+            !(labels.is_empty() && annotations.is_empty())
+        });
+        spec.container_resources.retain(|name, resources| {
+            let own = self.container(name).map(|c| Resources::of(&c["resources"]));
+            let own = own.unwrap_or_default();
+            resources.limits = of_these(resources.limits.take(), |name| own.limits.get(name));
+            // What is limited and not requested is requested as limited, from the Pod's creation on.
+            resources.requests = of_these(resources.requests.take(), |name| {
+                own.requests.get(name).or_else(|| own.limits.get(name))
+            });
+            resources.limits.is_some() || resources.requests.is_some()
+        });
+        spec
+    }
+
+    fn only(self, part: &str, map: &mut BTreeMap<String, String>) {
+        map.retain(|key, value| {
+            self.metadata(part, key).is_some_and(|own| {
+                own.clone_into(value);
+                true
+            })
+        });
+    }
+
+    /// What a patch of metadata may change, with this template's values: labels, annotations and finalizers. A key that the
+    /// template does not have is taken off.
+    #[must_use]
+    pub(super) fn metadata_of(self, patch: &Value) -> Value {
+        let mut metadata = Map::new();
+        for part in ["labels", "annotations"] {
+            if let Some(keys) = patch["metadata"][part].as_object() {
+                let own = keys
+                    .keys()
+                    .map(|key| (key.clone(), json!(self.metadata(part, key))));
+                metadata.insert(part.to_owned(), Value::Object(own.collect()));
+            }
+        }
+        let own = self.0["metadata"]["finalizers"].as_array();
+        let has = |name: &&Value| own.is_some_and(|own| own.contains(name));
+        let named = |key: &str| patch["metadata"][key].as_array().into_iter().flatten();
+        let gone: Vec<&Value> = named(GONE)
+            .filter(|name| name.is_string() && !has(name))
+            .collect();
+        let new: Vec<&Value> = named("finalizers").filter(has).collect();
+        for (key, names) in [(GONE, gone), ("finalizers", new)] {
+            if !names.is_empty() {
+                metadata.insert(key.to_owned(), json!(names));
+            }
+        }
+        json!({ "metadata": metadata })
+    }
+}
+
+/// Finalizers that a strategic merge patch takes off.
+const GONE: &str = "$deleteFromPrimitiveList/finalizers";
+
+/// CPU and memory of those named, with other values; `None` where there are none.
+fn of_these<'v>(
+    named: Option<BTreeMap<String, Quantity>>,
+    value: impl Fn(&str) -> Option<&'v String>,
+) -> Option<BTreeMap<String, Quantity>> {
+    let named = named.unwrap_or_default().into_keys();
+    let sizes = named.filter(|name| matches!(name.as_str(), "cpu" | "memory"));
+    let sizes = sizes.filter_map(|name| {
+        let value = value(&name)?.clone();
+        Some((name, Quantity(value)))
+    });
+    let sizes: BTreeMap<String, Quantity> = sizes.collect();
+    (!sizes.is_empty()).then_some(sizes)
+}

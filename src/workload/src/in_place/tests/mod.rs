@@ -1,0 +1,135 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod batches;
+mod legacy;
+mod overtaken;
+mod proofs;
+mod restart;
+mod sizes;
+mod vectors;
+
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+
+use super::*;
+use crate::testing::apply;
+
+/// What leads from one revision to another, with everything on that is done in place.
+fn between(old: &Value, new: &Value) -> Result<Spec, MustRecreate> {
+    let revision = |name, data| Revision {
+        name,
+        data,
+        claims: None,
+    };
+    let options = Options {
+        env_from_metadata: true,
+        vertical: true,
+        recreate_for_claims: false,
+        grace_seconds: 0,
+        stored: normal::Stored::WithDefaults,
+    };
+    spec::spec(&revision("old", old), &revision("new", new), &options)
+}
+
+/// A Pod with our gate, ready, whose containers run `image:1`.
+pub(super) fn pod(containers: &[&str]) -> Value {
+    let specs = containers
+        .iter()
+        .map(|name| json!({ "name": name, "image": format!("{name}:1"), "resources": {} }));
+    let statuses = containers.iter().map(|name| {
+        json!({
+            "name": name, "ready": true, "restartCount": 0, "containerID": format!("containerd://{name}-0"),
+            "image": format!("docker.io/library/{name}:1"), "imageID": format!("sha256:{name}-1"),
+            "state": { "running": {} },
+        })
+    });
+    json!({
+        "metadata": {
+            "name": "p", "uid": "u", "resourceVersion": "7", "labels": { "app": "x" },
+            "annotations": { "ours": "not" },
+        },
+        "spec": {
+            "readinessGates": [{ "conditionType": "InPlaceUpdateReady" }],
+            "containers": specs.collect::<Value>(),
+        },
+        "status": {
+            "phase": "Running",
+            "conditions": [
+                { "type": "InPlaceUpdateReady", "status": "True" },
+                { "type": "ContainersReady", "status": "True" },
+                { "type": "Ready", "status": "True" },
+            ],
+            "containerStatuses": statuses.collect::<Value>(),
+        },
+    })
+}
+
+pub(super) fn apply_all(pod: &mut Value, writes: &[Write]) {
+    for write in writes {
+        assert_eq!(write.patch["metadata"]["uid"], pod["metadata"]["uid"]);
+        apply(pod, &write.patch);
+    }
+}
+
+pub(super) fn images(containers: &[(&str, &str)]) -> Spec {
+    Spec {
+        revision: "r2".to_owned(),
+        container_images: containers
+            .iter()
+            .map(|(n, i)| ((*n).to_owned(), (*i).to_owned()))
+            .collect(),
+        ..Spec::default()
+    }
+}
+
+/// The revision that an update of this Pod to `spec` leads to. A Pod of these tests carries it.
+pub(super) fn revision(pod: &Value, spec: &Spec) -> Value {
+    let mut revision = pod["revision"].clone();
+    if revision.is_null() {
+        revision = json!({ "spec": { "template": { "metadata": { "labels": {}, "annotations": {} },
+            "spec": { "containers": pod["spec"]["containers"] } } } });
+    }
+    let template = &mut revision["spec"]["template"];
+    for container in template["spec"]["containers"].as_array_mut().unwrap() {
+        let name = container["name"].as_str().unwrap().to_owned();
+        if let Some(image) = spec.container_images.get(&name) {
+            container["image"] = json!(image);
+        }
+        if let Some(size) = spec.container_resources.get(&name) {
+            json_patch::merge(&mut container["resources"], &json!(size));
+        }
+    }
+    if let Some(patch) = &spec.meta_data_patch {
+        let patch = base64::Engine::decode(&base64::engine::general_purpose::STANDARD, patch).unwrap();
+        json_patch::merge(template, &serde_json::from_slice(&patch).unwrap());
+    }
+    for read in spec.container_ref_metadata.values() {
+        json_patch::merge(&mut template["metadata"]["labels"], &json!(read.labels));
+        json_patch::merge(&mut template["metadata"]["annotations"], &json!(read.annotations));
+    }
+    revision
+}
+
+/// The writes that begin an update of `pod`, as it is known, to `spec`.
+pub(super) fn begin(pod: &Pod, revision: &Value, spec: &Spec) -> Vec<Write> {
+    patch::begin(pod, spec, Template::of(revision), &Map::new(), &Map::new(), at(0))
+}
+
+pub(super) fn start(pod: &mut Value, spec: &Spec) -> Vec<Write> {
+    pod["revision"] = revision(pod, spec);
+    let writes = begin(&Pod::of(pod), &pod["revision"], spec);
+    apply_all(pod, &writes);
+    writes
+}
+
+pub(super) fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_700_000_000 + second).unwrap()
+}
+
+pub(super) fn holds(pod: &Value, type_: &str) -> bool {
+    Pod::of(pod).condition(type_).is_some_and(|c| c.holds)
+}
+
+pub(super) fn next(pod: &Value, second: i64) -> Refresh {
+    let template = Template::of(&pod["revision"]);
+    refresh(&Pod::of(pod), |revision| revision == "r2", template, at(second))
+}

@@ -1,0 +1,375 @@
+//! Updates that take the place of others that had not ended, with a kubelet that is late.
+
+use std::borrow::Cow;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::proofs::daemon_says;
+use super::*;
+use kruise_api::container_hash::plain_hash;
+
+/// kubelet, for a Pod of one container `main`: what it has read, what it runs, and what it has reported.
+struct Kubelet {
+    pod: Value,
+    /// Image and CPU of the spec that it acts on.
+    read: (String, String),
+    /// Generation of that spec.
+    generation: i64,
+    /// Number and image of the container that runs.
+    runs: (u32, String),
+    /// Whether it says which generation its status is of.
+    tells: bool,
+    /// Whether the daemon says what the container that runs was started with.
+    daemon: bool,
+}
+
+impl Kubelet {
+    fn new(tells: bool) -> Self {
+        let mut kubelet = Self {
+            pod: pod(&["main"]),
+            read: ("main:1".to_owned(), "1".to_owned()),
+            generation: 1,
+            runs: (0, "main:1".to_owned()),
+            tells,
+            daemon: false,
+        };
+        kubelet.pod["metadata"]["generation"] = json!(1);
+        kubelet.pod["metadata"]["resourceVersion"] = json!("1");
+        kubelet.pod["spec"]["containers"][0]["resources"] = cpu("1");
+        kubelet.report();
+        kubelet
+    }
+
+    /// The workload gives the Pod another image.
+    fn update(&mut self, image: &str) {
+        self.change(&images(&[("main", image)]), false);
+    }
+
+    /// The same, when somebody else has changed the Pod and the workload has yet to hear of it; the kubelet has.
+    fn update_late(&mut self, image: &str) {
+        let spec = images(&[("main", image)]);
+        let seen = Pod::of(&self.pod);
+        self.stored(true);
+        self.sync();
+        let writes = begin(&seen, &revision(&self.pod, &spec), &spec);
+        if !self.send(&writes, false) {
+            // It looks again.
+            self.change(&spec, false);
+        }
+    }
+
+    /// The API server has stored the Pod anew.
+    fn stored(&mut self, other: bool) {
+        let metadata = &mut self.pod["metadata"];
+        let version: u64 = metadata["resourceVersion"]
+            .as_str()
+            .map_or(0, |v| v.parse().unwrap());
+        metadata["resourceVersion"] = json!((version + 1).to_string());
+        if other {
+            metadata["generation"] = json!(metadata["generation"].as_i64().unwrap() + 1);
+        }
+    }
+
+    /// It gives it another image and other resources; the kubelet may come in between.
+    fn resize(&mut self, image: &str, to: &str, between: bool) {
+        let mut spec = images(&[("main", image)]);
+        let resources = serde_json::from_value(cpu(to)).unwrap();
+        spec.container_resources.insert("main".to_owned(), resources);
+        self.change(&spec, between);
+    }
+
+    /// The API server takes one write after the other, and counts those that change the spec.
+    fn change(&mut self, spec: &Spec, between: bool) {
+        let writes = begin(&Pod::of(&self.pod), &revision(&self.pod, spec), spec);
+        assert!(self.send(&writes, between), "nobody was quicker");
+    }
+
+    /// Whether all of it was taken; where the Pod is another than was asked for, it is not.
+    fn send(&mut self, writes: &[Write], between: bool) -> bool {
+        let mut answer = None;
+        for write in writes {
+            let before = self.pod["spec"].clone();
+            let patch = answer
+                .as_ref()
+                .map_or(Cow::Borrowed(&write.patch), |pod| write.after(pod));
+            let asked = &patch["metadata"]["resourceVersion"];
+            if asked.is_string() && *asked != self.pod["metadata"]["resourceVersion"] {
+                return false;
+            }
+            apply(&mut self.pod, &patch);
+            self.stored(self.pod["spec"] != before);
+            answer = Some(Pod::of(&self.pod));
+            if between && write.to == Target::Resize {
+                self.sync();
+            }
+        }
+        true
+    }
+
+    fn image(&self) -> String {
+        self.pod["spec"]["containers"][0]["image"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    }
+
+    /// Reads the spec, reports what runs, and then acts.
+    fn sync(&mut self) {
+        let cpu = &self.pod["spec"]["containers"][0]["resources"]["requests"]["cpu"];
+        self.read = (self.image(), cpu.as_str().unwrap().to_owned());
+        self.generation = self.pod["metadata"]["generation"].as_i64().unwrap();
+        self.report();
+        if self.runs.1 != self.read.0 {
+            self.restart();
+        }
+    }
+
+    /// A new container of the image that it has read last; not reported yet.
+    fn restart(&mut self) {
+        self.runs = (self.runs.0 + 1, self.read.0.clone());
+    }
+
+    fn report(&mut self) {
+        let (number, image) = &self.runs;
+        let status = &mut self.pod["status"]["containerStatuses"][0];
+        status["containerID"] = json!(format!("containerd://{number}"));
+        status["image"] = json!(format!("docker.io/library/{image}"));
+        status["imageID"] = json!(format!("sha256:{image}"));
+        status["restartCount"] = json!(number);
+        status["resources"] = cpu(&self.read.1);
+        if self.tells {
+            self.pod["status"]["observedGeneration"] = json!(self.generation);
+        }
+        if self.daemon {
+            let (id, hash) = (format!("containerd://{number}"), plain_hash("main", image));
+            daemon_says(&mut self.pod, &id, hash, 0);
+        }
+    }
+
+    fn waits(&self, why: &str) {
+        match progress(&Pod::of(&self.pod)) {
+            Progress::Waiting(waiting) => assert!(waiting.to_string().contains(why), "{waiting}"),
+            Progress::Done => panic!("it is done, though {why}"),
+        }
+    }
+
+    fn done(&self) -> bool {
+        progress(&Pod::of(&self.pod)) == Progress::Done
+    }
+}
+
+fn cpu(cpu: &str) -> Value {
+    json!({ "requests": { "cpu": cpu } })
+}
+
+#[test]
+fn the_container_of_an_update_that_was_overtaken_is_no_proof_of_the_next() {
+    for tells in [false, true] {
+        let mut kubelet = Kubelet::new(tells);
+        kubelet.update("main:2");
+        kubelet.sync();
+        kubelet.update("main:3");
+        kubelet.report();
+        kubelet.waits(if tells { "not seen" } else { "nothing proves" });
+        kubelet.sync();
+        kubelet.waits("nothing proves");
+        kubelet.report();
+        assert!(kubelet.done());
+    }
+}
+
+#[test]
+fn what_was_taken_back_waits_until_kubelet_will_not_replace_it_any_more() {
+    let mut kubelet = Kubelet::new(true);
+    kubelet.update("main:2");
+    kubelet.update("main:1");
+    kubelet.waits("not seen");
+    kubelet.sync();
+    assert!(kubelet.done() && kubelet.runs.0 == 0, "it was never replaced");
+
+    let mut kubelet = Kubelet::new(true);
+    kubelet.update("main:2");
+    kubelet.sync();
+    kubelet.update("main:1");
+    kubelet.report();
+    kubelet.waits("not seen");
+    kubelet.sync();
+    kubelet.waits("nothing proves");
+    kubelet.report();
+    assert!(kubelet.done());
+}
+
+#[test]
+fn what_came_back_after_a_crash_stays_when_the_update_is_taken_back() {
+    let mut kubelet = Kubelet::new(true);
+    kubelet.update("main:2");
+    kubelet.restart();
+    kubelet.report();
+    kubelet.update("main:1");
+    kubelet.waits("not seen");
+    kubelet.sync();
+    assert!(kubelet.done() && kubelet.runs.0 == 1, "it was never replaced");
+}
+
+#[test]
+fn an_image_by_digest_is_known_by_its_id() {
+    let digest = format!("sha256:{}", "a".repeat(64));
+    let mut kubelet = Kubelet::new(true);
+    kubelet.update("main:2");
+    kubelet.update(&format!("main@{digest}"));
+    kubelet.sync();
+    kubelet.report();
+    let status = &mut kubelet.pod["status"]["containerStatuses"][0];
+    status["image"] = json!("docker.io/library/main:3");
+    status["imageID"] = json!("docker.io/library/main@sha256:other");
+    kubelet.waits("nothing proves");
+    kubelet.pod["status"]["containerStatuses"][0]["imageID"] =
+        json!(format!("docker.io/library/main@{digest}"));
+    assert!(kubelet.done());
+}
+
+/// A kubelet of an older release does not write the number, and leaves that of the one before it.
+#[test]
+fn a_number_that_nobody_writes_any_more_is_outdone_by_the_daemon() {
+    let mut kubelet = Kubelet::new(true);
+    kubelet.tells = false;
+    kubelet.update("main:2");
+    kubelet.sync();
+    kubelet.report();
+    kubelet.waits("not seen");
+    kubelet.daemon = true;
+    kubelet.report();
+    assert!(kubelet.done());
+    // That the daemon knows the container from before says nothing of what comes.
+    kubelet.update("main:3");
+    kubelet.report();
+    kubelet.waits("not seen");
+}
+
+#[test]
+fn what_was_patched_in_between_may_come_yet_whatever_the_daemon_says() {
+    let mut kubelet = Kubelet::new(true);
+    kubelet.daemon = true;
+    kubelet.update("main:2");
+    kubelet.update("main:1");
+    kubelet.restart();
+    kubelet.report();
+    kubelet.waits("not seen");
+
+    let mut kubelet = Kubelet::new(true);
+    kubelet.daemon = true;
+    kubelet.update("main:2");
+    kubelet.sync();
+    kubelet.update("main:3");
+    kubelet.update("main:2");
+    kubelet.report();
+    kubelet.waits("not seen");
+    kubelet.sync();
+    assert!(kubelet.done() && kubelet.runs.0 == 1, "it stays");
+}
+
+/// kubelet sees the new size, and what is in between: an image that it is going to run.
+#[test]
+fn what_is_taken_back_with_its_size_waits_for_the_generation_of_its_image() {
+    let mut kubelet = Kubelet::new(true);
+    kubelet.resize("main:2", "2", false);
+    kubelet.resize("main:1", "1", true);
+    kubelet.waits("not seen");
+    kubelet.report();
+    kubelet.waits("not seen");
+    kubelet.sync();
+    kubelet.waits("nothing proves");
+    kubelet.report();
+    assert!(
+        kubelet.done() && kubelet.runs.0 == 2,
+        "it was replaced, and back again"
+    );
+}
+
+/// What kubelet has seen is somebody else's change, of which the workload does not know.
+#[test]
+fn what_is_taken_back_waits_for_its_own_generation_and_nobody_else_s() {
+    let mut kubelet = Kubelet::new(true);
+    kubelet.update("main:2");
+    kubelet.update_late("main:1");
+    kubelet.waits("not seen");
+    kubelet.report();
+    kubelet.waits("not seen");
+    kubelet.sync();
+    kubelet.waits("nothing proves");
+    kubelet.report();
+    assert!(kubelet.done() && kubelet.runs.0 == 2);
+}
+
+#[test]
+fn a_size_that_stays_raises_no_generation() {
+    let mut kubelet = Kubelet::new(true);
+    kubelet.update("main:2");
+    kubelet.resize("main:1", "1", true);
+    let state = state(&Pod::of(&kubelet.pod)).unwrap().unwrap();
+    assert_eq!(state.last_container_statuses["main"].generation, Some(2));
+    kubelet.sync();
+    kubelet.report();
+    assert!(kubelet.done());
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Update(u8),
+    /// When somebody else has changed the Pod.
+    Late(u8),
+    /// With a size; the kubelet may come in between.
+    Resize(u8, u8, bool),
+    Sync,
+    Crash,
+    Report,
+    /// The kubelet is of a release that does not write the number.
+    Downgrade,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let event = prop_oneof![
+        3 => (1..4_u8).prop_map(Event::Update),
+        1 => (1..4_u8).prop_map(Event::Late),
+        2 => (1..4_u8, 1..3_u8, any::<bool>()).prop_map(|(image, cpu, sync)| Event::Resize(image, cpu, sync)),
+        2 => Just(Event::Sync),
+        1 => Just(Event::Crash),
+        2 => Just(Event::Report),
+        1 => Just(Event::Downgrade),
+    ];
+    prop::collection::vec(event, 1..25)
+}
+
+proptest! {
+    /// Whatever comes in between: what is done runs the image of the spec and stays, and everything is done once
+    /// kubelet has caught up.
+    #[test]
+    fn done_is_what_runs_and_stays(events in events(), daemon in any::<bool>()) {
+        let mut kubelet = Kubelet::new(true);
+        kubelet.daemon = daemon;
+        for event in events {
+            match event {
+                Event::Update(image) => kubelet.update(&format!("main:{image}")),
+                Event::Late(image) => kubelet.update_late(&format!("main:{image}")),
+                Event::Resize(image, cpu, between) => {
+                    kubelet.resize(&format!("main:{image}"), &cpu.to_string(), between);
+                }
+                Event::Sync => kubelet.sync(),
+                Event::Crash => kubelet.restart(),
+                Event::Report => kubelet.report(),
+                Event::Downgrade => kubelet.tells = false,
+            }
+            if kubelet.done() {
+                let shown = &kubelet.pod["status"]["containerStatuses"][0]["image"];
+                prop_assert_eq!(shown, &json!(format!("docker.io/library/{}", kubelet.image())));
+                prop_assert_eq!(&kubelet.read.0, &kubelet.image());
+                prop_assert_eq!(&kubelet.runs.1, &kubelet.image());
+            }
+        }
+        kubelet.tells = true;
+        kubelet.sync();
+        kubelet.report();
+        prop_assert!(kubelet.done());
+    }
+}
