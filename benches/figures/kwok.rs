@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt, stream};
 use kube::api::ListParams;
 use serde_json::{Value, json};
-use xtask::cluster::{Cache, finish, prepare};
+use testbed::cluster::{Cache, finish, prepare};
 
 use crate::cluster::{self, NODE, NODE_IMAGE};
 use crate::side::Side;
@@ -72,7 +72,7 @@ fn start(side: &mut Side) -> Result<()> {
     patient(side)?;
     let cache = Cache::open()?;
     prepare::ensure(&cache, &[prepare::Part::Kwok])?;
-    let module = format!("sigs.k8s.io/kwok@{}", xtask::cluster::KWOK);
+    let module = format!("sigs.k8s.io/kwok@{}", testbed::cluster::KWOK);
     let text = finish(Command::new("go").args(["mod", "download", "-json", &module]))?;
     let module: Value = serde_json::from_str(&text)?;
     let dir = module["Dir"]

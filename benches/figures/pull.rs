@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use kruise::cri::client::Client as Cri;
 use kruise::cri::{PullRequest, Runtime as _};
 use serde_json::json;
-use xtask::cluster::Image;
+use testbed::cluster::Image;
 
 use crate::cluster::{self, JOB, median};
 use crate::rows::Figures;

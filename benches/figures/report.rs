@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use xtask::cluster::{kubernetes, run};
+use testbed::cluster::{kubernetes, run};
 
 use crate::rows::{ALONE, BESIDE, FREE, Figures, Row, seconds};
 

@@ -9,7 +9,7 @@ use kruise::cri::Runtime as _;
 use kruise::cri::client::Client as Cri;
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
-use xtask::cluster::Image;
+use testbed::cluster::Image;
 
 use crate::clone_set::NAMESPACE;
 use crate::cluster::{self, CLONE_SET, JOB, POD, Seen, median, ready};

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use kube::Client;
-use xtask::FEATURE_GATES;
-use xtask::cluster::{Bound, NODE_NAME, Node, finish};
-use xtask::peer::{Peer, background, healthy};
+use testbed::FEATURE_GATES;
+use testbed::cluster::{Bound, NODE_NAME, Node, finish};
+use testbed::peer::{Peer, background, healthy};
 
 use crate::cluster::{self, NODE_IMAGE};
 

@@ -3,7 +3,7 @@
 use kruise::admission::webhooks::{MUTATING, VALIDATING};
 use kruise::api::cloneset::CloneSet;
 use serde_json::{Value, json};
-use xtask::cluster::{Options, wait};
+use testbed::cluster::{Options, wait};
 
 use crate::field::{Field, identities};
 use crate::refused::pods_in_mid_update_are_finished;

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use kruise::api::cloneset::CloneSet;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use xtask::cluster::wait;
+use testbed::cluster::wait;
 
 use crate::field::Field;
 use crate::kubelet::{NO_IMAGE, NO_NODE};

@@ -2,8 +2,8 @@
 
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
+use testbed::cluster::wait;
 use tokio::task::JoinHandle;
-use xtask::cluster::wait;
 
 use crate::errors::says;
 use crate::field::{Field, identities};

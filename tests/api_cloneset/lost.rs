@@ -6,8 +6,8 @@ use kruise::api::cloneset::CloneSet;
 use kube::api::{DynamicObject, Patch};
 use kube::runtime::watcher;
 use serde_json::{Value, json};
+use testbed::cluster::Options;
 use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use xtask::cluster::Options;
 
 use crate::field::{Field, identities};
 use crate::manager::Manager;

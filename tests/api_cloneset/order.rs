@@ -2,7 +2,7 @@
 
 use kube::api::Patch;
 use serde_json::{Value, json};
-use xtask::cluster::wait;
+use testbed::cluster::wait;
 
 use crate::field::{Field, identities};
 use crate::world::{PATIENCE, world};

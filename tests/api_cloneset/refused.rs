@@ -10,7 +10,7 @@ use crate::field::Field;
 use crate::pods::{self, is, uid, wanted_image};
 use crate::support::untyped::untyped;
 use crate::world::{PATIENCE, World, create, until, world};
-use xtask::cluster::wait;
+use testbed::cluster::wait;
 
 const GATE: &str = "InPlaceUpdateReady";
 

@@ -10,7 +10,7 @@ use kruise::api::keys;
 use kube::Api;
 use kube::runtime::watcher;
 use serde_json::{Value, json};
-use xtask::cluster::wait;
+use testbed::cluster::wait;
 
 use crate::errors::{quota, refusals, said, says};
 use crate::field::Field;

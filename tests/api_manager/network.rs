@@ -5,7 +5,7 @@ use std::path::Path;
 use kruise::api::node_image::NodeImage;
 use kube::api::Api;
 use serde_json::{Value, json};
-use xtask::cluster::{Bound, Options, wait};
+use testbed::cluster::{Bound, Options, wait};
 
 use crate::manager::Manager;
 use crate::support::converted::{self, until_converted};

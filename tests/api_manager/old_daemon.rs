@@ -18,10 +18,10 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Resource, ResourceExt};
 use serde_json::json;
+use testbed::cluster::Bound;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use xtask::cluster::Bound;
 
 use crate::waits::events;
 use crate::world::{connect, world};

@@ -13,7 +13,7 @@ use kube::ResourceExt;
 use kube::api::{Api, PostParams};
 use kube::runtime::watcher;
 use serde_json::json;
-use xtask::cluster::Component;
+use testbed::cluster::Component;
 
 use crate::waits::events;
 use crate::world::{Answer, World, answer_object, completed, create, job, jobs, set_ready, until};

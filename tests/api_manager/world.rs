@@ -13,9 +13,9 @@ use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use xtask::cluster::{ControlPlane, Options};
+use testbed::cluster::{ControlPlane, Options};
 
-pub use xtask::wait::PATIENCE;
+pub use testbed::wait::PATIENCE;
 
 pub use crate::connect::connect;
 use crate::manager::Manager;

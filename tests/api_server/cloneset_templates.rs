@@ -13,7 +13,7 @@ use kruise::in_place::normal::Stored;
 use kruise::manager::cloneset::revision::{self, Owner, Revision};
 use kube::Api;
 use serde_json::{Value, json};
-use xtask::cluster::Bound;
+use testbed::cluster::Bound;
 
 use crate::cloneset::{set, sets};
 use crate::etcd::etcd;

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use kube::api::{Api, DynamicObject};
 use serde_json::{Value, json};
-use xtask::cluster::{ControlPlane, wait};
+use testbed::cluster::{ControlPlane, wait};
 
 use crate::cloneset::{BETA, set};
 use crate::cloneset_mistakes as mistakes;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use kruise::cluster::Cluster;
 use serde_json::{Value, json};
-use xtask::cluster::{Bound, ControlPlane};
+use testbed::cluster::{Bound, ControlPlane};
 
 use crate::world::{
     PATIENCE, connect, create, merge, merge_status, refused, running, typed, world, would_create,

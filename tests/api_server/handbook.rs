@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::LazyLock;
 
 use serde_json::{Value, json};
-use xtask::cluster::ControlPlane;
+use testbed::cluster::ControlPlane;
 
 /// An API server without controllers and without programs of ours.
 static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| ControlPlane::start().unwrap());

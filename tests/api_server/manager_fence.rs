@@ -2,7 +2,7 @@
 
 use kube::api::{Api, DeleteParams, DynamicObject};
 use serde_json::{Value, json};
-use xtask::cluster::Bound;
+use testbed::cluster::Bound;
 
 use crate::fence::heeded;
 use crate::world::{create, merge, refused, typed, world, would_create, would_merge};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kruise::cluster::Cluster;
 use kube::api::{Api, DynamicObject};
 use serde_json::{Value, json};
-use xtask::cluster::{Bound, ControlPlane};
+use testbed::cluster::{Bound, ControlPlane};
 
 use crate::manager::Manager;
 use crate::support::readiness::answer;
@@ -288,7 +288,7 @@ async fn webhooks_and_controllers_run_apart_with_the_real_accounts() {
     plane
         .kubectl(&["create", "serviceaccount", "default", "--namespace=default"])
         .unwrap();
-    let port = xtask::port::reserve().unwrap();
+    let port = testbed::port::reserve().unwrap();
     let mut webhooks = Manager::half(&plane, "kruise-webhook", "webhooks", port);
     webhooks.spawn().unwrap();
     webhooks.until_it_says("has no certificates yet; kruise-manager makes them");
@@ -324,7 +324,7 @@ async fn webhooks_and_controllers_run_apart_with_the_real_accounts() {
         "secret",
         "kruise-manager-webhook-certs",
     ];
-    xtask::cluster::wait::until("certificates are made again", PATIENCE, || {
+    testbed::cluster::wait::until("certificates are made again", PATIENCE, || {
         Ok(plane.kubectl(&again).ok())
     })
     .unwrap();
@@ -369,7 +369,7 @@ async fn a_daemon_says_whether_it_is_fenced() {
     let account = plane
         .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node("n1"))
         .unwrap();
-    let health = format!("127.0.0.1:{}", xtask::port::reserve().unwrap());
+    let health = format!("127.0.0.1:{}", testbed::port::reserve().unwrap());
     // As in a cluster the account is not given by flag.
     let mut daemon = plane
         .component("kruise-daemon", env!("CARGO_BIN_EXE_kruise-daemon"))
@@ -382,7 +382,7 @@ async fn a_daemon_says_whether_it_is_fenced() {
         .env("KUBECONFIG", account.display().to_string())
         .env("NODE_NAME", "n1");
     let says = |path: &str, words: &str| {
-        let outcome = xtask::cluster::wait::until(words, PATIENCE, || {
+        let outcome = testbed::cluster::wait::until(words, PATIENCE, || {
             Ok(answer(&health, path).contains(words).then_some(()))
         });
         outcome.unwrap_or_else(|why| panic!("{why}: {}", answer(&health, path)));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kube::api::{Api, DeleteParams, DynamicObject};
 use serde_json::{Value, json};
-use xtask::cluster::{ControlPlane, Options, wait};
+use testbed::cluster::{ControlPlane, Options, wait};
 
 use crate::fence::heeded;
 use crate::world::{PATIENCE, connect, create, install, merge, refused, typed, world};

@@ -1,7 +1,7 @@
 //! Two replicas of the webhook server, one set of certificates.
 
 use kruise::admission::webhooks;
-use xtask::cluster::{ControlPlane, wait};
+use testbed::cluster::{ControlPlane, wait};
 
 use crate::world::{PATIENCE, Replica, install, webhooks_answer};
 

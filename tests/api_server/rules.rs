@@ -4,7 +4,7 @@ use kruise::api::image_pull_job::ImagePullJob;
 use kruise::api::node_image::NodeImage;
 use kube::Api;
 use serde_json::{Value, json};
-use xtask::cluster::ControlPlane;
+use testbed::cluster::ControlPlane;
 
 use crate::world::{connect, create, install, merge, merge_status, refused, running, typed, world};
 

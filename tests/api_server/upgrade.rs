@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use xtask::cluster::{ControlPlane, wait};
+use testbed::cluster::{ControlPlane, wait};
 
 use crate::world::{
     PATIENCE, Replica, connect, create, get, install, merge, merge_status, refused, typed, webhooks_answer,

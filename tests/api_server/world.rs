@@ -8,11 +8,11 @@ use kruise::cluster::pod_template::Defaults;
 use kruise::ops::Health;
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
+use testbed::cluster::{Bound, ControlPlane, wait};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use xtask::cluster::{Bound, ControlPlane, wait};
 
-pub use xtask::wait::PATIENCE;
+pub use testbed::wait::PATIENCE;
 
 pub use crate::connect::connect;
 use crate::support::converted::{self, until_converted};
@@ -53,7 +53,7 @@ impl Replica {
         let kubeconfig = plane
             .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
             .unwrap();
-        let port = xtask::port::reserve().unwrap();
+        let port = testbed::port::reserve().unwrap();
         let options = admission::Options {
             serve: true,
             manage: true,

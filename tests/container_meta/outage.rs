@@ -4,7 +4,7 @@ use std::ops::Deref;
 
 use kruise::api::container_hash::env_hash;
 use serde_json::{Value, json};
-use xtask::cluster::finish;
+use testbed::cluster::finish;
 
 use crate::bed::{Bed, Test, alone};
 use crate::pod::{Told, container, from_annotation};

@@ -8,7 +8,7 @@ use kruise::cri::client::Client;
 use kruise::cri::{Error, PullCause, PullRequest, Runtime as _};
 use kruise::node::image_pull::act::Attempt;
 use kruise::node::image_pull::plan::keyring::Credentials;
-use xtask::cluster::{REGISTRY_USER, Runtime};
+use testbed::cluster::{REGISTRY_USER, Runtime};
 
 use crate::support::fake_registry::FakeRegistry;
 

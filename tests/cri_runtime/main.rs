@@ -12,7 +12,7 @@ use axum::http::StatusCode;
 use kruise::api::image_reference::Reference;
 use kruise::cri::{Error, PullCause, Runtime as _};
 use kruise::node::image_pull::act::attempt;
-use xtask::cluster::{CONTAINERDS, REGISTRY_PASSWORD};
+use testbed::cluster::{CONTAINERDS, REGISTRY_PASSWORD};
 
 use bed::{Bed, attempt_of, cause, login};
 

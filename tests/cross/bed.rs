@@ -10,9 +10,9 @@ use kube::{Client, Config, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use testbed::cluster::{Component, NODE_NAME, Node, finish};
+use testbed::peer::Peer;
 use tokio::sync::{Mutex, MutexGuard};
-use xtask::cluster::{Component, NODE_NAME, Node, finish};
-use xtask::peer::Peer;
 
 use crate::manager::Manager;
 use crate::programs;

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use xtask::cluster::{Bound, ControlPlane, finish, wait};
-use xtask::port;
+use testbed::cluster::{Bound, ControlPlane, finish, wait};
+use testbed::port;
 
 use crate::bed::PATIENCE;
 use crate::support::charts::{Charts, How};

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Event;
 use kruise::api::cloneset::CloneSetStatus;
 use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
-use xtask::cluster::ControlPlane;
+use testbed::cluster::ControlPlane;
 
 use crate::bed::Bed;
 use crate::charts::{Theirs, take_over};

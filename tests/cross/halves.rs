@@ -9,7 +9,7 @@ use kruise::api::container_hash::env_hash;
 use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
-use xtask::cluster::Image;
+use testbed::cluster::Image;
 
 use crate::bed::{Bed, create};
 use crate::told;

@@ -1,7 +1,7 @@
 //! CloneSets whose Pods a kubelet runs: over to ours and back, applied again in every way, without a restart.
 
 use kruise::cluster::Cluster;
-use xtask::cluster::Image;
+use testbed::cluster::Image;
 
 use crate::bed::Bed;
 use crate::support::charts::{Chart, Charts, How, Kept};

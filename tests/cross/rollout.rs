@@ -9,7 +9,7 @@ use kruise::manager::cloneset::revision::same;
 use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;
-use xtask::cluster::Image;
+use testbed::cluster::Image;
 
 use crate::bed::{Bed, create};
 

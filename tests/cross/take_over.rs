@@ -11,7 +11,7 @@ use kruise::api::node_image::{ImageTagStatus, NodeImage};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
-use xtask::cluster::{Component, ControlPlane, NODE_NAME, wait};
+use testbed::cluster::{Component, ControlPlane, NODE_NAME, wait};
 
 use crate::bed::{Bed, PATIENCE, create};
 use crate::manager::Manager;
@@ -43,7 +43,7 @@ async fn paused(bed: &Bed, name: &str) {
 }
 
 async fn goes_on(bed: &Bed, name: &str) {
-    let image = xtask::cluster::Image::scratch().cmd(["none"]);
+    let image = testbed::cluster::Image::scratch().cmd(["none"]);
     bed.node
         .runtime
         .registry

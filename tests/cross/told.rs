@@ -6,7 +6,7 @@ use kruise::api::in_place::{RuntimeContainerMeta, RuntimeContainerMetaSet};
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
-use xtask::cluster::NODE_NAME;
+use testbed::cluster::NODE_NAME;
 
 use crate::bed::{Bed, create};
 

@@ -11,7 +11,7 @@ use kruise::api::image_pull_job::{ImagePullJob, ImagePullJobStatus};
 use kruise::api::node_image::{ImagePullPhase, NodeImage};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
-use xtask::cluster::{Image, NODE_NAME};
+use testbed::cluster::{Image, NODE_NAME};
 
 use crate::bed::{Bed, create};
 

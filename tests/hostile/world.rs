@@ -7,7 +7,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use kruise::cluster::Cluster;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, TypeMeta};
 use serde_json::{Value, json};
-use xtask::cluster::{Bound, Component, ControlPlane};
+use testbed::cluster::{Bound, Component, ControlPlane};
 
 use crate::support::connect::connect;
 use crate::support::converted::{self, until_converted};
@@ -76,7 +76,7 @@ impl World {
                 .unwrap();
         }
         node(&plane);
-        let webhooks = xtask::port::reserve().unwrap();
+        let webhooks = testbed::port::reserve().unwrap();
         let mut webhook = Manager::half(&plane, "kruise-webhook", "webhooks", webhooks);
         webhook.spawn().unwrap();
         let mut controllers = Manager::half(&plane, "kruise-manager", "controllers", webhooks);
@@ -89,7 +89,7 @@ impl World {
         let cri = runtime(socket.clone());
         let of_targets = async { targets(&connect(plane.kubeconfig()).await, &cri).await };
         tokio::runtime::Handle::current().block_on(of_targets);
-        let daemon_health = format!("127.0.0.1:{}", xtask::port::reserve().unwrap());
+        let daemon_health = format!("127.0.0.1:{}", testbed::port::reserve().unwrap());
         let account = plane
             .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(NODE))
             .unwrap();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kruise::api::node_image::ImagePullPhase;
 use serde_json::json;
-use xtask::cluster::Runtime;
+use testbed::cluster::Runtime;
 
 use crate::daemon::Daemon;
 use crate::support::fake_registry::FakeRegistry;

@@ -21,7 +21,7 @@ pub struct Daemon {
 impl Daemon {
     /// Starts it for a node, with the runtime's socket.
     pub fn start(node: &Node, socket: &Path, dir: &Path, more: &[&str]) -> Self {
-        let address = format!("127.0.0.1:{}", xtask::port::reserve().unwrap());
+        let address = format!("127.0.0.1:{}", testbed::port::reserve().unwrap());
         let log = dir.join("daemon.log");
         let output = std::fs::OpenOptions::new()
             .create(true)

@@ -9,7 +9,7 @@ use kruise::cri::Runtime as _;
 use kruise::cri::client::Client as Cri;
 use kube::api::Api;
 use serde_json::{Value, json};
-use xtask::cluster::{ControlPlane, Runtime};
+use testbed::cluster::{ControlPlane, Runtime};
 
 use crate::daemon::Daemon;
 use crate::support::manager::Manager;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use k8s_cri::v1::PullImageRequest;
 use kruise::api::node_image::ImagePullPhase;
 use serde_json::json;
-use xtask::cluster::ControlPlane;
+use testbed::cluster::ControlPlane;
 
 use crate::daemon::Daemon;
 use crate::faults::Bed;

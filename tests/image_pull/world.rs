@@ -10,7 +10,7 @@ use kube::{Client, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use xtask::cluster::{Bound, ControlPlane};
+use testbed::cluster::{Bound, ControlPlane};
 
 use crate::support::connect::connect;
 pub use crate::support::waits::PATIENCE;

@@ -7,7 +7,7 @@ use kruise::api::cloneset::CloneSet;
 use kruise::api::image_pull_job::ImagePullJob;
 use kube::api::ListParams;
 use serde_json::json;
-use xtask::cluster::Image;
+use testbed::cluster::Image;
 
 use crate::bed::{Bed, Test};
 use crate::field::{Field, container, in_place, restarted_once, same_pod, shared, status};

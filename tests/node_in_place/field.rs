@@ -7,8 +7,8 @@ use kruise::api::cloneset::CloneSet;
 use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
+use testbed::cluster::Node;
 use tokio::sync::{OnceCell, RwLockReadGuard, RwLockWriteGuard};
-use xtask::cluster::Node;
 
 use crate::bed::{self, Bed, Test};
 use crate::manager::Manager;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
 use serde_json::json;
-use xtask::cluster::Component;
+use testbed::cluster::Component;
 
 use super::bed::{alone, assert_succeeded, statuses};
 use super::container;

@@ -1,7 +1,7 @@
 //! Containers with a restart policy and rules of their own.
 
 use serde_json::{Value, json};
-use xtask::cluster::kubernetes::{at_least, release};
+use testbed::cluster::kubernetes::{at_least, release};
 
 use super::bed::{assert_succeeded, shared, statuses};
 use super::container;

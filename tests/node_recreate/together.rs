@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kruise::api::container_recreate_request::ContainerRecreateRequest;
 use kube::api::PostParams;
 use serde_json::{Value, json};
-use xtask::cluster::{Node, wait};
+use testbed::cluster::{Node, wait};
 
 use super::bed::{alone, assert_succeeded, statuses};
 use super::programs::{self, install};

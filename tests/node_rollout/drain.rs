@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::process::{Child, Stdio};
 
 use serde_json::{Value, json};
-use xtask::cluster::{ControlPlane, NODE_NAME};
+use testbed::cluster::{ControlPlane, NODE_NAME};
 
 use crate::pods::{identities, runs, state};
 use crate::workloads::{Bed, Space, shared};

@@ -10,7 +10,7 @@ use kruise::api::container_recreate_request::{
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::Config;
 use serde_json::{Value, json};
-use xtask::cluster::{ControlPlane, wait};
+use testbed::cluster::{ControlPlane, wait};
 
 use crate::support::connect::connect;
 use crate::support::fault_cri::{FakeContainer, FaultCri};

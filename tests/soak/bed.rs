@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use xtask::cluster::{Component, Node};
+use testbed::cluster::{Component, Node};
 
 use super::growth::Sizes;
 use super::manager::Manager;

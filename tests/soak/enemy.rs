@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use xtask::cluster::Component;
+use testbed::cluster::Component;
 
 use super::bed::{Bed, OURS, Ours};
 use super::growth::Growth;

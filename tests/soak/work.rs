@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kruise::cluster::Cluster;
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use xtask::cluster::{Image, Store};
+use testbed::cluster::{Image, Store};
 
 use super::bed::Bed;
 use super::enemy::RECOVERY;

@@ -9,7 +9,7 @@ use kruise::cluster::Cluster;
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use xtask::cluster::ControlPlane;
+use testbed::cluster::ControlPlane;
 
 use super::untyped::untyped;
 use super::waits;

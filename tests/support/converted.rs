@@ -1,8 +1,8 @@
 //! The API server takes a moment to heed where objects are converted, and each kind's CRD for itself.
 
 use serde_json::{Value, json};
-use xtask::cluster::{ControlPlane, wait};
-use xtask::wait::PATIENCE;
+use testbed::cluster::{ControlPlane, wait};
+use testbed::wait::PATIENCE;
 
 /// All kinds that are stored in another version than they were first.
 pub const ALL: [&str; 3] = ["CloneSet", "ImagePullJob", "NodeImage"];

@@ -3,8 +3,8 @@
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 
-use xtask::cluster::{Bound, Component, ControlPlane, wait};
-use xtask::{FEATURE_GATES, port};
+use testbed::cluster::{Bound, Component, ControlPlane, wait};
+use testbed::{FEATURE_GATES, port};
 
 use super::readiness::{answer, readiness, ready};
 use super::waits::PATIENCE;

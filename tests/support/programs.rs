@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use xtask::cluster::{Bound, Component, NODE_NAME, Node};
+use testbed::cluster::{Bound, Component, NODE_NAME, Node};
 
 use super::manager::Manager;
 use super::readiness::ready;

@@ -13,7 +13,7 @@ use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-pub use xtask::wait::PATIENCE;
+pub use testbed::wait::PATIENCE;
 
 /// Asks until there is an answer; for what no watch tells of.
 pub async fn until<T, F: Future<Output = Option<T>>>(

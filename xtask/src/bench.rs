@@ -7,10 +7,10 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use crate::cluster::{Cache, kubernetes};
 use crate::codegen::repository;
 use crate::image::Binaries;
-use crate::parts::prepare::{self, NODE, Part};
+use testbed::cluster::prepare::{self, NODE, Part};
+use testbed::cluster::{Cache, kubernetes};
 
 /// Options of `cargo xtask bench`.
 #[derive(Args, Debug, Default)]

@@ -5,13 +5,13 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::cluster::finish;
-use crate::cluster::prepare::{self, Part};
+use testbed::cluster::finish;
+use testbed::cluster::prepare::{self, Part};
 
 /// Writes `deploy/crds` and `deploy/webhooks`. The tests that find stale files write them when they are
 /// told to, so that there is only one way these files come about.
 pub fn run() -> Result<()> {
-    prepare::ensure(&crate::cluster::Cache::open()?, &[Part::Protoc])?;
+    prepare::ensure(&testbed::cluster::Cache::open()?, &[Part::Protoc])?;
     let mut cargo = Command::new("cargo");
     cargo
         .args(["test", "--quiet", "--workspace", "--lib"])

@@ -6,9 +6,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::cluster::prepare::{self, Part};
-use crate::cluster::{Cache, Image, Registry, ends_with_us};
 use crate::codegen::repository;
+use testbed::cluster::prepare::{self, Part};
+use testbed::cluster::{Cache, Image, Registry, ends_with_us};
 
 /// The programs, each of which is an image of the same name.
 pub const PROGRAMS: [&str; 2] = ["kruise-daemon", "kruise-manager"];

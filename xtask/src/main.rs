@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use xtask::cluster::{self, Cache, Node, kubernetes};
+use testbed::cluster::{self, Cache, Node, kubernetes};
 use xtask::{bench, codegen, demo, test};
 
 /// The commands people type while working on kruise-rs

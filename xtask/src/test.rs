@@ -14,11 +14,11 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use failures::Failure;
 
-use crate::cluster::prepare::{self, NODE, Part};
-use crate::cluster::{CONTAINERDS, Cache, finish, kubernetes};
+use testbed::cluster::prepare::{self, NODE, Part};
+use testbed::cluster::{CONTAINERDS, Cache, finish, kubernetes};
 
 /// The feature that lets cargo build tests of real components.
-const FEATURES: &str = "kruise-rs/cluster-tests,xtask/cluster-tests";
+const FEATURES: &str = "kruise-rs/cluster-tests,testbed/cluster-tests,xtask/cluster-tests";
 /// The feature that lets cargo build tests that run the Go implementation too.
 const PEER_FEATURE: &str = "peer-tests";
 /// How many targets run at a time. Beds mostly wait, so two of them keep two cores busy.

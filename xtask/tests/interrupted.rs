@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use xtask::cluster::{Cache, prepare, run, wait};
+use testbed::cluster::{Cache, prepare, run, wait};
 
 /// The cache with a folder of its own for beds, so that `down` ends no others.
 struct Own(PathBuf);
@@ -160,7 +160,7 @@ fn a_bed_that_is_kept_stays_until_it_is_told_to_go() {
         .args(["get", "nodes", "--kubeconfig"])
         .arg(beds[0].join("admin.kubeconfig"));
     assert!(
-        xtask::cluster::finish(&mut nodes).unwrap().contains("Ready"),
+        testbed::cluster::finish(&mut nodes).unwrap().contains("Ready"),
         "the kept node answers"
     );
     assert!(own.xtask("down").status().unwrap().success());

@@ -104,7 +104,7 @@ impl Proxy {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.unwrap().block_on(async {
                 let shared = Arc::new(Shared::new(&file).await);
-                let listener = TcpListener::bind(("127.0.0.1", xtask::port::reserve().unwrap()))
+                let listener = TcpListener::bind(("127.0.0.1", testbed::port::reserve().unwrap()))
                     .await
                     .unwrap();
                 let address = listener.local_addr().unwrap();

@@ -5,8 +5,8 @@
 
 mod test;
 
+use testbed::cluster::{Component, Node};
 use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use xtask::cluster::{Component, Node};
 
 use crate::programs;
 

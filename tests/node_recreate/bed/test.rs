@@ -16,8 +16,8 @@ use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams,
 use kube::core::NamespaceResourceScope;
 use kube::{Client, Resource, ResourceExt};
 use serde_json::{Value, json};
+use testbed::cluster::NODE_NAME;
 use tokio::sync::Notify;
-use xtask::cluster::NODE_NAME;
 
 use super::Bed;
 use crate::connect::connect;

@@ -6,7 +6,7 @@ mod outages;
 
 use std::ops::Deref;
 
-use xtask::cluster::Image;
+use testbed::cluster::Image;
 
 use crate::workloads::{Bed, Space};
 

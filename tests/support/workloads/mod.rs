@@ -7,8 +7,8 @@
 mod space;
 mod witness;
 
+use testbed::cluster::{Component, Node};
 use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use xtask::cluster::{Component, Node};
 
 use super::manager::Manager;
 use super::programs;

@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::cluster::prepare::{self, NODE};
-use crate::cluster::{self, Cache, Image, Node, ends_with_us, finish, run as run_program};
 use crate::codegen::repository;
 use crate::image::Binaries;
-use crate::wait;
 use screen::Screen;
+use testbed::cluster::prepare::{self, NODE};
+use testbed::cluster::{self, Cache, Image, Node, ends_with_us, finish, run as run_program};
+use testbed::wait;
 
 /// The image that the example job pulls. What the bed serves under this name is a stand-in of this size in MiB.
 const PULLED: (&str, usize) = ("library/nginx:alpine", 96);

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::screen::Screen;
 use super::{MEBIBITS_PER_SECOND, PULLED, apply, printing};
-use crate::cluster::Node;
+use testbed::cluster::Node;
 
 /// How long the job may take.
 const BOUND: Duration = Duration::from_secs(120);

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::apply;
 use super::screen::Screen;
 use super::watch::{Container, container, ready, watch};
-use crate::cluster::Node;
+use testbed::cluster::Node;
 
 /// How long the request may take.
 const BOUND: Duration = Duration::from_secs(120);

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::apply;
 use super::screen::Screen;
 use super::watch::{Container, container, ready, watch};
-use crate::cluster::Node;
+use testbed::cluster::Node;
 
 /// The image that the Pods get, and how many MiB the stand-in has that the bed serves under this name.
 pub const NEXT: (&str, usize) = ("library/busybox:1.37", 4);

@@ -8,7 +8,7 @@ use anyhow::Result;
 use serde_json::Value;
 
 use super::printing;
-use crate::cluster::Node;
+use testbed::cluster::Node;
 
 /// One container as the Pod's status shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]

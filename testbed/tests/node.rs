@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use xtask::cluster::{Image, Node, wait};
+use testbed::cluster::{Image, Node, wait};
 
 const POD: &str = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"app","labels":{"app":"app"}},
 "spec":{"terminationGracePeriodSeconds":5,"containers":[{"name":"main","image":"bed.test/mine:1",
@@ -31,7 +31,7 @@ fn a_pod_runs_is_reached_and_ends_with_the_bed() {
             "-c",
             r"exec 3<>/dev/tcp/10.96.7.7/80; printf 'GET / HTTP/1.0\r\n\r\n' >&3; cat <&3",
         ]);
-        Ok(xtask::cluster::finish(&mut ask).ok())
+        Ok(testbed::cluster::finish(&mut ask).ok())
     });
     assert!(answer.unwrap().ends_with("hello\n"));
     assert_eq!(
@@ -57,7 +57,7 @@ fn a_pod_runs_is_reached_and_ends_with_the_bed() {
     assert!(!dir.exists());
     let name = name.to_str().unwrap();
     assert_eq!(
-        xtask::cluster::run("find", &["/sys/fs/cgroup", "-name", name]).unwrap(),
+        testbed::cluster::run("find", &["/sys/fs/cgroup", "-name", name]).unwrap(),
         ""
     );
     assert!(!std::fs::read_to_string("/proc/mounts").unwrap().contains(name));

@@ -1,7 +1,7 @@
 //! The control plane of the test bed, on its own. It starts real programs: `cargo xtask test` runs it.
 #![allow(clippy::unwrap_used)]
 
-use xtask::cluster::{Bound, ControlPlane};
+use testbed::cluster::{Bound, ControlPlane};
 
 #[test]
 fn the_api_server_answers_stops_starts_and_leaves_nothing() {

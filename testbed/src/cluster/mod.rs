@@ -2,7 +2,7 @@
 //!
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
-//! use xtask::cluster::{Bound, ControlPlane};
+//! use testbed::cluster::{Bound, ControlPlane};
 //! let plane = ControlPlane::start()?;
 //! plane.kubectl(&["create", "serviceaccount", "daemon"])?;
 //! let config = plane.kubeconfig_for("default", "daemon", Bound::Nothing)?;

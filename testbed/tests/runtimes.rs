@@ -1,7 +1,7 @@
 //! Each series of containerd that tests run against. It starts real programs: `cargo xtask test` runs it.
 #![allow(clippy::unwrap_used)]
 
-use xtask::cluster::{CONTAINERDS, Runtime};
+use testbed::cluster::{CONTAINERDS, Runtime};
 
 #[test]
 fn every_series_of_containerd_starts_with_its_registry() {

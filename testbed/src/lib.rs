@@ -1,0 +1,14 @@
+//! The test bed: real Kubernetes nodes in namespaces of their own, which end with the program that started them.
+
+pub mod cluster;
+pub mod peer;
+pub mod port;
+pub mod wait;
+
+mod parts;
+mod process;
+mod sandbox;
+
+/// Features that are off by default and that tests, benchmarks and side-by-side runs of our manager use.
+pub const FEATURE_GATES: &str = "--feature-gates=CloneSetPartitionRollback=true,\
+    InPlaceWorkloadVerticalScaling=true,PreDownloadImageForInPlaceUpdate=true";
