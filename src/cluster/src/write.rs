@@ -229,7 +229,7 @@ pub async fn replace<K: Object>(api: &Api<K>, object: &K) -> Result<Stored<K>, E
 ///
 /// # Errors
 /// See [`Error`]; [`Error::conflict`] when another object has the name now.
-pub async fn delete<K: Object>(api: &Api<K>, name: &str, uid: Option<&str>) -> Result<(), Error> {
+pub async fn delete<K: Object>(api: &Api<K>, name: &str, uid: &str) -> Result<(), Error> {
     delete_seen(api, name, uid, None).await
 }
 
@@ -240,16 +240,17 @@ pub async fn delete<K: Object>(api: &Api<K>, name: &str, uid: Option<&str>) -> R
 pub async fn delete_seen<K: Object>(
     api: &Api<K>,
     name: &str,
-    uid: Option<&str>,
+    uid: &str,
     version: Option<&str>,
 ) -> Result<(), Error> {
     checked(api, Some(name))?;
     let preconditions = kube::api::Preconditions {
-        uid: uid.map(str::to_owned),
+        // Nothing has an empty one.
+        uid: Some(uid.to_owned()),
         resource_version: version.map(str::to_owned),
     };
     let params = DeleteParams {
-        preconditions: (uid.is_some() || version.is_some()).then_some(preconditions),
+        preconditions: Some(preconditions),
         ..DeleteParams::default()
     };
     let request = Request::new(api.resource_url()).delete(name, &params);

@@ -324,7 +324,7 @@ async fn delete_pod(
         patch_claim(work, claim).await?;
     }
     let key = work.key(name);
-    let deleted = write::delete_seen(&work.api::<RawPod>(), name, Some(uid), version).await;
+    let deleted = write::delete_seen(&work.api::<RawPod>(), name, uid, version).await;
     match &deleted {
         Ok(()) => work.index().pods.doom(&key, uid, Instant::now()),
         Err(error) if error.conflict() => drop(look_up_pod(work, name).await?),
@@ -498,7 +498,7 @@ pub async fn look_up_job(work: &Work<'_>, name: &str) -> Result<bool, Error> {
 
 async fn delete_job(work: &Work<'_>, job: &Job) -> Result<(), Error> {
     let Job { name, uid } = job;
-    write::delete(&work.api::<ImagePullJob>(), name, Some(uid)).await?;
+    write::delete(&work.api::<ImagePullJob>(), name, uid).await?;
     work.index().jobs.doom(&work.key(name), uid, Instant::now());
     Ok(())
 }

@@ -461,7 +461,7 @@ pub async fn trim(work: &Work<'_>, history: &History, pods: &[Arc<Pod>]) -> Resu
         let Some(uid) = work.index().revisions.uid(&key).map(str::to_owned) else {
             continue;
         };
-        write::delete(&api(work), &name, Some(&uid)).await?;
+        write::delete(&api(work), &name, &uid).await?;
         work.index().revisions.doom(&key, &uid, Instant::now());
         tracing::info!(set = %work.name, revision = name, "deleted an old revision");
     }

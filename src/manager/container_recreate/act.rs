@@ -95,7 +95,7 @@ impl Work<'_> {
                 self.metadata(metadata).await
             }
             Act::Delete => {
-                let uid = self.request.metadata.uid.as_deref();
+                let uid = self.request.metadata.uid.as_deref().unwrap_or_default();
                 write::delete(&self.api, &self.key.name, uid).await?;
                 tracing::info!(request = %self.key, "deleted the request: ttlSecondsAfterFinished is over");
                 Ok(())

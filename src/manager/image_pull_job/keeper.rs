@@ -262,7 +262,7 @@ async fn finish(
     if !left.is_zero() {
         return Ok(Some(left));
     }
-    write::delete(&api(ctx, object), &job.key.name, Some(&job.uid)).await?;
+    write::delete(&api(ctx, object), &job.key.name, &job.uid).await?;
     tracing::info!(job = %job.key, "ImagePullJob deleted: its ttlSecondsAfterFinished has passed");
     Ok(None)
 }

@@ -41,7 +41,7 @@ pub async fn lift(ctx: &Context, key: &Key, pod: &PodView, priority: i64) -> Res
             return Ok(false);
         }
         // It is of a Pod that had the name before, and would be collected one day.
-        write::delete(&api, &name, there.metadata.uid.as_deref()).await?;
+        write::delete(&api, &name, there.metadata.uid.as_deref().unwrap_or_default()).await?;
     }
     let owner = OwnerReference {
         api_version: "v1".to_owned(),

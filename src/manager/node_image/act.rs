@@ -60,7 +60,7 @@ pub async fn carry_out(
             if node.is_some_and(|n| n.metadata.deletion_timestamp.is_none()) {
                 return Ok(());
             }
-            let uid = seen.map(|s| s.uid.as_str());
+            let uid = seen.map_or("", |s| s.uid.as_str());
             let deleted = write::delete(&api, name, uid).await;
             deleted.inspect(|()| tracing::info!(node = name, "NodeImage deleted: its Node has gone"))
         }

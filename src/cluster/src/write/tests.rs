@@ -61,8 +61,8 @@ async fn all(api: &Api<Pod>, name: &str) -> Vec<Result<(), Error>> {
     let untyped = Api::namespaced_with(api.clone().into_client(), namespace, &dynamic);
     vec![
         get(api, name).await.map(drop),
-        delete(api, name, None).await,
-        delete_seen(api, name, Some("u"), Some("1")).await,
+        delete(api, name, "u").await,
+        delete_seen(api, name, "u", Some("1")).await,
         patch_merge(api, name, &patch).await.map(drop),
         patch_status_merge(api, name, &patch).await.map(drop),
         patch_status_strategic(api, name, &patch).await.map(drop),

@@ -89,7 +89,7 @@ pub(super) async fn adopt_claims(work: &Work<'_>, claims: &[OrphanClaim]) -> Res
 
 /// Deletes a claim.
 pub(super) async fn delete_claim(work: &Work<'_>, name: &str, uid: &str) -> Result<(), Error> {
-    write::delete(&work.api::<PersistentVolumeClaim>(), name, Some(uid)).await?;
+    write::delete(&work.api::<PersistentVolumeClaim>(), name, uid).await?;
     work.index().claims.doom(&work.key(name), uid, Instant::now());
     Ok(())
 }

@@ -164,7 +164,7 @@ impl Secrets {
             Step::Replace(secret) => {
                 write::replace(&into, secret).await?;
             }
-            Step::Delete(uid) => write::delete(&into, &plan.copy, Some(uid)).await?,
+            Step::Delete(uid) => write::delete(&into, &plan.copy, uid).await?,
         }
         Ok(())
     }
@@ -201,7 +201,7 @@ impl Secrets {
             return Ok(Some(left));
         }
         let into = Api::<Secret>::namespaced(self.cluster.client.clone(), &self.into);
-        write::delete_seen(&into, name, Some(&copy.uid), Some(&copy.resource_version)).await?;
+        write::delete_seen(&into, name, &copy.uid, Some(&copy.resource_version)).await?;
         self.idle().0.remove(name);
         tracing::info!(
             copy = name,
