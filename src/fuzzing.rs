@@ -17,12 +17,12 @@ use crate::in_place::complete::progress;
 use crate::in_place::pod::Pod;
 use crate::in_place::refresh::refresh;
 use crate::manager::cloneset::plan::{Observed, plan};
-use crate::manager::cloneset::revision::Revision;
 use crate::manager::image_pull_job::plan::entry::{Ask, Setting, add, awaits, owned};
 use crate::manager::image_pull_job::plan::job::Job;
 use crate::manager::view::NodeImageView;
 use crate::node::fuzzing::{hook_answer, pod};
 use crate::node::image_pull::plan::keyring::{KEY_CFG, KEY_JSON, Keyring, TYPE_CFG, TYPE_JSON};
+use crate::workload::revision::Revision;
 
 /// Takes any bytes, and must neither panic nor take long.
 pub type Target = fn(&[u8]);

@@ -10,7 +10,7 @@ use kruise::cluster::Cluster;
 use kruise::cluster::pod_template::{self, Answer, Defaults, Templates};
 use kruise::cluster::write;
 use kruise::in_place::normal::Stored;
-use kruise::manager::cloneset::revision::{self, Owner, Revision};
+use kruise::workload::revision::{self, Owner, Revision};
 use kube::Api;
 use serde_json::{Value, json};
 use testbed::cluster::Bound;
@@ -82,6 +82,7 @@ async fn the_manager_s_own_question_gives_what_the_webhook_filled_in() {
         "defaults have no defaults"
     );
     let owner = Owner {
+        kind: "CloneSet",
         namespace: "default",
         name: "templates",
         uid: "u",
@@ -132,6 +133,7 @@ async fn a_template_with_an_image_volume_is_stored_as_it_was_asked_for() {
 async fn a_revision_comes_back_as_it_was_made() {
     let admin = world().admin().await;
     let owner = Owner {
+        kind: "CloneSet",
         namespace: "default",
         name: "revised",
         uid: "u",

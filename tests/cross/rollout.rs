@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::Pod;
 use kruise::api::cloneset::{CloneSet, CloneSetStatus};
-use kruise::manager::cloneset::revision::same;
+use kruise::workload::revision::same;
 use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;

@@ -31,6 +31,7 @@ pub mod pod_template;
 pub mod queue;
 pub mod watch;
 pub mod write;
+pub mod write_cache;
 
 pub use bounded::Bounded;
 pub use client::Options;

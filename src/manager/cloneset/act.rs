@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 pub use claims::look_up_claim;
 use claims::{adopt_claims, create_claim, delete_claim, patch_claim};
 
-use super::known::CONFIRM;
 use super::memory::Memory;
 use super::observe::{job_at, pod_at, set_at};
 use super::plan::{Act, ClaimPatch, Concern, Job, Outcome, Subject, Why};
@@ -24,6 +23,7 @@ use crate::api::cloneset::CloneSet;
 use crate::api::image_pull_job::ImagePullJob;
 use crate::api::keys;
 use crate::cluster::write::Stored;
+use crate::cluster::write_cache::CONFIRM;
 use crate::cluster::{Error, Key, write};
 use crate::in_place::{self, Pod, Refresh, Target, Write};
 use crate::manager::view::{CloneSetView, RawPod};
@@ -326,9 +326,9 @@ async fn delete_pod(
     let key = work.key(name);
     let deleted = write::delete_seen(&work.api::<RawPod>(), name, uid, version).await;
     match &deleted {
-        Ok(()) => work.index().pods.doom(&key, uid, Instant::now()),
+        Ok(()) => work.index().pods.mark_deleted(&key, uid, Instant::now()),
         Err(error) if error.conflict() => drop(look_up_pod(work, name).await?),
-        Err(error) if error.in_doubt() => work.index().pods.doubt(&key),
+        Err(error) if error.in_doubt() => work.index().pods.mark_unknown(&key),
         Err(_) => {}
     }
     deleted
@@ -426,7 +426,7 @@ async fn not_patched(work: &Work<'_>, uid: &str, name: &str, error: Error) -> Re
         }
     }
     if error.in_doubt() {
-        work.index().pods.doubt(&work.key(name));
+        work.index().pods.mark_unknown(&work.key(name));
     }
     serve_again(work, name, &error).await;
     Err(error)
@@ -440,7 +440,7 @@ async fn serve_again(work: &Work<'_>, name: &str, error: &Error) {
         && let Err(error) = back_into_service(work, name, error.in_doubt()).await
         && error.in_doubt()
     {
-        work.index().pods.doubt(&work.key(name));
+        work.index().pods.mark_unknown(&work.key(name));
     }
 }
 
@@ -499,7 +499,9 @@ pub async fn look_up_job(work: &Work<'_>, name: &str) -> Result<bool, Error> {
 async fn delete_job(work: &Work<'_>, job: &Job) -> Result<(), Error> {
     let Job { name, uid } = job;
     write::delete(&work.api::<ImagePullJob>(), name, uid).await?;
-    work.index().jobs.doom(&work.key(name), uid, Instant::now());
+    work.index()
+        .jobs
+        .mark_deleted(&work.key(name), uid, Instant::now());
     Ok(())
 }
 

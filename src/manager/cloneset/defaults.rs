@@ -12,12 +12,13 @@ use serde_json::{Value, json};
 
 use super::memory::Memory;
 use super::plan::cut;
-use super::{Work, act, revision};
+use super::{Work, act};
 use crate::api::cloneset::CloneSet;
 use crate::cluster::pod_template::{Defaults, lost, stored};
 use crate::cluster::write::Stored;
 use crate::cluster::{Error, write};
 use crate::in_place::normal::with_defaults;
+use crate::workload::revision;
 
 /// Fields that the log names.
 const MOST_NAMED: usize = 5;

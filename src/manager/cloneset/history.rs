@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 use super::memory::Memory;
 use super::observe::revision_at;
 use super::plan;
-use super::revision::{self, Owner, Revision, Step, Wanted};
 use super::{Work, act, report};
 use crate::admission::cloneset::{mistakes, templates};
 use crate::api::cloneset::{CloneSet, CloneSetStatus};
@@ -22,6 +21,7 @@ use crate::cluster::pod_template::{self, Answer, Defaults, Templates};
 use crate::cluster::{Error, Key, write};
 use crate::in_place::Pod;
 use crate::manager::view::RevisionView;
+use crate::workload::revision::{self, Owner, Revision, Step, Wanted};
 
 /// The most memory that revisions take in a pass, in bytes; those that the CloneSet itself names are read in any case.
 const OLD: usize = 16 << 20;
@@ -71,6 +71,7 @@ fn owner(set: &CloneSet) -> Owner<'_> {
     static NONE: std::collections::BTreeMap<String, String> = std::collections::BTreeMap::new();
     let metadata = &set.metadata;
     Owner {
+        kind: "CloneSet",
         namespace: metadata.namespace.as_deref().unwrap_or_default(),
         name: metadata.name.as_deref().unwrap_or_default(),
         uid: metadata.uid.as_deref().unwrap_or_default(),
@@ -462,7 +463,7 @@ pub async fn trim(work: &Work<'_>, history: &History, pods: &[Arc<Pod>]) -> Resu
             continue;
         };
         write::delete(&api(work), &name, &uid).await?;
-        work.index().revisions.doom(&key, &uid, Instant::now());
+        work.index().revisions.mark_deleted(&key, &uid, Instant::now());
         tracing::info!(set = %work.name, revision = name, "deleted an old revision");
     }
     Ok(())
@@ -495,6 +496,7 @@ mod tests {
         for vector in first {
             let set = &vector["cloneset"];
             let owner = Owner {
+                kind: "CloneSet",
                 namespace: "default",
                 name: set["metadata"]["name"].as_str().unwrap(),
                 uid: "u",

@@ -12,8 +12,8 @@ use serde_json::Value;
 
 use super::history::Unfit;
 use super::plan::{Concern, Event, Failure, LeftOver, Subject, Template};
-use super::revision::Wanted;
 use crate::cluster::{Error, Key};
+use crate::workload::revision::Wanted;
 use pace::Pace;
 
 /// First pause after a failure; doubles with each further one.

@@ -4,18 +4,16 @@
 //! Out: Pods, claims, revisions and jobs; conditions, labels and annotations of Pods; status and events.
 //!
 //! A pass over one CloneSet reads as: `observe` → `plan` → `act` → `report`. What our own writes returned is
-//! known at once (`known`), so no pass waits for a watch.
+//! known at once (`cluster::write_cache`), so no pass waits for a watch.
 
 mod act;
 mod defaults;
 mod history;
-mod known;
 mod memory;
 mod observe;
 mod orphans;
 pub mod plan;
 mod report;
-pub mod revision;
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::mpsc;
 
-use super::known::{At, Known};
 use super::plan::{Claim, Job};
 use crate::api::cloneset::CloneSet;
 use crate::api::image_pull_job::ImagePullJob;
 use crate::api::keys;
 use crate::api::owner::Owner;
+use crate::cluster::write_cache::{Versioned, WriteCache};
 use crate::cluster::{Change, Intake, Key};
 use crate::in_place::Pod;
 use crate::manager::Stores;
@@ -22,15 +22,15 @@ use crate::manager::view::{ClaimView, CloneSetView, PodView, RevisionView, match
 #[derive(Default)]
 pub struct Index {
     /// CloneSets, by namespace.
-    pub sets: Known<CloneSetView>,
+    pub sets: WriteCache<CloneSetView>,
     /// Pods, by their controller ([`Owner::group`]), or by their namespace where nobody controls them.
-    pub pods: Known<Pod>,
+    pub pods: WriteCache<Pod>,
     /// Revisions, as Pods.
-    pub revisions: Known<RevisionView>,
+    pub revisions: WriteCache<RevisionView>,
     /// Claims, by their owner.
-    pub claims: Known<Claim>,
+    pub claims: WriteCache<Claim>,
     /// That there are jobs, by their controller.
-    pub jobs: Known<()>,
+    pub jobs: WriteCache<()>,
     /// Which CloneSet a group is of.
     names: HashMap<String, Key>,
     /// Pods of nobody that a CloneSet selects, by its UID. There may be thousands that none does.
@@ -68,8 +68,8 @@ pub fn group_of(metadata: &ObjectMeta) -> String {
 }
 
 /// A Pod as it is kept.
-pub fn pod_at(key: &Key, pod: Arc<Pod>) -> At<Pod> {
-    At {
+pub fn pod_at(key: &Key, pod: Arc<Pod>) -> Versioned<Pod> {
+    Versioned {
         uid: pod.uid.clone(),
         version: pod.resource_version.clone(),
         group: controlled(key, pod.controller.as_ref()),
@@ -79,9 +79,9 @@ pub fn pod_at(key: &Key, pod: Arc<Pod>) -> At<Pod> {
 }
 
 /// A claim as it is kept.
-pub fn claim_at(key: &Key, view: &ClaimView) -> At<Claim> {
+pub fn claim_at(key: &Key, view: &ClaimView) -> Versioned<Claim> {
     let owner = view.owner.as_ref();
-    At {
+    Versioned {
         uid: view.claim.uid.clone(),
         version: view.resource_version.clone(),
         group: owner.map_or_else(String::new, |owner| owner.group(key.namespace.as_deref())),
@@ -91,8 +91,8 @@ pub fn claim_at(key: &Key, view: &ClaimView) -> At<Claim> {
 }
 
 /// A revision as it is kept.
-pub fn revision_at(key: &Key, view: Arc<RevisionView>) -> At<RevisionView> {
-    At {
+pub fn revision_at(key: &Key, view: Arc<RevisionView>) -> Versioned<RevisionView> {
+    Versioned {
         uid: view.uid.clone(),
         version: view.resource_version.clone(),
         group: controlled(key, view.controller.as_ref()),
@@ -102,9 +102,9 @@ pub fn revision_at(key: &Key, view: Arc<RevisionView>) -> At<RevisionView> {
 }
 
 /// A CloneSet as it is kept.
-pub fn set_at(set: Arc<CloneSetView>) -> At<CloneSetView> {
+pub fn set_at(set: Arc<CloneSetView>) -> Versioned<CloneSetView> {
     let metadata = &set.metadata;
-    At {
+    Versioned {
         uid: metadata.uid.clone().unwrap_or_default(),
         version: metadata.resource_version.clone().unwrap_or_default(),
         group: metadata.namespace.clone().unwrap_or_default(),
@@ -114,10 +114,10 @@ pub fn set_at(set: Arc<CloneSetView>) -> At<CloneSetView> {
 }
 
 /// A job as it is kept.
-pub fn job_at(job: &ImagePullJob) -> At<()> {
+pub fn job_at(job: &ImagePullJob) -> Versioned<()> {
     let metadata = &job.metadata;
     let controller = Owner::controller(metadata);
-    At {
+    Versioned {
         uid: metadata.uid.clone().unwrap_or_default(),
         version: metadata.resource_version.clone().unwrap_or_default(),
         group: controller.map_or_else(String::new, |owner| owner.group(metadata.namespace.as_deref())),
@@ -127,7 +127,7 @@ pub fn job_at(job: &ImagePullJob) -> At<()> {
 }
 
 /// Takes in what a watch says of one object.
-fn take<T>(known: &mut Known<T>, key: &Key, old: Option<At<T>>, new: Option<At<T>>) {
+fn take<T>(known: &mut WriteCache<T>, key: &Key, old: Option<Versioned<T>>, new: Option<Versioned<T>>) {
     match (old, new) {
         (_, Some(new)) => known.watched(key, new),
         (Some(old), None) => known.gone(key, &old.uid),
@@ -256,7 +256,7 @@ impl Index {
     fn set(&mut self, change: &Change<CloneSetView>, wake: &mut BTreeSet<Key>) {
         let at = |set: &Option<Arc<CloneSetView>>| set.clone().map(set_at);
         let (old, new) = (at(&change.old), at(&change.new));
-        let same = |a: &At<CloneSetView>, b: &At<CloneSetView>| {
+        let same = |a: &Versioned<CloneSetView>, b: &Versioned<CloneSetView>| {
             a.uid == b.uid && a.object.selector == b.object.selector
         };
         if let Some(old) = &old {
@@ -323,7 +323,12 @@ impl Index {
         take(&mut self.jobs, &change.key, old, new);
     }
 
-    fn wake_owners<T>(&self, old: &Option<At<T>>, new: &Option<At<T>>, wake: &mut BTreeSet<Key>) {
+    fn wake_owners<T>(
+        &self,
+        old: &Option<Versioned<T>>,
+        new: &Option<Versioned<T>>,
+        wake: &mut BTreeSet<Key>,
+    ) {
         let owners = [old, new].into_iter().flatten();
         wake.extend(owners.filter_map(|at| self.names.get(&at.group).cloned()));
     }

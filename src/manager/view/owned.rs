@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use crate::api::keys;
 use crate::api::owner::{Owner, OwnerKind};
 use crate::manager::cloneset::plan::Claim;
-use crate::manager::cloneset::revision::Revision;
+use crate::workload::revision::Revision;
 
 /// What the manager knows of a ControllerRevision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

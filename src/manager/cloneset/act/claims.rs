@@ -90,6 +90,8 @@ pub(super) async fn adopt_claims(work: &Work<'_>, claims: &[OrphanClaim]) -> Res
 /// Deletes a claim.
 pub(super) async fn delete_claim(work: &Work<'_>, name: &str, uid: &str) -> Result<(), Error> {
     write::delete(&work.api::<PersistentVolumeClaim>(), name, uid).await?;
-    work.index().claims.doom(&work.key(name), uid, Instant::now());
+    work.index()
+        .claims
+        .mark_deleted(&work.key(name), uid, Instant::now());
     Ok(())
 }

@@ -12,7 +12,7 @@ use crate::api::json::set;
 use crate::api::keys;
 use crate::api::lifecycle::LifecycleStateType as State;
 use crate::in_place::Pod;
-use crate::manager::cloneset::revision::{label, short};
+use crate::workload::revision::{label, short};
 
 /// Characters of an instance id.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";

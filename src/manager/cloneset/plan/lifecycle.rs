@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::pods;
 use super::view::View;
 use crate::api::json::set;
 use crate::api::keys;
@@ -13,6 +12,7 @@ use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::ready::{condition, seconds, since, unready};
 use crate::in_place::{Pod, Progress, Target, Write, progress};
 use crate::manager::pod_readiness::plan::{NotReadyKey, holders_of, message_of};
+use crate::workload::pods;
 
 /// The state of a Pod whose update in place is over.
 pub(super) fn after_update(view: &View<'_>, pod: &Pod) -> State {
@@ -90,7 +90,7 @@ pub(super) fn write(view: &View<'_>, pod: &Pod, to: Option<State>, ready: Option
 fn template_hash(pod: &Pod) -> Option<&str> {
     let revision = pod.labels.get(keys::CONTROLLER_REVISION_HASH)?;
     let lacks = !pod.labels.contains_key(keys::POD_TEMPLATE_HASH);
-    lacks.then(|| crate::manager::cloneset::revision::short(revision))
+    lacks.then(|| crate::workload::revision::short(revision))
 }
 
 /// Conditions that change for the keys that hold a Pod in `state`.

@@ -17,7 +17,7 @@ use crate::api::image_pull_job::{
 };
 use crate::api::keys;
 use crate::in_place::{Options, spec};
-use crate::manager::cloneset::revision::short;
+use crate::workload::revision::short;
 
 /// Up to this many Pods, pulling ahead is not worth it.
 const FEW: i64 = 3;

@@ -3,7 +3,6 @@
 use jiff::SignedDuration;
 
 use super::lifecycle;
-use super::pods;
 use super::types::{Event, Why};
 use super::update;
 use super::view::{Draft, Seen, View};
@@ -13,6 +12,7 @@ use crate::api::keys;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::complete::Waiting;
 use crate::in_place::{Pod, Refresh, Write, patch, ready, resize};
+use crate::workload::pods;
 
 /// How long kubelet may put a resize off before another Pod takes the place.
 const DEFERRED: SignedDuration = SignedDuration::from_mins(5);

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use super::lifecycle;
 use super::numbers::Numbers;
-use super::order::{self, Choice, Spread};
-use super::pods;
 use super::types::{Act, Event, Subject, Why};
 use super::view::{AT_ONCE, Draft, Seen, View};
 use super::waits::Kind;
 use super::{create, volumes, waits};
 use crate::api::lifecycle::LifecycleStateType as State;
 use crate::in_place::Pod;
+use crate::workload::order::{self, Choice, Spread};
+use crate::workload::pods;
 
 /// Plans the first of these that there is anything to do for, and says whether there was: Pods that need not be
 /// deleted after all, new Pods, Pods whose hook let go, Pods that somebody named, Pods that are too many.

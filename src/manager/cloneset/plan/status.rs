@@ -3,13 +3,13 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 
-use super::pods;
 use super::progress::{self, PROGRESSING};
 use super::types::{Concern, Event, Template};
 use super::view::{Draft, Seen, View};
 use super::waits;
 use super::waits::{SAID, cut, stuck};
 use crate::api::cloneset::{CloneSetCondition, CloneSetStatus};
+use crate::workload::pods;
 
 /// Condition: Pods could not be made or deleted.
 const FAILED_SCALE: &str = "FailedScale";

@@ -10,11 +10,12 @@ use super::refresh::Pending;
 use super::types::{Subject, Why};
 use super::view::{Draft, Seen, View};
 use super::waits::Kind;
-use super::{create, lifecycle, order, pods, sizes, waits};
+use super::{create, lifecycle, sizes, waits};
 use crate::api::cloneset::PodUpdateStrategyType as Policy;
 use crate::api::keys;
 use crate::api::lifecycle::LifecycleStateType as State;
 use crate::in_place::{self, MustRecreate, Options, Pod, Revision, Spec, Target, Write, patch, resize, spec};
+use crate::workload::{order, pods};
 
 /// What is known to lead from one revision to the target, by the name of the revision.
 type Specs = BTreeMap<String, Result<Spec, MustRecreate>>;

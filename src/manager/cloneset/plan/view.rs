@@ -7,7 +7,6 @@ use jiff::Timestamp;
 
 use super::limits::Limits;
 use super::numbers::{Counted, Numbers, numbers};
-use super::pods;
 use super::refresh;
 use super::types::{self, Act, Claim, Event, Observed, Plan, Revision, Subject, Why};
 use super::waits;
@@ -17,6 +16,7 @@ use crate::api::keys;
 use crate::api::lifecycle::{Lifecycle, LifecycleHook, LifecycleStateType as State};
 use crate::api::owner::Owner;
 use crate::in_place::{Pod, Template, Write};
+use crate::workload::pods;
 
 /// A Pod that counts, and what holds of it now.
 ///

@@ -14,7 +14,8 @@ use crate::api::cloneset::CloneSetStatus;
 use crate::api::keys;
 use crate::in_place::{Options, Pod, Revision, spec as engine};
 use crate::manager::cloneset::plan::limits::Limits;
-use crate::manager::cloneset::plan::{Act, Observed, pods};
+use crate::manager::cloneset::plan::{Act, Observed};
+use crate::workload::pods;
 
 /// What is asked for in the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,7 +15,8 @@ use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::{Pod, Write};
 use crate::manager::cloneset::plan::limits::{Limits, on_delete};
 use crate::manager::cloneset::plan::view::AT_ONCE;
-use crate::manager::cloneset::plan::{Act, Observed, Plan, Subject, Template, Why, pods};
+use crate::manager::cloneset::plan::{Act, Observed, Plan, Subject, Template, Why};
+use crate::workload::pods;
 
 /// What a pass does to the Pods.
 #[derive(Default)]

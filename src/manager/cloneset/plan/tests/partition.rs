@@ -10,7 +10,8 @@ use crate::api::keys;
 use crate::api::lifecycle::LifecycleStateType as State;
 use crate::in_place::Pod;
 use crate::manager::cloneset::plan::limits::Limits;
-use crate::manager::cloneset::plan::{Act, Observed, Plan, Why, pods};
+use crate::manager::cloneset::plan::{Act, Observed, Plan, Why};
+use crate::workload::pods;
 
 pub(super) fn kept(observed: &Observed, planned: &Plan, limits: &Limits, active: &[&Pod], now: Timestamp) {
     let seen = Seen {
@@ -102,7 +103,7 @@ impl Seen<'_> {
             count(self.planned.acts.iter().filter(|act| match act {
                 Act::CreatePod { pod, .. } => {
                     let label = pod["metadata"]["labels"][keys::CONTROLLER_REVISION_HASH].as_str();
-                    crate::manager::cloneset::revision::same(label.unwrap(), &self.observed.update) != old
+                    crate::workload::revision::same(label.unwrap(), &self.observed.update) != old
                 }
                 _ => false,
             }))

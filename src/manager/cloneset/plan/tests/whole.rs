@@ -7,7 +7,8 @@ use super::node::environment;
 use super::world::{BACKUP, World, owned};
 use crate::api::keys;
 use crate::in_place::{Container, Pod, resize};
-use crate::manager::cloneset::plan::{Observed, pods};
+use crate::manager::cloneset::plan::Observed;
+use crate::workload::pods;
 
 /// Pods that we made have all that they are to have, and nothing was lost that we do not know.
 pub(super) fn pods_are_whole(world: &World, end: End) {

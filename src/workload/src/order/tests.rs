@@ -56,7 +56,7 @@ fn deleted(vector: &Value) -> Value {
 
 #[test]
 fn orders_are_those_of_the_go_implementation() {
-    let vectors = include_str!("../../../../../tests/data/go/cloneset-order.jsonl");
+    let vectors = include_str!("../../../../tests/data/go/cloneset-order.jsonl");
     assert_eq!(vectors.lines().count(), 800);
     for (at, line) in vectors.lines().enumerate() {
         let vector: Value = serde_json::from_str(line).unwrap();

@@ -2,8 +2,8 @@
 
 use std::cmp::Reverse;
 
-use crate::api::update_priority::UpdateScatterTerm;
 use crate::in_place::Pod;
+use kruise_api::update_priority::UpdateScatterTerm;
 
 /// Applies all terms, the one that most candidates match first.
 pub fn sort(pods: &[&Pod], mut candidates: Vec<usize>, terms: &[UpdateScatterTerm]) -> Vec<usize> {

@@ -9,14 +9,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::cluster::Key;
+use crate::Key;
 
 /// How long the watch may take to bring what we wrote.
 pub const CONFIRM: Duration = Duration::from_secs(30);
 
 /// An object at one of its versions.
 #[derive(Debug)]
-pub struct At<T> {
+pub struct Versioned<T> {
     /// Identity of the object.
     pub uid: String,
     /// Its resource version.
@@ -35,59 +35,59 @@ struct Item<T> {
     deleting: bool,
     object: Arc<T>,
     /// We deleted it.
-    doomed: bool,
+    deleted: bool,
     /// Since when a write of ours is not confirmed by the watch.
-    unseen: Option<Instant>,
+    unconfirmed_since: Option<Instant>,
     /// A write of ours had no answer, so that this may be old.
-    doubtful: bool,
+    unknown: bool,
 }
 
 impl<T> Item<T> {
     /// How long the watch has still to confirm our write.
     fn left(&self, now: Instant) -> Option<Duration> {
-        Some((self.unseen? + CONFIRM).saturating_duration_since(now))
+        Some((self.unconfirmed_since? + CONFIRM).saturating_duration_since(now))
     }
 }
 
 /// All objects of one kind. Those of a group are together, for they are looked at together.
-pub struct Known<T> {
+pub struct WriteCache<T> {
     groups: HashMap<Arc<str>, BTreeMap<Key, Item<T>>>,
     group_of: HashMap<Key, Arc<str>>,
     /// How many were looked at, group by group.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub looks: std::cell::Cell<usize>,
 }
 
-impl<T> Default for Known<T> {
+impl<T> Default for WriteCache<T> {
     fn default() -> Self {
         Self {
             groups: HashMap::new(),
             group_of: HashMap::new(),
-            #[cfg(test)]
+            #[cfg(any(test, feature = "testing"))]
             looks: std::cell::Cell::default(),
         }
     }
 }
 
-impl<T> Known<T> {
+impl<T> WriteCache<T> {
     /// The watch brought an object. While a write of ours is not confirmed, an older version is no news; versions of
     /// one kind are numbers that grow, unless somebody restores a backup.
-    pub fn watched(&mut self, key: &Key, at: At<T>) {
-        let (mut doomed, mut unseen, mut doubtful) = (false, None, false);
+    pub fn watched(&mut self, key: &Key, at: Versioned<T>) {
+        let (mut deleted, mut unconfirmed_since, mut unknown) = (false, None, false);
         let version = number(&at.version);
         if let Some(known) = self.item(key) {
             // This may be somebody else's write from before ours.
-            doubtful = known.doubtful && known.uid == at.uid;
-            if known.unseen.is_some() && version < known.version {
+            unknown = known.unknown && known.uid == at.uid;
+            if known.unconfirmed_since.is_some() && version < known.version {
                 return;
             }
-            if known.doomed && known.uid == at.uid && !at.deleting {
-                (doomed, unseen) = (true, known.unseen);
+            if known.deleted && known.uid == at.uid && !at.deleting {
+                (deleted, unconfirmed_since) = (true, known.unconfirmed_since);
             }
         }
-        self.put(key, at, doomed, unseen);
-        if doubtful {
-            self.doubt(key);
+        self.put(key, at, deleted, unconfirmed_since);
+        if unknown {
+            self.mark_unknown(key);
         }
     }
 
@@ -99,45 +99,46 @@ impl<T> Known<T> {
     }
 
     /// A write of ours returned the object.
-    pub fn wrote(&mut self, key: &Key, at: At<T>, now: Instant) {
+    pub fn wrote(&mut self, key: &Key, at: Versioned<T>, now: Instant) {
         let version = number(&at.version);
         let known = self.item(key);
         if known.is_some_and(|known| known.version >= version) {
             return;
         }
-        let doomed = known.is_some_and(|known| known.doomed && known.uid == at.uid);
-        let unseen = Some(now);
-        self.put(key, at, doomed, unseen);
+        let deleted = known.is_some_and(|known| known.deleted && known.uid == at.uid);
+        let unconfirmed_since = Some(now);
+        self.put(key, at, deleted, unconfirmed_since);
     }
 
     /// We deleted the object of that UID. Where the watch has shown that already, there is nothing to wait for: it may
     /// take its time to go.
-    pub fn doom(&mut self, key: &Key, uid: &str, now: Instant) {
+    pub fn mark_deleted(&mut self, key: &Key, uid: &str, now: Instant) {
         let known = self.item_mut(key).filter(|known| known.uid == uid);
         if let Some(known) = known.filter(|known| !known.deleting) {
-            known.doomed = true;
-            known.unseen = Some(now);
+            known.deleted = true;
+            known.unconfirmed_since = Some(now);
         }
     }
 
     /// A write of ours had no answer: it may have been done.
-    pub fn doubt(&mut self, key: &Key) {
+    pub fn mark_unknown(&mut self, key: &Key) {
         if let Some(known) = self.item_mut(key) {
-            known.doubtful = true;
+            known.unknown = true;
         }
     }
 
     /// The API server itself was asked.
-    pub fn read(&mut self, key: &Key, found: Option<At<T>>, now: Instant) {
+    pub fn read(&mut self, key: &Key, found: Option<Versioned<T>>, now: Instant) {
         let Some(at) = found else {
             return self.remove(key);
         };
         let version = number(&at.version);
         let known = self.item(key);
-        let watched = known.is_some_and(|known| known.unseen.is_none() && known.version >= version);
+        let watched =
+            known.is_some_and(|known| known.unconfirmed_since.is_none() && known.version >= version);
         // All that there is left to see of one that is being deleted is that it is gone, which may take long.
-        let unseen = (!watched && !at.deleting).then_some(now);
-        self.put(key, at, false, unseen);
+        let unconfirmed_since = (!watched && !at.deleting).then_some(now);
+        self.put(key, at, false, unconfirmed_since);
     }
 
     /// The object of that key, whether we deleted it or not.
@@ -153,13 +154,13 @@ impl<T> Known<T> {
     /// What belongs to `group`, by name, and whether it goes: it is being deleted, or we deleted it.
     pub fn of<'a>(&'a self, group: &str) -> impl Iterator<Item = (&'a Key, &'a Arc<T>, bool)> {
         let items = self.members(group);
-        items.map(|(key, known)| (key, &known.object, known.doomed || known.deleting))
+        items.map(|(key, known)| (key, &known.object, known.deleted || known.deleting))
     }
 
     /// The one of that key, if it belongs to `group`, and whether it goes.
     pub fn find<'a>(&'a self, group: &str, key: &Key) -> Option<(&'a Key, &'a Arc<T>, bool)> {
         let (key, known) = self.groups.get(group)?.get_key_value(key)?;
-        Some((key, &known.object, known.doomed || known.deleting))
+        Some((key, &known.object, known.deleted || known.deleting))
     }
 
     /// Our writes in `group` that are not confirmed: what is to be read now, and how long the next one has still.
@@ -167,7 +168,7 @@ impl<T> Known<T> {
         let mut due = Vec::new();
         let mut next: Option<Duration> = None;
         for (key, known) in self.members(group) {
-            if known.doubtful {
+            if known.unknown {
                 due.push(key.clone());
                 continue;
             }
@@ -187,7 +188,7 @@ impl<T> Known<T> {
 
     fn members<'a>(&'a self, group: &str) -> impl Iterator<Item = (&'a Key, &'a Item<T>)> {
         let members = self.groups.get(group).into_iter().flatten();
-        #[cfg(test)]
+        #[cfg(any(test, feature = "testing"))]
         let members = members.inspect(|_| self.looks.set(self.looks.get() + 1));
         members
     }
@@ -200,15 +201,15 @@ impl<T> Known<T> {
         self.groups.get_mut(self.group_of.get(key)?)?.get_mut(key)
     }
 
-    fn put(&mut self, key: &Key, at: At<T>, doomed: bool, unseen: Option<Instant>) {
+    fn put(&mut self, key: &Key, at: Versioned<T>, deleted: bool, unconfirmed_since: Option<Instant>) {
         let item = Item {
             version: number(&at.version),
             uid: at.uid,
             deleting: at.deleting,
             object: at.object,
-            doomed,
-            unseen,
-            doubtful: false,
+            deleted,
+            unconfirmed_since,
+            unknown: false,
         };
         if let Some(there) = self.group_of.get(key).filter(|group| ***group == *at.group)
             && let Some(items) = self.groups.get_mut(there)
@@ -245,8 +246,8 @@ fn number(version: &str) -> u64 {
 mod tests {
     use super::*;
 
-    fn at(uid: &str, version: &str, group: &str, deleting: bool) -> At<String> {
-        At {
+    fn at(uid: &str, version: &str, group: &str, deleting: bool) -> Versioned<String> {
+        Versioned {
             uid: uid.to_owned(),
             version: version.to_owned(),
             group: group.to_owned(),
@@ -255,7 +256,7 @@ mod tests {
         }
     }
 
-    fn told(known: &Known<String>, group: &str) -> Vec<String> {
+    fn told(known: &WriteCache<String>, group: &str) -> Vec<String> {
         let mark = |going| if going { " goes" } else { "" };
         known
             .of(group)
@@ -265,7 +266,7 @@ mod tests {
 
     #[test]
     fn the_watch_does_not_take_back_what_was_written() {
-        let (mut known, key, now) = (Known::default(), Key::namespaced("n", "p"), Instant::now());
+        let (mut known, key, now) = (WriteCache::default(), Key::namespaced("n", "p"), Instant::now());
         known.wrote(&key, at("a", "20", "g", false), now);
         known.watched(&key, at("a", "19", "g", false));
         assert_eq!(told(&known, "g"), ["a@20"]);
@@ -284,18 +285,18 @@ mod tests {
 
     #[test]
     fn what_was_deleted_stays_so_until_the_watch_says_it() {
-        let (mut known, key, now) = (Known::default(), Key::namespaced("n", "p"), Instant::now());
+        let (mut known, key, now) = (WriteCache::default(), Key::namespaced("n", "p"), Instant::now());
         known.watched(&key, at("a", "1", "g", false));
-        known.doom(&key, "other", now);
+        known.mark_deleted(&key, "other", now);
         assert_eq!(told(&known, "g"), ["a@1"]);
-        known.doom(&key, "a", now);
+        known.mark_deleted(&key, "a", now);
         known.watched(&key, at("a", "2", "g", false));
         assert_eq!(told(&known, "g"), ["a@2 goes"]);
         assert_eq!(known.unconfirmed("g", now), (vec![], Some(CONFIRM)));
         known.watched(&key, at("a", "3", "g", true));
         assert_eq!(told(&known, "g"), ["a@3 goes"]);
         assert_eq!(known.unconfirmed("g", now + CONFIRM), (vec![], None));
-        known.doom(&key, "a", now);
+        known.mark_deleted(&key, "a", now);
         assert_eq!(known.unconfirmed("g", now), (vec![], None), "it is seen to go");
         known.read(&key, Some(at("a", "4", "g", true)), now);
         assert_eq!(
@@ -312,7 +313,7 @@ mod tests {
 
     #[test]
     fn what_was_read_stands_until_the_watch_is_as_far() {
-        let (mut known, key, now) = (Known::default(), Key::namespaced("n", "p"), Instant::now());
+        let (mut known, key, now) = (WriteCache::default(), Key::namespaced("n", "p"), Instant::now());
         known.watched(&key, at("a", "20", "g", false));
         known.read(&key, Some(at("a", "20", "g", false)), now);
         assert_eq!(known.unconfirmed("g", now), (vec![], None), "it is so far");
@@ -326,19 +327,19 @@ mod tests {
 
     #[test]
     fn what_a_write_without_an_answer_was_about_is_read_at_once() {
-        let (mut known, key, now) = (Known::default(), Key::namespaced("n", "p"), Instant::now());
-        known.doubt(&key);
+        let (mut known, key, now) = (WriteCache::default(), Key::namespaced("n", "p"), Instant::now());
+        known.mark_unknown(&key);
         known.watched(&key, at("a", "20", "g", false));
         assert_eq!(known.unconfirmed("g", now), (vec![], None));
-        known.doubt(&key);
+        known.mark_unknown(&key);
         known.watched(&key, at("a", "21", "g", false));
         assert_eq!(known.unconfirmed("g", now), (vec![key.clone()], None));
         known.read(&key, Some(at("a", "22", "g", false)), now);
         assert_eq!(known.unconfirmed("g", now), (vec![], Some(CONFIRM)));
-        known.doubt(&key);
+        known.mark_unknown(&key);
         known.wrote(&key, at("a", "23", "g", false), now);
         assert_eq!(known.unconfirmed("g", now), (vec![], Some(CONFIRM)), "answered");
-        known.doubt(&key);
+        known.mark_unknown(&key);
         known.watched(&key, at("b", "24", "g", false));
         assert_eq!(
             known.unconfirmed("g", now),
@@ -349,7 +350,7 @@ mod tests {
 
     #[test]
     fn who_changes_hands_is_known_once() {
-        let (mut known, key) = (Known::default(), Key::namespaced("n", "p"));
+        let (mut known, key) = (WriteCache::default(), Key::namespaced("n", "p"));
         known.watched(&key, at("a", "1", "g", false));
         known.watched(&key, at("a", "2", "h", false));
         assert_eq!(told(&known, "g"), Vec::<String>::new());

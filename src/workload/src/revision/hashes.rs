@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::api::container_hash::deep_hash;
-use crate::api::go_json::{self, Struct, nested, plain};
+use kruise_api::container_hash::deep_hash;
+use kruise_api::go_json::{self, Struct, nested, plain};
 
 /// Letters that Kubernetes puts into generated names.
 const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";

@@ -10,10 +10,10 @@ use std::cmp::{Ordering, Reverse};
 
 use jiff::Timestamp;
 
-use super::pods;
-use crate::api::cloneset::RollingUpdateCloneSetStrategy;
-use crate::api::lifecycle::LifecycleStateType as State;
 use crate::in_place::Pod;
+use crate::pods;
+use kruise_api::cloneset::RollingUpdateCloneSetStrategy;
+use kruise_api::lifecycle::LifecycleStateType as State;
 pub use rank::{Spread, ranks};
 
 /// Puts those of `pods` whose places `candidates` names in the order of their update.

@@ -2,9 +2,9 @@
 
 use std::cmp::Reverse;
 
-use crate::api::update_priority::UpdatePriorityStrategy;
 use crate::in_place::Pod;
-use crate::manager::view::matches;
+use kruise_api::selector::matches;
+use kruise_api::update_priority::UpdatePriorityStrategy;
 
 /// Sorts by priority; Pods of the same priority keep their order.
 ///

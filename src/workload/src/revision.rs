@@ -1,4 +1,4 @@
-//! ControllerRevisions of a CloneSet: what they are called, what they hold, and which of them stay.
+//! ControllerRevisions of a workload: what they are called, what they hold, and which of them stay.
 //!
 //! Labels, annotations and data are OpenKruise's, byte for byte, so that either program takes the other's revisions
 //! for its own: a revision that is thought new replaces all Pods. So are names.
@@ -12,33 +12,35 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::api::json::{memory, set};
-use crate::api::{GROUP, V1BETA1, go_json, keys};
 use crate::in_place::normal::{Stored, same as same_template};
+use kruise_api::json::{memory, set};
+use kruise_api::{GROUP, V1BETA1, go_json, keys};
 
 mod hashes;
 
 pub use hashes::claim_hash;
 
-/// How many bytes of a CloneSet's name go into the names of its revisions.
+/// How many bytes of a workload's name go into the names of its revisions.
 const LONGEST_NAME: usize = 223;
-/// Revisions that are kept besides those in use, where the CloneSet does not say.
+/// Revisions that are kept besides those in use, where the workload does not say.
 pub const DEFAULT_HISTORY_LIMIT: i32 = 10;
 
 /// Whose revision it is.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner<'a> {
-    /// Namespace of the CloneSet.
+    /// Kind of the workload.
+    pub kind: &'a str,
+    /// Namespace of the workload.
     pub namespace: &'a str,
-    /// Name of the CloneSet.
+    /// Name of the workload.
     pub name: &'a str,
-    /// UID of the CloneSet.
+    /// UID of the workload.
     pub uid: &'a str,
-    /// Annotations of the CloneSet.
+    /// Annotations of the workload.
     pub annotations: &'a BTreeMap<String, String>,
 }
 
-/// The revision that a CloneSet's spec stands for.
+/// The revision that the spec of a workload stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// Name of the ControllerRevision.
@@ -160,7 +162,7 @@ pub fn template(data: &str) -> Option<Value> {
 pub fn wanted(owner: &Owner<'_>, template: &Value, claims: &[Value], collisions: Option<i32>) -> Wanted {
     let data = data(template);
     let hash = hashes::of_revision(&data, collisions);
-    let mut labels = crate::api::cloneset::texts(&template["metadata"]["labels"]);
+    let mut labels = kruise_api::cloneset::texts(&template["metadata"]["labels"]);
     labels.insert(keys::REVISION_HASH.to_owned(), hash.clone());
     let mut annotations = owner.annotations.clone();
     annotations.insert(
@@ -189,11 +191,11 @@ fn name(of: &str, hash: &str) -> String {
 }
 
 impl Owner<'_> {
-    /// The reference that makes an object the CloneSet's.
+    /// The reference that makes an object the workload's.
     pub fn reference(&self) -> Value {
         json!({
             "apiVersion": format!("{GROUP}/{V1BETA1}"),
-            "kind": "CloneSet",
+            "kind": self.kind,
             "name": self.name,
             "uid": self.uid,
             "controller": true,

@@ -1,11 +1,11 @@
-//! What holds of a Pod, as the CloneSet sees it.
+//! What holds of a Pod, as its workload sees it.
 
 use jiff::{Timestamp, ToSpan};
 
-use crate::api::keys;
-use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::Pod;
-use crate::manager::cloneset::revision::same;
+use crate::revision::same;
+use kruise_api::keys;
+use kruise_api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 
 /// The state that a Pod's label names; without it, or with an empty one, a Pod counts as Normal.
 #[must_use]

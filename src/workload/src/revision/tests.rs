@@ -4,12 +4,13 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::cluster::pod_template::{Defaults, Templates, unchecked};
+use kruise_cluster::pod_template::{Defaults, Templates, unchecked};
 
 const NOBODY: &BTreeMap<String, String> = &BTreeMap::new();
 
 fn owner(name: &str) -> Owner<'_> {
     Owner {
+        kind: "CloneSet",
         namespace: "default",
         name,
         uid: "u",
