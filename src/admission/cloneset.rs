@@ -1,178 +1,26 @@
 //! CloneSet: has the API server fill in and check the templates, and checks what CEL cannot.
 //!
 //! None of it is needed for a CloneSet to work: the manager asks for defaults itself where nobody did, and acts
-//! on no CloneSet that has [`mistakes`].
+//! on no CloneSet that has errors by [`validate`].
 
 use std::borrow::Cow;
 use std::collections::HashSet;
 
 use json_patch::jsonptr::PointerBuf;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::known_fields::KnownFields;
-use super::review::{Decision, LONGEST_FIELD, LONGEST_VALUE, Problems, Request, cut};
-use super::selector;
-use crate::api::cloneset::{NO_ROOM, texts};
+use super::review::{Decision, Request};
 use crate::api::json::set;
 use crate::api::keys;
-use crate::api::lifecycle::{Lifecycle, LifecycleHook};
 use crate::api::schemas::LONGEST_INT_OR_STRING;
-use crate::api::selector::matches;
+use crate::api::validation::clone_set::{hooks, launch_priorities, no_room, validate};
+use crate::api::validation::{FieldErrors, LONGEST_FIELD, LONGEST_VALUE, cut};
 use crate::cluster;
 use crate::cluster::pod_template::{Answer, Templates};
 use crate::in_place::normal::{Stored, normal};
-
-/// The templates of a CloneSet.
-pub fn templates(spec: &Value) -> Templates {
-    Templates {
-        template: spec["template"].clone(),
-        claims: claims(spec).to_vec(),
-        ..Templates::default()
-    }
-}
-
-fn claims(spec: &Value) -> &[Value] {
-    spec["volumeClaimTemplates"].as_array().map_or(&[], Vec::as_slice)
-}
-
-/// What is wrong with a CloneSet's spec, beyond what the API server checks: each with field, value and what to
-/// do. A CloneSet that has any must not be acted upon; Pods that its selector does not match would be made
-/// without end.
-pub fn mistakes(spec: &Value) -> Vec<String> {
-    let mut problems = Problems::default();
-    selector::check(&spec["selector"], "spec.selector", &mut problems);
-    check_labels(spec, &mut problems);
-    check_priorities(&spec["updateStrategy"]["rollingUpdate"], &mut problems);
-    problems.into_words()
-}
-
-fn check_labels(spec: &Value, problems: &mut Problems) {
-    let Ok(selector) = serde_json::from_value::<LabelSelector>(spec["selector"].clone()) else {
-        return;
-    };
-    let labels = &spec["template"]["metadata"]["labels"];
-    if !matches(&selector, &texts(labels)) {
-        let labels = if labels.is_null() { &json!({}) } else { labels };
-        problems.add(
-            "spec.template.metadata.labels",
-            labels,
-            "spec.selector does not match these labels; give the template the labels that the selector wants",
-        );
-    }
-}
-
-/// Hooks that no Pod can have. Where they are stored they hold nothing, so these stop no CloneSet.
-fn hooks(lifecycle: &Value) -> Vec<String> {
-    let mut problems = Problems::default();
-    for (name, hook) in lifecycle.as_object().into_iter().flatten() {
-        let field = format!("spec.lifecycle.{name}");
-        for (key, value) in hook["labelsHandler"].as_object().into_iter().flatten() {
-            check_label(
-                key,
-                value,
-                &format!("{field}.labelsHandler[{key}]"),
-                &mut problems,
-            );
-        }
-        let finalizers = hook["finalizersHandler"].as_array();
-        for (at, finalizer) in finalizers.into_iter().flatten().enumerate() {
-            let field = format!("{field}.finalizersHandler[{at}]");
-            check_finalizer(finalizer, &field, &mut problems);
-        }
-    }
-    problems.into_words()
-}
-
-fn check_label(key: &str, value: &Value, field: &str, problems: &mut Problems) {
-    selector::check_key(key, field, problems);
-    selector::check_value(value, field, problems);
-}
-
-/// Finalizers of Kubernetes itself.
-const STANDARD: [&str; 3] = ["kubernetes", "orphan", "foregroundDeletion"];
-
-fn check_finalizer(finalizer: &Value, field: &str, problems: &mut Problems) {
-    let text = finalizer.as_str().unwrap_or_default();
-    if text.contains('/') {
-        selector::check_key(text, field, problems);
-    } else if !STANDARD.contains(&text) {
-        problems.add(
-            field,
-            finalizer,
-            "Pods take only finalizers of the form DOMAIN/NAME",
-        );
-    }
-}
-
-/// The hooks without the items that no Pod can have.
-pub fn possible(lifecycle: &Lifecycle) -> Lifecycle {
-    let fits = |check: &dyn Fn(&mut Problems)| {
-        let mut problems = Problems::default();
-        check(&mut problems);
-        problems.is_empty()
-    };
-    let only = |hook: &Option<LifecycleHook>| {
-        let mut hook = hook.clone()?;
-        hook.labels_handler
-            .retain(|key, value| fits(&|problems| check_label(key, &json!(value), "", problems)));
-        hook.finalizers_handler
-            .retain(|name| fits(&|problems| check_finalizer(&json!(name), "", problems)));
-        Some(hook)
-    };
-    Lifecycle {
-        pre_delete: only(&lifecycle.pre_delete),
-        in_place_update: only(&lifecycle.in_place_update),
-        pre_normal: only(&lifecycle.pre_normal),
-    }
-}
-
-fn check_priorities(rolling: &Value, problems: &mut Problems) {
-    let terms = rolling["priorityStrategy"]["weightPriority"].as_array();
-    for (at, term) in terms.into_iter().flatten().enumerate() {
-        let field =
-            format!("spec.updateStrategy.rollingUpdate.priorityStrategy.weightPriority[{at}].matchSelector");
-        selector::check(&term["matchSelector"], &field, problems);
-    }
-}
-
-/// Limits that let no update do anything. The schema lets them pass where they were zero before, for the scale
-/// subresource, which does not come here.
-fn no_room(spec: &Value) -> Vec<String> {
-    let rolling = &spec["updateStrategy"]["rollingUpdate"];
-    let zero = |limit: &Value| *limit == 0 || *limit == "0%";
-    let mut problems = Problems::default();
-    if spec["replicas"] != 0
-        && zero(&rolling["maxUnavailable"])
-        && (rolling["maxSurge"].is_null() || zero(&rolling["maxSurge"]))
-    {
-        let field = "spec.updateStrategy.rollingUpdate.maxUnavailable";
-        problems.add(field, &rolling["maxUnavailable"], NO_ROOM);
-    }
-    problems.into_words()
-}
-
-/// Launch priorities that are no numbers. Where they are stored they count as none, so these stop no CloneSet.
-fn launch_priorities(template: &Value) -> Vec<String> {
-    let mut problems = Problems::default();
-    let containers = template["spec"]["containers"].as_array();
-    let annotations = &template["metadata"]["annotations"];
-    let ordered = annotations[keys::CONTAINER_LAUNCH_PRIORITY] == keys::CONTAINER_LAUNCH_ORDERED;
-    let containers = containers.filter(|all| all.len() > 1 && !ordered);
-    for (at, container) in containers.into_iter().flatten().enumerate() {
-        let env = container["env"].as_array().into_iter().flatten().enumerate();
-        for (nth, variable) in env.filter(|(_, v)| v["name"] == keys::ENV_CONTAINER_PRIORITY) {
-            let value = &variable["value"];
-            if value.as_str().and_then(|text| text.parse::<i64>().ok()).is_none() {
-                let field = format!("spec.template.spec.containers[{at}].env[{nth}].value");
-                problems.add(field, value, "a launch priority is a whole number, as 10 or -1");
-            }
-        }
-    }
-    problems.into_words()
-}
 
 /// The templates, if they are to have defaults: they are new, or other than before. That there is none is for
 /// the API server to say.
@@ -180,7 +28,11 @@ pub(super) fn new_templates(asked: &Request) -> Option<Templates> {
     let spec = &asked.object["spec"];
     let same = |old: &Value| old["template"] == spec["template"] && claims(old) == claims(spec);
     let known = asked.old.as_ref().is_some_and(|old| same(&old["spec"]));
-    (!known && spec["template"].is_object()).then(|| templates(spec))
+    (!known && spec["template"].is_object()).then(|| Templates::of(spec))
+}
+
+fn claims(spec: &Value) -> &[Value] {
+    spec["volumeClaimTemplates"].as_array().map_or(&[], Vec::as_slice)
 }
 
 /// Gives the templates their defaults, or says what the API server finds wrong with them.
@@ -247,28 +99,28 @@ pub(super) struct Before {
 /// Checks the object; `no_pods` are names newly in `podsToDelete` that no Pod of the CloneSet has.
 pub(super) fn check(asked: &Request, no_pods: &[String], before: Option<&Before>) -> Decision {
     let spec = &asked.object["spec"];
-    let mut problems = Problems::default();
+    let mut errors = FieldErrors::default();
     let all = |spec: &Value| {
         let others = [
             no_room(spec),
             hooks(&spec["lifecycle"]),
             launch_priorities(&spec["template"]),
         ];
-        [mistakes(spec), others.concat()].concat()
+        [validate(spec), others.concat()].concat()
     };
     let known = asked.old.as_ref().map(|old| all(&old["spec"]));
     let known = known.unwrap_or_default();
     for mistake in all(spec) {
         // What is stored already is older than this check.
         if !known.contains(&mistake) {
-            problems.tell(mistake);
+            errors.push(mistake);
         }
     }
     if let Some(before) = before {
         let sizes = if before.vertical { " cpu and memory," } else { "" };
         for field in needs_new_pod(before, &spec["template"]) {
             let field = cut(&field, LONGEST_FIELD);
-            problems.tell(format!(
+            errors.push(format!(
                 "spec.template.spec{field}: Forbidden: a Pod cannot be changed in this, and InPlaceOnly makes no \
                  new ones; change images,{sizes} labels and annotations only, or set \
                  podUpdatePolicy to InPlaceIfPossible"
@@ -279,12 +131,12 @@ pub(super) fn check(asked: &Request, no_pods: &[String], before: Option<&Before>
     for name in no_pods {
         let why = "there is no such Pod of this CloneSet; take the name off the list";
         if asked.version == "v1alpha1" {
-            problems.add("spec.scaleStrategy.podsToDelete", &json!(name), why);
+            errors.add("spec.scaleStrategy.podsToDelete", &json!(name), why);
         } else {
             warnings.push(format!("spec.scaleStrategy.podsToDelete: {name:?}: {why}"));
         }
     }
-    problems.decide(asked.object.to_json(), warnings)
+    Decision::of(errors, asked.object.to_json(), warnings)
 }
 
 /// Words about pre-download fields that nothing can be done with. In v1beta1 the schema refuses them; what comes
@@ -372,11 +224,11 @@ const MOST_ITEMS: usize = 1000;
 
 /// Lists that are longer than any Pod's, by which each check of them would take long.
 pub(super) fn too_long(object: &Value) -> Option<Decision> {
-    let (spec, mut problems) = (&object["spec"], Problems::default());
+    let (spec, mut errors) = (&object["spec"], FieldErrors::default());
     let mut check = |field: &str, list: &Value| {
         let length = list.as_array().map_or(0, Vec::len);
         if length > MOST_ITEMS {
-            problems.too_many(field, length, MOST_ITEMS);
+            errors.too_many(field, length, MOST_ITEMS);
         }
     };
     for field in ["containers", "initContainers", "volumes"] {
@@ -392,12 +244,12 @@ pub(super) fn too_long(object: &Value) -> Option<Decision> {
         .as_str()
         .unwrap_or_default();
     if parallelism.chars().nth(LONGEST_INT_OR_STRING).is_some() {
-        problems.tell(format!(
+        errors.push(format!(
             "spec.updateStrategy.rollingUpdate.inPlaceUpdateStrategy.imagePreDownloadParallelism: Too long: may not be \
              more than {LONGEST_INT_OR_STRING} characters"
         ));
     }
-    (!problems.is_empty()).then(|| problems.decide(Value::Null, Vec::new()))
+    (!errors.is_empty()).then(|| Decision::of(errors, Value::Null, Vec::new()))
 }
 
 /// How many changes are told: each repeats all the keys around it, and these may be as long as an object.

@@ -12,8 +12,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::review::{Decision, Problems, Request};
+use super::review::{Decision, Request};
 use crate::api::json::{default, set};
+use crate::api::validation::FieldErrors;
 use crate::api::{keys, names};
 use crate::cluster::Form;
 
@@ -118,26 +119,26 @@ impl From<TargetContainer> for Container {
 
 /// Whether the request may be created, and how it is completed.
 pub(super) fn decide(asked: &Request, seen: &Seen) -> Decision {
-    let mut problems = Problems::default();
+    let mut errors = FieldErrors::default();
     let mut object = asked.object.to_json();
     let spec = &asked.object["spec"];
     let node = match check_pod(asked, seen.pod.as_ref()) {
         Ok(node) => node,
         Err(why) => {
-            problems.add("spec.podName", &spec["podName"], why);
-            return problems.decide(object, Vec::new());
+            errors.add("spec.podName", &spec["podName"], why);
+            return Decision::of(errors, object, Vec::new());
         }
     };
     let Some(pod) = &seen.pod else {
-        return problems.decide(object, Vec::new());
+        return Decision::of(errors, object, Vec::new());
     };
-    check_containers(spec, pod, &mut problems);
-    if !problems.is_empty() {
-        return problems.decide(object, Vec::new());
+    check_containers(spec, pod, &mut errors);
+    if !errors.is_empty() {
+        return Decision::of(errors, object, Vec::new());
     }
     fill_in(&mut object, pod);
     label(&mut object, pod, node, seen.virtual_node);
-    problems.decide(object, Vec::new())
+    Decision::of(errors, object, Vec::new())
 }
 
 /// The Pod's node, if the Pod can take requests.
@@ -167,16 +168,16 @@ fn check_pod<'a>(asked: &Request, pod: Option<&'a Pod>) -> Result<&'a str, Strin
         .ok_or_else(|| "the Pod is not on a node yet".to_owned())
 }
 
-fn check_containers(spec: &Value, pod: &Pod, problems: &mut Problems) {
+fn check_containers(spec: &Value, pod: &Pod, errors: &mut FieldErrors) {
     let wanted = spec["containers"]
         .as_array()
         .map(Vec::as_slice)
         .unwrap_or_default();
     if wanted.is_empty() {
-        problems.add("spec.containers", &Value::Null, "name at least one container");
+        errors.add("spec.containers", &Value::Null, "name at least one container");
     }
     if wanted.len() > MOST_CONTAINERS {
-        problems.too_many("spec.containers", wanted.len(), MOST_CONTAINERS);
+        errors.too_many("spec.containers", wanted.len(), MOST_CONTAINERS);
         return;
     }
     let mut seen = BTreeSet::new();
@@ -184,9 +185,9 @@ fn check_containers(spec: &Value, pod: &Pod, problems: &mut Problems) {
         let field = format!("spec.containers[{at}]");
         let name = container["name"].as_str().unwrap_or_default();
         if let Err(why) = find(pod, name) {
-            problems.add(format!("{field}.name"), &container["name"], why);
+            errors.add(format!("{field}.name"), &container["name"], why);
         } else if !seen.insert(name) {
-            problems.add(
+            errors.add(
                 format!("{field}.name"),
                 &container["name"],
                 "this container is in the list twice",
@@ -194,7 +195,7 @@ fn check_containers(spec: &Value, pod: &Pod, problems: &mut Problems) {
         }
         for read_only in ["preStop", "ports", "statusContext"] {
             if !container[read_only].is_null() {
-                problems.add(
+                errors.add(
                     format!("{field}.{read_only}"),
                     &container[read_only],
                     "this field is read-only and filled in from the Pod; leave it out",

@@ -3,10 +3,10 @@
 use serde_json::json;
 
 use super::node_image::{BACKOFF_LIMIT, TIMEOUT_SECONDS};
-use super::review::{Decision, Problems, Request};
-use super::selector;
+use super::review::{Decision, Request};
 use crate::api::image_reference::Reference;
 use crate::api::json::default;
+use crate::api::validation::{FieldErrors, selector};
 
 /// Completion policy, pull policy and limits. A deadline shorter than the usual timeout shortens it.
 pub(super) fn fill_in(asked: &Request) -> Decision {
@@ -30,7 +30,7 @@ pub(super) fn fill_in(asked: &Request) -> Decision {
 
 /// The image's reference and the selectors; names of nodes that do not exist are worth a warning.
 pub(super) fn check(asked: &Request, unknown_nodes: &[String]) -> Decision {
-    let mut problems = Problems::default();
+    let mut errors = FieldErrors::default();
     let spec = &asked.object["spec"];
     // What is stored already was checked, or is older than this check.
     let changed = |field: &str| {
@@ -42,17 +42,17 @@ pub(super) fn check(asked: &Request, unknown_nodes: &[String]) -> Decision {
     if changed("image")
         && let Err(why) = Reference::parse(spec["image"].as_str().unwrap_or_default())
     {
-        problems.add("spec.image", &spec["image"], why);
+        errors.add("spec.image", &spec["image"], why);
     }
     for field in ["selector", "podSelector"] {
         if changed(field) {
-            selector::check(&spec[field], &format!("spec.{field}"), &mut problems);
+            selector::check(&spec[field], &format!("spec.{field}"), &mut errors);
         }
     }
     let warnings = unknown_nodes.iter().map(|name| {
         format!("spec.selector.names: there is no node {name:?} now; the job continues without it")
     });
-    problems.decide(asked.object.to_json(), warnings.collect())
+    Decision::of(errors, asked.object.to_json(), warnings.collect())
 }
 
 #[cfg(test)]

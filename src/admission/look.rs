@@ -17,9 +17,10 @@ use super::connections::Caller;
 use super::container_recreate_request::{Seen, Target};
 use super::deletion::{Claim, Kept, is_active, is_bound};
 use super::known_fields::KnownFields;
-use super::review::{LONGEST_VALUE, Request, cut};
+use super::review::Request;
 use super::room::Quota;
 use super::{Options, cloneset};
+use crate::api::validation::{LONGEST_VALUE, cut};
 use crate::api::{keys, names};
 use crate::cluster::pod_template::{self, Answer, Defaults, Templates};
 use crate::cluster::{self, Cluster, Key, Mirror, write};
@@ -223,7 +224,7 @@ impl Look {
     }
 
     async fn misspelled(&self, asked: &Request, until: Deadline) -> Result<Vec<String>, cluster::Error> {
-        let templates = self.whole(asked, cloneset::templates(&asked.object["spec"]));
+        let templates = self.whole(asked, Templates::of(&asked.object["spec"]));
         let fields = pod_template::misspelled(&self.cluster, &asked.namespace, templates);
         self.request(("create", "PodTemplate", LIGHT), until, Box::pin(fields))
             .await
@@ -237,7 +238,7 @@ impl Look {
             return None;
         }
         let until = Deadline::after(CHECK);
-        let template = match self.ask(asked, cloneset::templates(old), until).await {
+        let template = match self.ask(asked, Templates::of(old), until).await {
             Ok(Answer::Good { templates, .. }) => templates.template,
             _ => old["template"].clone(),
         };

@@ -6,7 +6,7 @@
 
 mod bundle;
 mod certificates;
-pub mod cloneset;
+mod cloneset;
 mod connections;
 mod container_recreate_request;
 mod crd;
@@ -21,7 +21,6 @@ mod look;
 mod node_image;
 mod review;
 mod room;
-mod selector;
 mod sending;
 mod server;
 mod storage;

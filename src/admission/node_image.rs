@@ -7,10 +7,11 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::review::{Decision, Problems, Request};
+use super::review::{Decision, Request};
 use crate::api::image_reference::Reference;
 use crate::api::json::default;
 use crate::api::node_image::{LONGEST_NAME, MOST_TAGS};
+use crate::api::validation::FieldErrors;
 
 /// Seconds of one attempt when a tag does not say.
 pub(super) const TIMEOUT_SECONDS: i64 = 600;
@@ -19,12 +20,12 @@ pub(super) const BACKOFF_LIMIT: i64 = 3;
 
 /// What no node is asked for, and would take long to fill in: each change names its image.
 pub(super) fn too_long(object: &Value) -> Option<Decision> {
-    let mut problems = Problems::default();
+    let mut errors = FieldErrors::default();
     let images = object["spec"]["images"].as_object();
     let tags = |image: &Value| image["tags"].as_array().map_or(0, Vec::len);
     let all: usize = images.into_iter().flatten().map(|(_, image)| tags(image)).sum();
     if all > MOST_TAGS {
-        problems.too_many("spec.images[].tags", all, MOST_TAGS);
+        errors.too_many("spec.images[].tags", all, MOST_TAGS);
     }
     for (name, _) in images
         .into_iter()
@@ -32,9 +33,9 @@ pub(super) fn too_long(object: &Value) -> Option<Decision> {
         .filter(|(name, _)| name.len() > LONGEST_NAME)
     {
         let why = format!("the name of an image may not be longer than {LONGEST_NAME} characters");
-        problems.add("spec.images", &json!(name), why);
+        errors.add("spec.images", &json!(name), why);
     }
-    (!problems.is_empty()).then(|| problems.decide(Value::Null, Vec::new()))
+    (!errors.is_empty()).then(|| Decision::of(errors, Value::Null, Vec::new()))
 }
 
 /// Tags in order, with creation time and limits.
@@ -63,7 +64,7 @@ pub(super) fn fill_in(asked: &Request, now: Timestamp) -> Decision {
 
 /// Names and tags that make references, each tag once, and a time to go for each.
 pub(super) fn check(asked: &Request) -> Decision {
-    let mut problems = Problems::default();
+    let mut errors = FieldErrors::default();
     let images = asked.object["spec"]["images"].as_object();
     for (name, image) in images.into_iter().flatten() {
         // What is stored already was checked, or is older than this check.
@@ -79,24 +80,24 @@ pub(super) fn check(asked: &Request) -> Decision {
             let field = format!("spec.images[{name}].tags[{at}]");
             let text = tag["tag"].as_str().unwrap_or_default();
             if let Err(why) = Reference::from_name_and_tag(name, text) {
-                problems.add(format!("{field}.tag"), &tag["tag"], why);
+                errors.add(format!("{field}.tag"), &tag["tag"], why);
             }
             if !seen.insert(text) {
-                problems.add(
+                errors.add(
                     format!("{field}.tag"),
                     &tag["tag"],
                     "this tag is in the list twice",
                 );
             }
             if tag["createdAt"].is_null() {
-                problems.add(
+                errors.add(
                     format!("{field}.createdAt"),
                     &Value::Null,
                     "when the tag was asked for",
                 );
             }
             if tag["pullPolicy"]["ttlSecondsAfterFinished"].is_null() {
-                problems.add(
+                errors.add(
                     format!("{field}.pullPolicy.ttlSecondsAfterFinished"),
                     &Value::Null,
                     "seconds after its end when the tag is removed",
@@ -104,7 +105,7 @@ pub(super) fn check(asked: &Request) -> Decision {
             }
         }
     }
-    problems.decide(asked.object.to_json(), Vec::new())
+    Decision::of(errors, asked.object.to_json(), Vec::new())
 }
 
 #[cfg(test)]

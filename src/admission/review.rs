@@ -1,6 +1,5 @@
 //! Reviews: what the API server asks, and how our answers look. One route per kind and step.
 
-use std::borrow::Cow;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
@@ -23,6 +22,7 @@ use super::room::{Kept, Room, held};
 use super::wire::{self, Unreadable};
 use super::{Options, cloneset, container_recreate_request, deletion, image_pull_job, node_image};
 use crate::api::json::memory;
+use crate::api::validation::{FieldErrors, LONGEST_FIELD, cut};
 use crate::api::{convert, keys};
 use crate::ops::metrics::metrics;
 use crate::ops::panics;
@@ -69,79 +69,21 @@ pub(super) enum Decision {
     },
 }
 
-/// How many mistakes of one object are named: an object has room for millions.
-const MOST_PROBLEMS: usize = 64;
-/// The most of a field's path that is repeated in a message, in characters: keys in it may be as long as an object.
-pub(super) const LONGEST_FIELD: usize = 300;
-/// The most of a value that is repeated in a message, in characters.
-pub(super) const LONGEST_VALUE: usize = 300;
+impl Decision {
+    /// No when there are errors, else yes with `object`.
+    pub fn of(errors: FieldErrors, object: Value, warnings: Vec<String>) -> Self {
+        if errors.is_empty() {
+            return Self::Allow { object, warnings };
+        }
+        Self::Deny {
+            code: 422,
+            why: errors.into_messages().join("; "),
+        }
+    }
+}
+
 /// The most of a refusal that is logged, in characters.
 const LONGEST_LOGGED: usize = 500;
-
-/// As much of a text as a message has room for.
-pub(super) fn cut(text: &str, longest: usize) -> Cow<'_, str> {
-    match text.char_indices().nth(longest) {
-        Some((end, _)) => Cow::Owned(format!("{}…", text.get(..end).unwrap_or_default())),
-        None => Cow::Borrowed(text),
-    }
-}
-
-/// Mistakes of the user's: for each the field, the value it has, and what is wrong with it.
-#[derive(Debug, Default)]
-pub(super) struct Problems(Vec<String>);
-
-impl Problems {
-    /// Notes one.
-    pub fn add(&mut self, field: impl std::fmt::Display, value: &Value, why: impl std::fmt::Display) {
-        if self.0.len() == MOST_PROBLEMS {
-            return;
-        }
-        let field = field.to_string();
-        let field = cut(&field, LONGEST_FIELD);
-        self.0.push(match value {
-            Value::Null => format!("{field}: Required value: {why}"),
-            value => {
-                let value = value.to_string();
-                format!("{field}: Invalid value: {}: {why}", cut(&value, LONGEST_VALUE))
-            }
-        });
-    }
-
-    /// Notes that a list has more items than it may.
-    pub fn too_many(&mut self, field: &str, there: usize, most: usize) {
-        self.tell(format!(
-            "{field}: Too many: {there}: must have at most {most} items"
-        ));
-    }
-
-    /// Notes one that is in words already.
-    pub fn tell(&mut self, mistake: String) {
-        if self.0.len() < MOST_PROBLEMS {
-            self.0.push(mistake);
-        }
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// All of them, each in words.
-    pub fn into_words(self) -> Vec<String> {
-        self.0
-    }
-
-    /// No when there are any, else yes with `object`.
-    pub fn decide(self, object: Value, warnings: Vec<String>) -> Decision {
-        if self.0.is_empty() {
-            return Decision::Allow { object, warnings };
-        }
-        Decision::Deny {
-            code: 422,
-            why: self.0.join("; "),
-        }
-    }
-}
 
 /// An object as decisions may rely on it: JSON with objects where every object has them. It can be read only.
 #[derive(Clone, Debug, PartialEq)]
@@ -157,9 +99,9 @@ impl Object {
         let object = |field: &str, value: &Value| match value {
             Value::Object(_) => Ok(()),
             value => {
-                let mut problems = Problems::default();
-                problems.add(field, value, "must be an object");
-                Err(problems.into_words().concat())
+                let mut errors = FieldErrors::default();
+                errors.add(field, value, "must be an object");
+                Err(errors.into_messages().concat())
             }
         };
         object("object", &value)?;
@@ -552,11 +494,11 @@ mod tests {
 
     #[test]
     fn messages_are_bounded_whatever_the_object_holds() {
-        let (mut problems, long) = (Problems::default(), "é".repeat(1 << 20));
+        let (mut errors, long) = (FieldErrors::default(), "é".repeat(1 << 20));
         for _ in 0..100_000 {
-            problems.add(&long, &json!(long), "too long");
+            errors.add(&long, &json!(long), "too long");
         }
-        let Decision::Deny { why, .. } = problems.decide(Value::Null, Vec::new()) else {
+        let Decision::Deny { why, .. } = Decision::of(errors, Value::Null, Vec::new()) else {
             panic!("allowed")
         };
         assert!(why.len() < 100 << 10, "{}", why.len());

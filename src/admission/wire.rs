@@ -14,9 +14,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::review::{Decision, Object, Problems, Request, cut};
+use super::review::{Decision, Object, Request};
 use crate::api::json::memory;
 use crate::api::names;
+use crate::api::validation::{FieldErrors, cut};
 
 /// The most that is said of a text that cannot be read, in characters: it may quote any part of it.
 const LONGEST_WHY: usize = 500;
@@ -162,9 +163,9 @@ pub(super) fn admission(body: &[u8]) -> Result<(Open, Asked), Unreadable> {
     }
     let namespace = asked.namespace.unwrap_or_default();
     if !namespace.is_empty() && !names::is_label(&namespace) {
-        let mut problems = Problems::default();
-        problems.add("request.namespace", &namespace.into(), names::LABEL);
-        return Err(Unreadable::Review(open, problems.into_words().concat()));
+        let mut errors = FieldErrors::default();
+        errors.add("request.namespace", &namespace.into(), names::LABEL);
+        return Err(Unreadable::Review(open, errors.into_messages().concat()));
     }
     let old = Some(asked.old_object).filter(|old| !old.is_null());
     let objects =

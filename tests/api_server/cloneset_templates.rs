@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use kruise::admission::cloneset::templates;
 use kruise::cluster::Cluster;
 use kruise::cluster::pod_template::{self, Answer, Defaults, Templates};
 use kruise::cluster::write;
@@ -27,7 +26,13 @@ async fn manager() -> Cluster {
 }
 
 async fn with_defaults(spec: &Value) -> Templates {
-    let answer = pod_template::ask(&manager().await, "default", templates(spec), Defaults::default()).await;
+    let answer = pod_template::ask(
+        &manager().await,
+        "default",
+        Templates::of(spec),
+        Defaults::default(),
+    )
+    .await;
     match answer.unwrap() {
         Answer::Good { templates, .. } => templates,
         Answer::Bad(why) => panic!("{why}"),
@@ -75,7 +80,7 @@ async fn the_manager_s_own_question_gives_what_the_webhook_filled_in() {
     );
 
     let asked = with_defaults(&raw["spec"]).await;
-    assert_eq!(asked, templates(&stored["spec"]));
+    assert_eq!(asked, Templates::of(&stored["spec"]));
     assert_eq!(
         with_defaults(&stored["spec"]).await,
         asked,
@@ -89,7 +94,7 @@ async fn the_manager_s_own_question_gives_what_the_webhook_filled_in() {
         annotations: &BTreeMap::new(),
     };
     let of = |templates: &Templates| revision::wanted(&owner, &templates.template, &templates.claims, None);
-    assert_eq!(of(&asked), of(&templates(&stored["spec"])));
+    assert_eq!(of(&asked), of(&Templates::of(&stored["spec"])));
 }
 
 /// The oldest release that is supported drops image volumes and their mounts; what follows them is not shifted by that.
@@ -122,7 +127,10 @@ async fn a_template_with_an_image_volume_is_stored_as_it_was_asked_for() {
     assert_eq!(pod["containers"][0]["terminationMessagePolicy"], "File");
     let claim = &stored["spec"]["volumeClaimTemplates"][0]["spec"];
     assert_eq!(claim["resources"]["requests"]["storage"], "1Gi");
-    assert_eq!(with_defaults(&stored["spec"]).await, templates(&stored["spec"]));
+    assert_eq!(
+        with_defaults(&stored["spec"]).await,
+        Templates::of(&stored["spec"])
+    );
     world().plane.kubectl(&apply).unwrap();
     let again = get(&sets(BETA).await, "image-volume").await;
     assert_eq!(again["metadata"]["generation"], stored["metadata"]["generation"]);

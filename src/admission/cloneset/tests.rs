@@ -4,6 +4,8 @@
 use super::*;
 use crate::admission::known_fields::LAST_APPLIED;
 use crate::admission::review::Object;
+use crate::api::lifecycle::Lifecycle;
+use crate::api::validation::clone_set::possible;
 
 fn spec() -> Value {
     json!({
@@ -169,9 +171,9 @@ fn mistakes_are_named() {
         scaled["replicas"] = json!(7);
         allowed(check(&request(scaled, Some(spec)), &[], None));
     }
-    assert!(mistakes(&spec()).is_empty());
+    assert!(validate(&spec()).is_empty());
     let stored = hook(json!({ "finalizersHandler": ["plain"], "labelsHandler": { "a b": "-" } }));
-    assert!(mistakes(&stored).is_empty(), "a stored hook stops no rollout");
+    assert!(validate(&stored).is_empty(), "a stored hook stops no rollout");
 }
 
 #[test]

@@ -23,6 +23,7 @@ pub mod schemas;
 pub mod selector;
 pub mod update_priority;
 pub mod v1alpha1;
+pub mod validation;
 mod words;
 
 pub use crd::crds;

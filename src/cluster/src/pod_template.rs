@@ -32,6 +32,21 @@ pub struct Templates {
     pub annotations: Value,
 }
 
+impl Templates {
+    /// Those of a workload's spec.
+    #[must_use]
+    pub fn of(spec: &Value) -> Self {
+        Self {
+            template: spec["template"].clone(),
+            claims: spec["volumeClaimTemplates"]
+                .as_array()
+                .cloned()
+                .unwrap_or_default(),
+            ..Self::default()
+        }
+    }
+}
+
 /// What the API server says to templates.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {

@@ -12,11 +12,11 @@ use super::memory::Memory;
 use super::observe::revision_at;
 use super::plan;
 use super::{Work, act, report};
-use crate::admission::cloneset::{mistakes, templates};
 use crate::api::cloneset::{CloneSet, CloneSetStatus};
 use crate::api::json::set;
 use crate::api::keys;
 use crate::api::owner::Owner as Controller;
+use crate::api::validation::clone_set::validate;
 use crate::cluster::pod_template::{self, Answer, Defaults, Templates};
 use crate::cluster::{Error, Key, write};
 use crate::in_place::Pod;
@@ -216,14 +216,14 @@ async fn wanted(
 async fn find_out(work: &Work<'_>, all: &[Arc<Revision>], collisions: Option<i32>) -> Result<Wanted, Unfit> {
     let asked = {
         let spec = json!(work.set.spec);
-        let mistakes = mistakes(&spec);
+        let mistakes = validate(&spec);
         if !mistakes.is_empty() {
             return Err(Unfit::Mistake(mistakes.join("; ")));
         }
         Templates {
             labels: json!(work.set.metadata.labels),
             annotations: json!(work.set.metadata.annotations),
-            ..templates(&spec)
+            ..Templates::of(&spec)
         }
     };
     let owner = owner(work.set);
@@ -253,7 +253,7 @@ async fn find_out(work: &Work<'_>, all: &[Arc<Revision>], collisions: Option<i32
         // A quota or policy for PodTemplates, of which none is to be made. Its defaults make no other revision, so it is the
         // same once the dry run is taken.
         Err(error) if error.refused() => {
-            let templates = pod_template::unchecked(templates(&json!(work.set.spec)), defaults);
+            let templates = pod_template::unchecked(Templates::of(&json!(work.set.spec)), defaults);
             if revision::no_template(&templates.template).is_some() {
                 return Err(error.into());
             }

@@ -10,11 +10,11 @@ use super::numbers::{Counted, Numbers, numbers};
 use super::refresh;
 use super::types::{self, Act, Claim, Event, Observed, Plan, Revision, Subject, Why};
 use super::waits;
-use crate::admission::cloneset::possible;
 use crate::api::cloneset::CloneSetSpec;
 use crate::api::keys;
 use crate::api::lifecycle::{Lifecycle, LifecycleHook, LifecycleStateType as State};
 use crate::api::owner::Owner;
+use crate::api::validation::clone_set::possible;
 use crate::in_place::{Pod, Template, Write};
 use crate::workload::pods;
 

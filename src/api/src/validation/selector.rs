@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use super::review::Problems;
+use super::FieldErrors;
 
 /// Checks `matchLabels` and `matchExpressions` of the selector at `field`.
-pub(super) fn check(selector: &Value, field: &str, problems: &mut Problems) {
+pub fn check(selector: &Value, field: &str, errors: &mut FieldErrors) {
     for (key, value) in selector["matchLabels"].as_object().into_iter().flatten() {
         let field = format!("{field}.matchLabels[{key}]");
-        check_key(key, &field, problems);
-        check_value(value, &field, problems);
+        check_key(key, &field, errors);
+        check_value(value, &field, errors);
     }
     for (at, expression) in selector["matchExpressions"]
         .as_array()
@@ -21,7 +21,7 @@ pub(super) fn check(selector: &Value, field: &str, problems: &mut Problems) {
         check_key(
             expression["key"].as_str().unwrap_or_default(),
             &format!("{field}.key"),
-            problems,
+            errors,
         );
         let values = expression["values"]
             .as_array()
@@ -30,32 +30,32 @@ pub(super) fn check(selector: &Value, field: &str, problems: &mut Problems) {
         let count = values.len();
         match expression["operator"].as_str().unwrap_or_default() {
             "In" | "NotIn" if count == 0 => {
-                problems.add(
+                errors.add(
                     format!("{field}.values"),
                     &Value::Null,
                     "In and NotIn need at least one value",
                 );
             }
-            "Exists" | "DoesNotExist" if count > 0 => problems.add(
+            "Exists" | "DoesNotExist" if count > 0 => errors.add(
                 format!("{field}.values"),
                 &expression["values"],
                 "Exists and DoesNotExist take no values",
             ),
             "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
-            _ => problems.add(
+            _ => errors.add(
                 format!("{field}.operator"),
                 &expression["operator"],
                 "give In, NotIn, Exists or DoesNotExist",
             ),
         }
         for (at, value) in values.iter().enumerate() {
-            check_value(value, &format!("{field}.values[{at}]"), problems);
+            check_value(value, &format!("{field}.values[{at}]"), errors);
         }
     }
 }
 
 /// Checks a label key.
-pub(super) fn check_key(key: &str, field: &str, problems: &mut Problems) {
+pub fn check_key(key: &str, field: &str, errors: &mut FieldErrors) {
     let (prefix, name) = key
         .rsplit_once('/')
         .map_or((None, key), |(prefix, name)| (Some(prefix), name));
@@ -66,7 +66,7 @@ pub(super) fn check_key(key: &str, field: &str, problems: &mut Problems) {
                 .all(|part| is_word(part, 253, |c| c.is_ascii_lowercase() || c.is_ascii_digit(), "-"))
     });
     if !prefix_is_good || !is_label_word(name) {
-        problems.add(
+        errors.add(
             field,
             &json!(key),
             "not a label key; expected [DOMAIN/]NAME with a NAME of 1 to 63 characters",
@@ -75,12 +75,12 @@ pub(super) fn check_key(key: &str, field: &str, problems: &mut Problems) {
 }
 
 /// Checks a label value.
-pub(super) fn check_value(value: &Value, field: &str, problems: &mut Problems) {
+pub fn check_value(value: &Value, field: &str, errors: &mut FieldErrors) {
     let good = value
         .as_str()
         .is_some_and(|text| text.is_empty() || is_label_word(text));
     if !good {
-        problems.add(
+        errors.add(
             field,
             value,
             "not a label value; expected up to 63 letters, digits, '-', '_' and '.', \
