@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::mpsc;
 
-use super::plan::{Claim, Job};
+use super::plan::Job;
 use crate::api::cloneset::CloneSet;
 use crate::api::image_pull_job::ImagePullJob;
 use crate::api::keys;
@@ -17,6 +17,7 @@ use crate::cluster::{Change, Intake, Key};
 use crate::in_place::Pod;
 use crate::manager::Stores;
 use crate::manager::view::{ClaimView, CloneSetView, PodView, RevisionView, matches};
+use crate::workload::claim::Claim;
 
 /// All that is known.
 #[derive(Default)]

@@ -13,8 +13,9 @@ use crate::api::json::set;
 use crate::api::keys;
 use crate::cluster::{Error, EventType, Key, write};
 use crate::manager::Context;
-use crate::manager::pod_readiness::{hold, plan::NotReadyKey};
+use crate::manager::pod_readiness::hold;
 use crate::manager::view::{PodView, RawPod};
+use crate::workload::not_ready::NotReadyKey;
 
 /// Does one thing. A request that has gone meanwhile is done.
 pub async fn carry_out(

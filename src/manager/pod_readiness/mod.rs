@@ -11,7 +11,8 @@ use tokio::sync::mpsc;
 use super::Context;
 use crate::cluster::queue::Again;
 use crate::cluster::{Error, Key, write};
-use plan::{NotReadyKey, change, initial, lacks_condition};
+use crate::workload::not_ready::{NotReadyKey, change, initial};
+use plan::lacks_condition;
 
 /// Runs until shutdown.
 pub async fn run(ctx: Context) {

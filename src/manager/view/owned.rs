@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use crate::api::keys;
 use crate::api::owner::{Owner, OwnerKind};
-use crate::manager::cloneset::plan::Claim;
+use crate::workload::claim::Claim;
 use crate::workload::revision::Revision;
 
 /// What the manager knows of a ControllerRevision.

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use serde_json::{Map, Value, json};
 
-use super::types::{Act, Claim, Revision};
+use super::types::{Act, Revision};
 use super::view::View;
 use super::{barriers, lifecycle, volumes};
 use crate::api::cloneset::texts;
@@ -12,6 +12,7 @@ use crate::api::json::set;
 use crate::api::keys;
 use crate::api::lifecycle::LifecycleStateType as State;
 use crate::in_place::Pod;
+use crate::workload::claim::Claim;
 use crate::workload::revision::{label, short};
 
 /// Characters of an instance id.

@@ -11,7 +11,7 @@ use crate::api::keys;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::ready::{condition, seconds, since, unready};
 use crate::in_place::{Pod, Progress, Target, Write, progress};
-use crate::manager::pod_readiness::plan::{NotReadyKey, holders_of, message_of};
+use crate::workload::not_ready::{NotReadyKey, holders_of, message_of};
 use crate::workload::pods;
 
 /// The state of a Pod whose update in place is over.

@@ -65,8 +65,8 @@ use serde_json::json;
 use crate::in_place::Pod;
 use refresh::Pending;
 pub use types::{
-    Act, Claim, ClaimPatch, Concern, Event, Failure, Job, LeftOver, Observed, OrphanClaim, Outcome, Plan,
-    Revision, Subject, Switches, Template, Why,
+    Act, ClaimPatch, Concern, Event, Failure, Job, LeftOver, Observed, OrphanClaim, Outcome, Plan, Revision,
+    Subject, Switches, Template, Why,
 };
 use view::{Draft, View};
 pub use waits::{WAITING, cut};

@@ -10,6 +10,7 @@ use crate::api::cloneset::{CloneSet, CloneSetStatus};
 use crate::api::image_pull_job::ImagePullJob;
 use crate::in_place::normal::Stored;
 use crate::in_place::{Pod, Write};
+use crate::workload::claim::Claim;
 
 /// All that is known about one CloneSet.
 #[derive(Clone, Debug)]
@@ -62,25 +63,6 @@ pub enum Template {
     /// There is no revision for it, for this reason. The Pods are looked after all the same, with the revisions that
     /// there are; none is updated.
     Refused(String),
-}
-
-/// A claim of the CloneSet.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Claim {
-    /// Its name.
-    pub name: String,
-    /// Identity of the object.
-    pub uid: String,
-    /// Which Pod's it is, by [`crate::api::keys::CLONESET_INSTANCE_ID`]; empty when it does not say.
-    pub instance: String,
-    /// Whether it is being deleted.
-    pub deleting: bool,
-    /// Whether somebody else owns it, too.
-    pub shared: bool,
-    /// Whether somebody else is its controller, of which there is one at most.
-    pub controlled: bool,
-    /// While it is bound to no volume: the storage class that is to provide one; empty when it names none.
-    pub unbound: Option<String>,
 }
 
 /// An ImagePullJob of the CloneSet.

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::limits::Limits;
 use super::numbers::{Counted, Numbers, numbers};
 use super::refresh;
-use super::types::{self, Act, Claim, Event, Observed, Plan, Revision, Subject, Why};
+use super::types::{self, Act, Event, Observed, Plan, Revision, Subject, Why};
 use super::waits;
 use crate::api::cloneset::CloneSetSpec;
 use crate::api::keys;
@@ -16,6 +16,7 @@ use crate::api::lifecycle::{Lifecycle, LifecycleHook, LifecycleStateType as Stat
 use crate::api::owner::Owner;
 use crate::api::validation::clone_set::possible;
 use crate::in_place::{Pod, Template, Write};
+use crate::workload::claim::Claim;
 use crate::workload::pods;
 
 /// A Pod that counts, and what holds of it now.

@@ -5,13 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value, json};
 
 use super::create::{self, owner};
-use super::types::{Act, Claim, ClaimPatch, OrphanClaim, Subject};
+use super::types::{Act, ClaimPatch, OrphanClaim, Subject};
 use super::view::{Draft, View};
 use crate::api::cloneset::texts;
 use crate::api::json::set;
 use crate::api::keys;
 use crate::api::lifecycle::LifecycleStateType as State;
 use crate::in_place::Pod;
+use crate::workload::claim::Claim;
 
 /// Names of the claims that stay. Where claims are not reused, those of Pods that are gone are deleted, and those
 /// of Pods that go are given to them, to go with them; those of Pods that are yet to be made wait for them.

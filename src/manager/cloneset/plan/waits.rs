@@ -14,7 +14,7 @@ use crate::api::keys;
 use crate::api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use crate::in_place::{Pod, resize};
 use crate::manager::names::first_of;
-use crate::manager::pod_readiness::plan::holders_of;
+use crate::workload::not_ready::holders_of;
 
 /// How many names a message holds at most for one thing.
 const NAMES: usize = 3;

@@ -14,8 +14,9 @@ use crate::cluster::{Change, Key};
 use crate::in_place::{Pod, Target, Write};
 use crate::manager::cloneset::observe::{Index, Said};
 use crate::manager::cloneset::plan::{
-    Claim, Failure, Job, LeftOver, Observed, Plan, Revision, Subject, Switches, Template, plan,
+    Failure, Job, LeftOver, Observed, Plan, Revision, Subject, Switches, Template, plan,
 };
+use crate::workload::claim::Claim;
 use kruise_workload::testing::apply;
 
 use crate::manager::view::{ClaimView, CloneSetView, PodView, RawPod};

@@ -1,0 +1,180 @@
+//! The not-ready keys of a Pod: who holds it out of its Services.
+//!
+//! The message of condition `KruisePodReady` is upstream's: a JSON list of `{"userAgent","key"}`, sorted. While
+//! it has an entry the condition is false.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::in_place::ready::condition;
+use kruise_api::json::set;
+use kruise_api::keys;
+
+/// Somebody who holds a Pod out of its Services.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NotReadyKey {
+    /// What kind of somebody.
+    pub user_agent: String,
+    /// Who exactly.
+    pub key: String,
+}
+
+/// The condition of a Pod that nobody holds.
+#[must_use]
+pub fn initial(uid: &str, now: Timestamp) -> Value {
+    patch(
+        uid,
+        None,
+        vec![condition(keys::KRUISE_POD_READY, true, "", "", now)],
+    )
+}
+
+/// The patch of the Pod's status that adds `key`, or removes it; `None` when there is nothing to change.
+#[must_use]
+pub fn change(pod: &Pod, key: &NotReadyKey, hold: bool, now: Timestamp) -> Option<Value> {
+    let conditions = pod.status.as_ref().and_then(|s| s.conditions.as_ref());
+    let find = |type_: &str| conditions.into_iter().flatten().find(|c| c.type_ == type_);
+    let current = find(keys::KRUISE_POD_READY);
+    let mut holders = read(current);
+    let changed = if hold {
+        holders.insert(key.clone())
+    } else {
+        holders.remove(key)
+    };
+    let status_is = |c: &PodCondition, wanted: bool| (c.status == "True") == wanted;
+    if !changed && current.is_none_or(|c| status_is(c, holders.is_empty())) {
+        return None;
+    }
+    let ready = holders.is_empty();
+    let message = message_of(&holders);
+    let since = current
+        .filter(|c| status_is(c, ready))
+        .and_then(|c| c.last_transition_time.as_ref());
+    let mut new = vec![condition(
+        keys::KRUISE_POD_READY,
+        ready,
+        "",
+        &message,
+        since.map_or(now, |t| t.0),
+    )];
+    let containers_ready = find("ContainersReady").is_some_and(|c| c.status == "True");
+    if !ready && containers_ready && find("Ready").is_some_and(|c| c.status == "True") {
+        let text = keys::unready_message(keys::KRUISE_POD_READY);
+        new.push(condition("Ready", false, "ReadinessGatesNotReady", &text, now));
+    }
+    let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+    Some(patch(uid, pod.metadata.resource_version.as_deref(), new))
+}
+
+fn read(condition: Option<&PodCondition>) -> BTreeSet<NotReadyKey> {
+    holders_of(condition.and_then(|c| c.message.as_deref()).unwrap_or_default())
+}
+
+/// Those who hold the Pod, by the condition's message. What is not such a list is nobody's.
+#[must_use]
+pub fn holders_of(message: &str) -> BTreeSet<NotReadyKey> {
+    serde_json::from_str(message).unwrap_or_default()
+}
+
+/// The condition's message while these hold the Pod; empty when nobody does.
+#[must_use]
+pub fn message_of(holders: &BTreeSet<NotReadyKey>) -> String {
+    if holders.is_empty() {
+        return String::new();
+    }
+    // As text, for the order of the fields is that of upstream.
+    serde_json::to_string(holders).unwrap_or_default()
+}
+
+/// Conditions merge by their type in a strategic merge patch. The UID keeps another Pod of that name safe.
+fn patch(uid: &str, version: Option<&str>, conditions: Vec<Value>) -> Value {
+    let mut metadata = json!({ "uid": uid });
+    if let Some(version) = version {
+        set(&mut metadata, &["resourceVersion"], json!(version));
+    }
+    json!({ "metadata": metadata, "status": { "conditions": conditions } })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use k8s_openapi::api::core::v1::PodStatus;
+    use proptest::prelude::*;
+
+    fn key(n: u8) -> NotReadyKey {
+        NotReadyKey {
+            user_agent: ["ContainerRecreateRequest", "Else"][usize::from(n % 2)].into(),
+            key: format!("ns/{}", n / 2),
+        }
+    }
+
+    /// A Pod as the API server would store it after the patch.
+    fn apply(pod: &mut Pod, patch: &Value) {
+        let conditions = pod
+            .status
+            .get_or_insert_with(PodStatus::default)
+            .conditions
+            .get_or_insert_default();
+        for new in patch["status"]["conditions"].as_array().unwrap() {
+            let new: PodCondition = serde_json::from_value(new.clone()).unwrap();
+            conditions.retain(|c| c.type_ != new.type_);
+            conditions.push(new);
+        }
+    }
+
+    fn kruise_ready(pod: &Pod) -> PodCondition {
+        let conditions = pod.status.as_ref().unwrap().conditions.as_ref().unwrap();
+        conditions
+            .iter()
+            .find(|c| c.type_ == keys::KRUISE_POD_READY)
+            .unwrap()
+            .clone()
+    }
+
+    #[test]
+    fn the_message_is_what_upstream_writes() {
+        let mut pod = Pod::default();
+        for n in [2, 0] {
+            let patch = change(&pod, &key(n), true, Timestamp::UNIX_EPOCH).unwrap();
+            apply(&mut pod, &patch);
+        }
+        assert_eq!(
+            kruise_ready(&pod).message.as_deref(),
+            Some(
+                r#"[{"userAgent":"ContainerRecreateRequest","key":"ns/0"},{"userAgent":"ContainerRecreateRequest","key":"ns/1"}]"#
+            )
+        );
+        let patch = change(&pod, &key(4), true, Timestamp::UNIX_EPOCH).unwrap();
+        assert_eq!(
+            patch["status"]["conditions"][0]["lastTransitionTime"],
+            "1970-01-01T00:00:00Z"
+        );
+    }
+
+    proptest! {
+        /// The condition is false exactly while somebody holds the Pod, and nothing is written twice.
+        #[test]
+        fn held_while_somebody_holds(ops in prop::collection::vec((0_u8..6, any::<bool>()), 1..30)) {
+            let mut pod = Pod::default();
+            let mut holders = BTreeSet::new();
+            for (n, hold) in ops {
+                if let Some(patch) = change(&pod, &key(n), hold, Timestamp::UNIX_EPOCH) {
+                    apply(&mut pod, &patch);
+                }
+                if hold { holders.insert(n); } else { holders.remove(&n); }
+                prop_assert_eq!(change(&pod, &key(n), hold, Timestamp::UNIX_EPOCH), None);
+                if pod.status.is_some() {
+                    prop_assert_eq!(kruise_ready(&pod).status == "True", holders.is_empty());
+                } else {
+                    prop_assert!(holders.is_empty());
+                }
+            }
+        }
+    }
+}
