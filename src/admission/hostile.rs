@@ -20,14 +20,12 @@ use tower::ServiceExt;
 #[path = "../../tests/support/shapes.rs"]
 mod shapes;
 
-use shapes::{
-    DELETION, KINDS, admission_reviews, conversion_reviews, deletion_review, every_shape, full, wrong,
-};
+use shapes::{DELETION, admission_reviews, conversion_reviews, deletion_review, every_shape, full, wrong};
 
 use super::connections::Caller;
 use super::look::Look;
 use super::{Options, review};
-use crate::api::{keys, names};
+use crate::api::{Kind, keys, names};
 use crate::cluster::pod_template::Defaults;
 use crate::cluster::{self, Cluster};
 
@@ -600,7 +598,7 @@ fn a_review_of_any_shape_is_answered() {
     let (count, asked) = on_an_api_server(async |router| {
         let mut count = 0;
         let wrong = wrong();
-        for kind in KINDS {
+        for kind in Kind::ALL.map(|kind| kind.row().lower) {
             let shapes = admission_reviews(kind)
                 .map(|review| every_shape(&review, &wrong))
                 .concat();
@@ -690,7 +688,7 @@ fn hostile_names_never_become_part_of_a_request() {
     let (answers, asked) = on_an_api_server(async move |router| {
         let mut answers = Vec::new();
         for text in hostile.into_iter().chain(["me"]) {
-            for kind in KINDS {
+            for kind in Kind::ALL.map(|kind| kind.row().lower) {
                 for (namespace, name) in [(text, "me"), ("ns", text), (text, text)] {
                     let mut object = full(kind);
                     json_patch::merge(

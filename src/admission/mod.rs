@@ -33,9 +33,10 @@ use futures::future::OptionFuture;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::api::Kind;
 use crate::cluster::pod_template::Defaults;
 use crate::cluster::{self, Cluster};
-use crate::ops::{Health, http};
+use crate::ops::{Gate, Gates, Health, http};
 
 /// Name of our check in the process's health.
 const CHECK: &str = "admission";
@@ -59,8 +60,21 @@ pub struct Options {
     pub defaults: Defaults,
     /// Whether CloneSets resize CPU and memory of their Pods in place (gate `InPlaceWorkloadVerticalScaling`).
     pub vertical: bool,
-    /// Kinds that are switched off, in lower case, and the feature gate that does it.
-    pub off: Vec<(&'static str, &'static str)>,
+    /// Kinds that are switched off, and the feature gate that does it.
+    pub off: Vec<(Kind, Gate)>,
+}
+
+/// The kinds that are switched off, and the feature gate that does it.
+#[must_use]
+pub fn switched_off(gates: &Gates) -> Vec<(Kind, Gate)> {
+    let needs = |kind| match kind {
+        Kind::CloneSet => None,
+        Kind::NodeImage | Kind::ContainerRecreateRequest => Some(Gate::KruiseDaemon),
+        Kind::ImagePullJob => Some(Gate::ImagePullJobGate),
+    };
+    let kinds = Kind::ALL.into_iter();
+    let needs = kinds.filter_map(|kind| Some((kind, needs(kind)?)));
+    needs.filter(|(_, gate)| !gates.on(*gate)).collect()
 }
 
 /// Port that is listened on when nothing else is said.
@@ -187,5 +201,26 @@ async fn first_bundle(cluster: &Cluster, options: &Options, health: &Health) -> 
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(Duration::from_secs(10));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn feature_gates_switch_kinds_off() {
+        let off = |gates: &str| switched_off(&Gates::read(gates).unwrap());
+        let job = (Kind::ImagePullJob, Gate::ImagePullJobGate);
+        assert_eq!(off(""), []);
+        assert_eq!(off("ImagePullJobGate=false"), [job]);
+        let daemon = |kind| (kind, Gate::KruiseDaemon);
+        let without_daemon = [
+            daemon(Kind::NodeImage),
+            job,
+            daemon(Kind::ContainerRecreateRequest),
+        ];
+        assert_eq!(off("KruiseDaemon=false"), without_daemon);
     }
 }

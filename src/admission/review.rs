@@ -23,7 +23,8 @@ use super::wire::{self, Unreadable};
 use super::{Options, cloneset, container_recreate_request, deletion, image_pull_job, node_image};
 use crate::api::json::memory;
 use crate::api::validation::{FieldErrors, LONGEST_FIELD, cut};
-use crate::api::{convert, keys};
+use crate::api::{Kind, convert, keys};
+use crate::ops::Gate;
 use crate::ops::metrics::metrics;
 use crate::ops::panics;
 
@@ -39,14 +40,6 @@ const COPIES: usize = 4;
 /// Memory that the objects of all reviews may take while they are answered, in bytes. The container has 512 MiB, of which
 /// conversions may take some 300.
 const ALL_MEMORY: usize = 160 << 20;
-/// The kinds that are answered for, in lower case.
-const KINDS: [&str; 4] = [
-    "cloneset",
-    "nodeimage",
-    "imagepulljob",
-    "containerrecreaterequest",
-];
-
 /// The kind whose deletion is judged, as it is counted.
 const NAMESPACE: &str = "namespace";
 
@@ -159,7 +152,7 @@ pub(super) struct Request {
 #[derive(Clone)]
 struct Served {
     look: Look,
-    off: Arc<[(&'static str, &'static str)]>,
+    off: Arc<[(Kind, Gate)]>,
 }
 
 /// Paths as upstream's, which existing configurations may point at.
@@ -201,7 +194,7 @@ async fn isolate(request: axum::extract::Request, next: Next) -> Response {
         Ok(response) => response,
         Err(panicked) => {
             let (kind, step) = match route(step) {
-                Some((kind, mutate)) => (kind, step_of(mutate)),
+                Some((kind, mutate)) => (kind.row().lower, step_of(mutate)),
                 None => ("other", "convert"),
             };
             count(kind, step, "failed");
@@ -299,9 +292,8 @@ fn convert_all(objects: &[&RawValue], to: &str, head: String, most: usize) -> Re
 
 /// The kind of an object as a label of metrics: what was sent by somebody is none unless it is one of ours.
 fn label(object: &Value) -> &'static str {
-    let kind = object["kind"].as_str().unwrap_or_default();
-    let known = KINDS.into_iter().find(|known| kind.eq_ignore_ascii_case(known));
-    known.unwrap_or("other")
+    let kind = object["kind"].as_str().and_then(Kind::named);
+    kind.map_or("other", |kind| kind.row().lower)
 }
 
 async fn admit(
@@ -315,7 +307,7 @@ async fn admit(
     };
     let (review, asked) = match wire::admission(&body) {
         Ok(read) => read,
-        Err(why) => return unread(kind, mutate, why),
+        Err(why) => return unread(kind.row().lower, mutate, why),
     };
     // The answer may wait for others; the text is not needed meanwhile.
     drop(body);
@@ -326,11 +318,11 @@ async fn admit(
     let decision = match served.off.iter().find(|(off, _)| *off == kind) {
         Some((_, gate)) => Decision::Deny {
             code: 403,
-            why: format!("feature gate {gate} of kruise-manager is off"),
+            why: format!("feature gate {} of kruise-manager is off", gate.name()),
         },
         None => decide(&served.look.asked_by(&caller), kind, mutate, &asked).await,
     };
-    note(kind, mutate, &asked.namespace, &decision);
+    note(kind.row().lower, mutate, &asked.namespace, &decision);
     Json(review.decided(&asked.object, decision)).into_response()
 }
 
@@ -390,7 +382,7 @@ fn count(kind: &str, step: &str, result: &str) {
     metrics().reviews.get_or_create(&labels).inc();
 }
 
-fn route(step: &str) -> Option<(&str, bool)> {
+fn route(step: &str) -> Option<(Kind, bool)> {
     let mutate = step
         .strip_prefix("mutate-apps-kruise-io-")
         .map(|kind| (kind, true));
@@ -398,36 +390,36 @@ fn route(step: &str) -> Option<(&str, bool)> {
         step.strip_prefix("validate-apps-kruise-io-")
             .map(|kind| (kind, false))
     })?;
-    KINDS.contains(&kind).then_some((kind, mutate))
+    Some((Kind::in_lower_case(kind)?, mutate))
 }
 
-async fn decide(look: &Look, kind: &str, mutate: bool, asked: &Request) -> Decision {
+async fn decide(look: &Look, kind: Kind, mutate: bool, asked: &Request) -> Decision {
     let too_long = match kind {
-        "cloneset" => cloneset::too_long(&asked.object),
-        "nodeimage" => node_image::too_long(&asked.object),
-        _ => None,
+        Kind::CloneSet => cloneset::too_long(&asked.object),
+        Kind::NodeImage => node_image::too_long(&asked.object),
+        Kind::ImagePullJob | Kind::ContainerRecreateRequest => None,
     };
     if let Some(refusal) = too_long {
         return refusal;
     }
     match (kind, mutate) {
-        ("cloneset", true) => cloneset::fill_in(asked, look.templates(asked).await),
-        ("cloneset", false) => {
+        (Kind::CloneSet, true) => cloneset::fill_in(asked, look.templates(asked).await),
+        (Kind::CloneSet, false) => {
             let (strangers, before) = tokio::join!(look.no_pods(asked), look.before(asked));
             cloneset::check(asked, &strangers, before.as_ref())
         }
-        ("nodeimage", true) => node_image::fill_in(asked, look.cluster.clock.now()),
-        ("nodeimage", false) => node_image::check(asked),
-        ("imagepulljob", true) => image_pull_job::fill_in(asked),
-        ("imagepulljob", false) => image_pull_job::check(asked, &look.unknown_nodes(asked).await),
-        (_, true) if asked.old.is_none() => match look.at_pod(asked).await {
+        (Kind::NodeImage, true) => node_image::fill_in(asked, look.cluster.clock.now()),
+        (Kind::NodeImage, false) => node_image::check(asked),
+        (Kind::ImagePullJob, true) => image_pull_job::fill_in(asked),
+        (Kind::ImagePullJob, false) => image_pull_job::check(asked, &look.unknown_nodes(asked).await),
+        (Kind::ContainerRecreateRequest, true) if asked.old.is_none() => match look.at_pod(asked).await {
             Ok(seen) => container_recreate_request::decide(asked, &seen),
             Err(why) => Decision::Deny {
                 code: 500,
                 why: format!("the Pod that the request is for could not be read, try again: {why}"),
             },
         },
-        _ => Decision::Allow {
+        (Kind::ContainerRecreateRequest, _) => Decision::Allow {
             object: asked.object.to_json(),
             warnings: Vec::new(),
         },
@@ -527,11 +519,11 @@ mod tests {
     fn only_upstream_s_paths_are_served() {
         assert_eq!(
             route("mutate-apps-kruise-io-nodeimage"),
-            Some(("nodeimage", true))
+            Some((Kind::NodeImage, true))
         );
         assert_eq!(
             route("validate-apps-kruise-io-imagepulljob"),
-            Some(("imagepulljob", false))
+            Some((Kind::ImagePullJob, false))
         );
         for other in ["mutate-pod", "mutate-apps-kruise-io-sidecarset", "", "nodeimage"] {
             assert_eq!(route(other), None);

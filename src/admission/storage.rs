@@ -12,13 +12,12 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use futures::{StreamExt, stream};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use serde_json::json;
 
 use super::crd::Crd;
-use crate::api::{self, GROUP, V1ALPHA1, V1BETA1};
+use crate::api::{GROUP, Kind, V1ALPHA1, V1BETA1};
 use crate::cluster::write::{ManagedFields, ManagedFieldsPatch, Metadata};
 use crate::cluster::{Cluster, Error, write};
 
@@ -36,21 +35,21 @@ const LAST_RETRY: Duration = Duration::from_secs(600);
 /// Rewrites until nothing is stored in the older version. A kind with an object that cannot be rewritten, because a policy
 /// of the cluster's owner refuses it for example, keeps no other kind waiting.
 pub(super) async fn renew(cluster: &Cluster) {
-    join_all(api::crds().into_iter().map(|crd| until_renewed(cluster, crd))).await;
+    join_all(Kind::ALL.map(|kind| until_renewed(cluster, kind))).await;
 }
 
-async fn until_renewed(cluster: &Cluster, crd: CustomResourceDefinition) {
+async fn until_renewed(cluster: &Cluster, of: Kind) {
+    let kind = of.row().name;
     let mut pause = FIRST_RETRY;
     loop {
-        match renew_kind(cluster, &crd).await {
+        match renew_kind(cluster, of).await {
             Ok(0) => return,
             Ok(count) => {
-                let kind = crd.spec.names.kind;
                 return tracing::info!(kind, count, "objects are stored as v1beta1 now");
             }
             // The webhook may not be trusted yet; or the CRD is not installed.
             Err(why) => {
-                tracing::warn!(kind = crd.spec.names.kind, %why, "cannot renew stored objects yet");
+                tracing::warn!(kind, %why, "cannot renew stored objects yet");
             }
         }
         tokio::time::sleep(pause).await;
@@ -69,33 +68,28 @@ enum Which {
 
 /// How many objects were rewritten. One that cannot be leaves the older version among the stored ones, and keeps no
 /// other from being rewritten.
-async fn renew_kind(cluster: &Cluster, ours: &CustomResourceDefinition) -> Result<usize, Error> {
+async fn renew_kind(cluster: &Cluster, kind: Kind) -> Result<usize, Error> {
     let crds: Api<Crd> = Api::all(cluster.client.clone());
-    let name = ours.metadata.name.as_deref().unwrap_or_default();
-    let Some(there) = write::get(&crds, name).await? else {
+    let name = kind.crd_name();
+    let Some(there) = write::get(&crds, &name).await? else {
         return Ok(0);
     };
     if there.stored_versions().iter().all(|version| version == V1BETA1) {
-        return rewrite_all(cluster, ours, Which::Marked).await;
+        return rewrite_all(cluster, kind, Which::Marked).await;
     }
-    let count = rewrite_all(cluster, ours, Which::All).await?;
+    let count = rewrite_all(cluster, kind, Which::All).await?;
     let trimmed = json!({ "status": { "storedVersions": [V1BETA1] } });
-    write::patch_status_merge(&crds, name, &trimmed).await?;
+    write::patch_status_merge(&crds, &name, &trimmed).await?;
     Ok(count)
 }
 
-async fn rewrite_all(
-    cluster: &Cluster,
-    ours: &CustomResourceDefinition,
-    which: Which,
-) -> Result<usize, Error> {
-    let names = &ours.spec.names;
+async fn rewrite_all(cluster: &Cluster, kind: Kind, which: Which) -> Result<usize, Error> {
     let resource = ApiResource {
-        group: ours.spec.group.clone(),
+        group: GROUP.to_owned(),
         version: V1BETA1.to_owned(),
-        api_version: format!("{}/{V1BETA1}", ours.spec.group),
-        kind: names.kind.clone(),
-        plural: names.plural.clone(),
+        api_version: format!("{GROUP}/{V1BETA1}"),
+        kind: kind.row().name.to_owned(),
+        plural: kind.row().plural.to_owned(),
     };
     let all: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &resource);
     let (mut count, mut params) = (0, ListParams::default().limit(PAGE));

@@ -20,7 +20,8 @@ use super::bundle::Bundle;
 use super::crd::Crd;
 use super::{Options, deletion, storage};
 use crate::api::json::set;
-use crate::api::{self, GROUP, V1BETA1, keys};
+use crate::api::kind::Row;
+use crate::api::{GROUP, Kind, V1BETA1, keys};
 use crate::cluster::write::{self, Object};
 use crate::cluster::{Cluster, Key, optional_mirror};
 use crate::ops::Progress;
@@ -32,35 +33,6 @@ const RETRY: std::time::Duration = std::time::Duration::from_secs(5);
 pub const MUTATING: &str = "kruise-mutating-webhook-configuration";
 /// Name of the configuration that checks.
 pub const VALIDATING: &str = "kruise-validating-webhook-configuration";
-/// Kind in lower case, rest of the webhook's name, plural, operations, failure policy.
-type Hook = (
-    &'static str,
-    &'static str,
-    &'static str,
-    &'static [&'static str],
-    &'static str,
-);
-
-const CLONE_SET: Hook = ("cloneset", "", "clonesets", &["CREATE", "UPDATE"], "Ignore");
-const NODE_IMAGE: Hook = ("nodeimage", "", "nodeimages", &["CREATE", "UPDATE"], "Ignore");
-const IMAGE_PULL_JOB: Hook = (
-    "imagepulljob",
-    "-v1beta1",
-    "imagepulljobs",
-    &["CREATE", "UPDATE"],
-    "Ignore",
-);
-const REQUEST: Hook = (
-    "containerrecreaterequest",
-    "",
-    "containerrecreaterequests",
-    &["CREATE"],
-    "Fail",
-);
-
-const MUTATE: &[Hook] = &[CLONE_SET, NODE_IMAGE, IMAGE_PULL_JOB, REQUEST];
-const VALIDATE: &[Hook] = &[CLONE_SET, NODE_IMAGE, IMAGE_PULL_JOB];
-
 /// Both configurations as they are installed.
 pub fn configurations() -> [Value; 2] {
     configurations_in(keys::SYSTEM_NAMESPACE)
@@ -68,10 +40,12 @@ pub fn configurations() -> [Value; 2] {
 
 /// Both configurations for an installation in `namespace`.
 fn configurations_in(namespace: &str) -> [Value; 2] {
-    let ours = |step, hooks: &[Hook]| -> Vec<Value> {
-        hooks.iter().map(|hook| webhook(namespace, step, hook)).collect()
+    let ours = |step, kinds: &mut dyn Iterator<Item = Kind>| -> Vec<Value> {
+        kinds.map(|kind| webhook(namespace, step, kind.row())).collect()
     };
-    let (mutating, mut validating) = (ours("mutate", MUTATE), ours("validate", VALIDATE));
+    let mutating = ours("mutate", &mut Kind::ALL.into_iter());
+    let mut validated = Kind::ALL.into_iter().filter(|kind| kind.row().webhook.validates);
+    let mut validating = ours("validate", &mut validated);
     validating.push(namespaces(namespace));
     [
         configuration("MutatingWebhookConfiguration", MUTATING, mutating),
@@ -88,25 +62,26 @@ fn configuration(kind: &str, name: &str, webhooks: Vec<Value>) -> Value {
     })
 }
 
-fn webhook(namespace: &str, step: &str, (kind, rest, plural, operations, failure): &Hook) -> Value {
+fn webhook(namespace: &str, step: &str, kind: &Row) -> Value {
+    let (lower, webhook) = (kind.lower, &kind.webhook);
     let initial = step.chars().next().unwrap_or_default();
     without_nulls(json!({
-        "name": format!("{initial}{kind}{rest}.kb.io"),
+        "name": format!("{initial}{lower}{}.kb.io", webhook.suffix),
         "admissionReviewVersions": ["v1"],
         "sideEffects": "None",
-        "failurePolicy": failure,
+        "failurePolicy": webhook.failure_policy,
         "matchPolicy": "Equivalent",
         // What may be left out is not waited for long, should we be unreachable.
-        "timeoutSeconds": if *failure == "Fail" { 10 } else { 5 },
-        "clientConfig": client(namespace, &format!("/{step}-apps-kruise-io-{kind}")),
+        "timeoutSeconds": if webhook.failure_policy == "Fail" { 10 } else { 5 },
+        "clientConfig": client(namespace, &format!("/{step}-apps-kruise-io-{lower}")),
         "rules": [{
             "apiGroups": [GROUP],
             "apiVersions": [V1BETA1],
-            "operations": operations,
-            "resources": [plural],
+            "operations": webhook.operations,
+            "resources": [kind.plural],
             "scope": "*",
         }],
-        "matchConditions": conditions(namespace, kind),
+        "matchConditions": conditions(namespace, webhook.every_write),
     }))
 }
 
@@ -146,8 +121,8 @@ fn client(namespace: &str, path: &str) -> Value {
 }
 
 /// What need not come to us: the manager's own writes, updates that leave the spec alone, and goodbyes.
-fn conditions(namespace: &str, kind: &str) -> Value {
-    if kind == "containerrecreaterequest" {
+fn conditions(namespace: &str, every_write: bool) -> Value {
+    if every_write {
         return Value::Null;
     }
     let manager = format!("system:serviceaccount:{namespace}:kruise-manager");
@@ -252,25 +227,11 @@ async fn keep_all(
     let [mutating, validating] = configurations_in(&options.namespace);
     let hooks = |ours: Value| move |there: &Value, ca: &str| plan_configuration(there, &ours, options, ca);
     let conversion = |there: &Value, ca: &str| plan_conversion(there, options, ca);
-    let crds: Vec<String> = api::crds()
-        .into_iter()
-        .filter(|crd| {
-            crd.spec
-                .conversion
-                .as_ref()
-                .is_some_and(|conversion| conversion.strategy == "Webhook")
-        })
-        .filter_map(|crd| crd.metadata.name)
-        .collect();
-    let crds = crds.iter().map(|name| {
-        keep_one::<Crd>(
-            cluster,
-            name,
-            "/spec/conversion",
-            conversion,
-            bundle.clone(),
-            progress,
-        )
+    let crds = Kind::ALL.into_iter().filter(|kind| kind.row().converted);
+    let crds = crds.map(async |kind| {
+        let name = kind.crd_name();
+        let at = "/spec/conversion";
+        keep_one::<Crd>(cluster, &name, at, conversion, bundle.clone(), progress).await;
     });
     tokio::join!(
         keep_one::<MutatingWebhookConfiguration>(

@@ -91,7 +91,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
         port: options.webhook_port,
         defaults: Defaults::of(&options.feature_gates),
         vertical: options.feature_gates.on(Gate::InPlaceWorkloadVerticalScaling),
-        off: options.feature_gates.off(),
+        off: admission::switched_off(&options.feature_gates),
     };
     supervisor.spawn(
         "admission",

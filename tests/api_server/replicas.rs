@@ -23,7 +23,7 @@ fn replicas_take_over_and_certificates_come_back() {
     install(&plane, "default");
     let (first, second) = (
         Replica::start(&plane),
-        Replica::start_without(&plane, vec![("imagepulljob", "ImagePullJobGate")]),
+        Replica::start_with(&plane, "ImagePullJobGate=false"),
     );
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/examples/imagepulljob.yaml");
     let job = ["create", "--dry-run=server", "-f", example];

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use kruise::api::Kind;
 use serde_json::{Value, json};
 use testbed::cluster::{ControlPlane, wait};
 
@@ -11,16 +12,14 @@ use crate::world::{
 };
 
 const BETA: &str = "apps.kruise.io/v1beta1";
-const KINDS: [&str; 4] = [
-    "clonesets",
-    "nodeimages",
-    "imagepulljobs",
-    "containerrecreaterequests",
-];
+
+fn plurals() -> [&'static str; 4] {
+    Kind::ALL.map(|kind| kind.row().plural)
+}
 
 /// Upstream's CRDs, with `stored` as the version that is stored.
 fn install_upstream(plane: &ControlPlane, stored: &str) {
-    for plural in KINDS {
+    for plural in plurals() {
         let file = format!(
             "{}/tests/data/crds/apps.kruise.io_{plural}.yaml",
             env!("CARGO_MANIFEST_DIR")
@@ -280,12 +279,12 @@ async fn objects_of_the_older_version_are_stored_anew() {
     }
     let path = "--output=jsonpath={.metadata.resourceVersion}";
     let revision = |kind: &str| plane.kubectl(&["get", kind, "old", path]).unwrap();
-    let before = KINDS.map(revision);
+    let before = plurals().map(revision);
 
     install(&plane, "default");
     let replica = Replica::start(&plane);
     replica.leading.send(true).unwrap();
-    for kind in KINDS {
+    for kind in plurals() {
         wait::until("only v1beta1 is stored", PATIENCE, || {
             let name = format!("{kind}.apps.kruise.io");
             let stored =
@@ -294,7 +293,7 @@ async fn objects_of_the_older_version_are_stored_anew() {
         })
         .unwrap();
     }
-    for (kind, before) in KINDS.iter().zip(before) {
+    for (kind, before) in plurals().iter().zip(before) {
         assert_ne!(revision(kind), before, "{kind} was not written again");
         let versions = "--output=jsonpath={.metadata.managedFields[*].apiVersion}";
         let versions = plane

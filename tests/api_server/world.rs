@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use kruise::admission;
 use kruise::cluster::Cluster;
 use kruise::cluster::pod_template::Defaults;
-use kruise::ops::Health;
+use kruise::ops::{Gates, Health};
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testbed::cluster::{Bound, ControlPlane, wait};
@@ -45,11 +45,11 @@ pub struct Replica {
 impl Replica {
     /// One that does not lead yet.
     pub fn start(plane: &ControlPlane) -> Self {
-        Self::start_without(plane, Vec::new())
+        Self::start_with(plane, "")
     }
 
-    /// The same with kinds that a feature gate switched off.
-    pub fn start_without(plane: &ControlPlane, off: Vec<(&'static str, &'static str)>) -> Self {
+    /// The same with these feature gates.
+    pub fn start_with(plane: &ControlPlane, gates: &str) -> Self {
         let kubeconfig = plane
             .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
             .unwrap();
@@ -62,7 +62,7 @@ impl Replica {
             port,
             defaults: Defaults::default(),
             vertical: false,
-            off,
+            off: admission::switched_off(&Gates::read(gates).unwrap()),
         };
         let (leading, leading_rx) = watch::channel(false);
         let shutdown = CancellationToken::new();

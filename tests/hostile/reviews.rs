@@ -4,13 +4,14 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use futures::{StreamExt, stream};
 use http::Request;
+use kruise::api::Kind;
 use kube::{Client, Config};
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::support::shapes::{
-    DELETION, KINDS, admission_reviews, conversion_reviews, deletion_review, every_shape, full,
+    DELETION, admission_reviews, conversion_reviews, deletion_review, every_shape, full,
 };
 use crate::support::waits;
 use crate::world::{Objects, World, count, target, world};
@@ -45,7 +46,7 @@ async fn a_forged_review_of_any_shape_is_answered() {
         json!({ "": 1 }),
     ];
     let mut asked = Vec::new();
-    for kind in KINDS {
+    for kind in Kind::ALL.map(|kind| kind.row().lower) {
         // That of a creation is among them: the one without an old object.
         let [_, update] = admission_reviews(kind);
         // Of a container that is there, so that the review is decided to its end.
@@ -101,7 +102,7 @@ async fn a_forged_namespace_or_name_stores_nothing_and_shows_no_secret() {
         "%2e%2e",
         "A\n",
     ];
-    for kind in KINDS {
+    for kind in Kind::ALL.map(|kind| kind.row().lower) {
         for text in texts {
             for (namespace, name) in [(text, "target-0"), ("default", text), ("kube-system", text)] {
                 let mut object: Value = full(kind);

@@ -90,14 +90,6 @@ fn places(value: &Value, at: &str, found: &mut Vec<String>) {
     }
 }
 
-/// The kinds in lower case.
-pub const KINDS: [&str; 4] = [
-    "cloneset",
-    "nodeimage",
-    "imagepulljob",
-    "containerrecreaterequest",
-];
-
 /// The review with each of its parts replaced by everything that it should not be, and with each left out.
 pub fn every_shape(review: &Value, wrong: &[Value]) -> Vec<String> {
     let (mut all, mut shapes) = (Vec::new(), Vec::new());

@@ -16,18 +16,12 @@ use serde_json::{Map, Value, json};
 
 use super::container_recreate_request::ContainerRecreateRequestSyncContainerStatus;
 use super::json::set;
-use super::{GROUP, V1ALPHA1, V1BETA1, keys};
+use super::{GROUP, Kind, V1ALPHA1, V1BETA1, keys};
 
 mod cloneset;
 
-/// The kinds that are converted: those that are served, and ImageListPullJob, of which OpenKruise may have left objects.
-const KINDS: [&str; 5] = [
-    "CloneSet",
-    "NodeImage",
-    "ImagePullJob",
-    "ImageListPullJob",
-    "ContainerRecreateRequest",
-];
+/// A kind that is not served, of which OpenKruise may have left objects. Its versions are alike.
+const IMAGE_LIST_PULL_JOB: &str = "ImageListPullJob";
 
 /// Why an object was not converted. None of these passes by itself.
 #[derive(Debug, thiserror::Error)]
@@ -105,19 +99,22 @@ pub fn convert(mut object: Value, to: &str) -> Result<Value, Error> {
             to: to.to_owned(),
         });
     };
-    if !KINDS.contains(&kind.as_str()) {
+    let served = Kind::named(&kind);
+    if served.is_none() && kind != IMAGE_LIST_PULL_JOB {
         return Err(Error::UnknownKind { kind });
     }
     set(&mut object, &["apiVersion"], json!(format!("{GROUP}/{want}")));
-    match (kind.as_str(), have, want) {
-        (_, have, want) if have == want => {}
-        ("CloneSet", V1ALPHA1, _) => cloneset::promote(&mut object),
-        ("CloneSet", ..) => cloneset::demote(&mut object),
-        ("NodeImage", V1ALPHA1, _) => restore_modes(&mut object),
-        ("NodeImage", ..) => carry_modes(&mut object),
-        ("ContainerRecreateRequest", V1ALPHA1, _) => promote_request(&mut object),
-        ("ContainerRecreateRequest", ..) => demote_request(&mut object),
-        _ => {}
+    let Some(served) = served.filter(|_| have != want) else {
+        return Ok(object);
+    };
+    match (served, want) {
+        (Kind::CloneSet, V1BETA1) => cloneset::promote(&mut object),
+        (Kind::CloneSet, _) => cloneset::demote(&mut object),
+        (Kind::NodeImage, V1BETA1) => restore_modes(&mut object),
+        (Kind::NodeImage, _) => carry_modes(&mut object),
+        (Kind::ContainerRecreateRequest, V1BETA1) => promote_request(&mut object),
+        (Kind::ContainerRecreateRequest, _) => demote_request(&mut object),
+        (Kind::ImagePullJob, _) => {}
     }
     Ok(object)
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::json::set;
 use super::rules::{self, Below, Rule};
 use super::{
-    V1ALPHA1, V1BETA1, cloneset, container_recreate_request, image_pull_job, keys, node_image, v1alpha1,
+    Kind, V1ALPHA1, V1BETA1, cloneset, container_recreate_request, image_pull_job, keys, node_image, v1alpha1,
 };
 
 /// Name, type, JSON path and description of a printer column.
@@ -167,8 +167,9 @@ const CLONE_SET_WIDE: &[Column] = &[
     ),
 ];
 
-/// What a kind is made of.
-struct Kind {
+/// What the CRD of a kind is made of.
+struct Definition {
+    kind: Kind,
     beta: CustomResourceDefinition,
     alpha: CustomResourceDefinition,
     columns: &'static [Column],
@@ -179,8 +180,6 @@ struct Kind {
     rules: &'static [Rule],
     /// Rules for one version, by its name.
     own_rules: &'static [(&'static str, &'static [Below])],
-    /// Whether the versions differ in what they can say, so that the webhook must convert.
-    differs: bool,
     /// Whether an object without `spec` is one that asks for nothing, rather than a mistake.
     spec_may_be_absent: bool,
     /// Whether it has replicas, and so the scale subresource.
@@ -192,19 +191,22 @@ struct Kind {
 /// There is no `caBundle`: the manager fills it in where it runs, and since the manifest never has the
 /// field, applying the manifest again does not clear it.
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    [
-        clone_sets(),
-        container_recreate_requests(),
-        image_pull_jobs(),
-        node_images(),
-    ]
-    .iter()
-    .filter_map(Kind::finished)
-    .collect()
+    Kind::ALL.into_iter().filter_map(crd).collect()
 }
 
-fn clone_sets() -> Kind {
-    Kind {
+/// The CustomResourceDefinition of a kind. The programs have no need of it: schemas are large.
+pub fn crd(kind: Kind) -> Option<CustomResourceDefinition> {
+    let definition = match kind {
+        Kind::CloneSet => clone_sets(),
+        Kind::ContainerRecreateRequest => container_recreate_requests(),
+        Kind::ImagePullJob => image_pull_jobs(),
+        Kind::NodeImage => node_images(),
+    };
+    serde_json::from_value(definition.manifest()).ok()
+}
+
+fn clone_sets() -> Definition {
+    Definition {
         wide: CLONE_SET_WIDE,
         own_rules: &[
             (
@@ -222,9 +224,9 @@ fn clone_sets() -> Kind {
                 ],
             ),
         ],
-        differs: true,
         scales: true,
-        ..Kind::plain(
+        ..Definition::plain(
+            Kind::CloneSet,
             cloneset::CloneSet::crd(),
             v1alpha1::CloneSet::crd(),
             CLONE_SET_COLUMNS,
@@ -233,12 +235,12 @@ fn clone_sets() -> Kind {
     }
 }
 
-fn container_recreate_requests() -> Kind {
-    Kind {
+fn container_recreate_requests() -> Definition {
+    Definition {
         wide: CONTAINER_RECREATE_REQUEST_WIDE,
         wide_alpha: Some(CONTAINER_RECREATE_REQUEST_WIDE_ALPHA),
-        differs: true,
-        ..Kind::plain(
+        ..Definition::plain(
+            Kind::ContainerRecreateRequest,
             container_recreate_request::ContainerRecreateRequest::crd(),
             v1alpha1::ContainerRecreateRequest::crd(),
             CONTAINER_RECREATE_REQUEST_COLUMNS,
@@ -247,10 +249,11 @@ fn container_recreate_requests() -> Kind {
     }
 }
 
-fn image_pull_jobs() -> Kind {
-    Kind {
+fn image_pull_jobs() -> Definition {
+    Definition {
         wide: IMAGE_PULL_JOB_WIDE,
-        ..Kind::plain(
+        ..Definition::plain(
+            Kind::ImagePullJob,
             image_pull_job::ImagePullJob::crd(),
             v1alpha1::ImagePullJob::crd(),
             IMAGE_PULL_JOB_COLUMNS,
@@ -259,12 +262,12 @@ fn image_pull_jobs() -> Kind {
     }
 }
 
-fn node_images() -> Kind {
-    Kind {
-        differs: true,
+fn node_images() -> Definition {
+    Definition {
         spec_may_be_absent: true,
         wide: NODE_IMAGE_WIDE,
-        ..Kind::plain(
+        ..Definition::plain(
+            Kind::NodeImage,
             node_image::NodeImage::crd(),
             v1alpha1::NodeImage::crd(),
             NODE_IMAGE_COLUMNS,
@@ -273,14 +276,16 @@ fn node_images() -> Kind {
     }
 }
 
-impl Kind {
+impl Definition {
     fn plain(
+        kind: Kind,
         beta: CustomResourceDefinition,
         alpha: CustomResourceDefinition,
         columns: &'static [Column],
         rules: &'static [Rule],
     ) -> Self {
         Self {
+            kind,
             beta,
             alpha,
             columns,
@@ -288,14 +293,9 @@ impl Kind {
             wide_alpha: None,
             rules,
             own_rules: &[],
-            differs: false,
             spec_may_be_absent: false,
             scales: false,
         }
-    }
-
-    fn finished(&self) -> Option<CustomResourceDefinition> {
-        serde_json::from_value(self.definition()).ok()
     }
 
     /// The rules of a version, each with the path that its own begins at.
@@ -306,7 +306,7 @@ impl Kind {
         self.rules.iter().map(|rule| ("", rule)).chain(own)
     }
 
-    fn definition(&self) -> Value {
+    fn manifest(&self) -> Value {
         let names = &self.beta.spec.names;
         let mut spec = json!({
             "group": self.beta.spec.group,
@@ -323,7 +323,7 @@ impl Kind {
         if let Some(short) = names.short_names.as_ref().filter(|short| !short.is_empty()) {
             set(&mut spec, &["names", "shortNames"], json!(short));
         }
-        if self.differs {
+        if self.kind.row().converted {
             let conversion = json!({
                 "strategy": "Webhook",
                 "webhook": {

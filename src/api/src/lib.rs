@@ -14,6 +14,7 @@ pub mod image_reference;
 pub mod in_place;
 pub mod json;
 pub mod keys;
+pub mod kind;
 pub mod lifecycle;
 pub mod names;
 pub mod node_image;
@@ -26,7 +27,8 @@ pub mod v1alpha1;
 pub mod validation;
 mod words;
 
-pub use crd::crds;
+pub use crd::{crd, crds};
+pub use kind::Kind;
 
 /// API group of all our kinds.
 pub const GROUP: &str = "apps.kruise.io";

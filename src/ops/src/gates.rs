@@ -144,18 +144,6 @@ impl Gates {
         own.unwrap_or_else(|| gate.default()) && gate.needs().is_none_or(|other| self.on(other))
     }
 
-    /// The kinds that are switched off, in lower case, and the gate that does it.
-    #[must_use]
-    pub fn off(&self) -> Vec<(&'static str, &'static str)> {
-        let needs = [
-            ("nodeimage", Gate::KruiseDaemon),
-            ("containerrecreaterequest", Gate::KruiseDaemon),
-            ("imagepulljob", Gate::ImagePullJobGate),
-        ];
-        let off = needs.into_iter().filter(|(_, gate)| !self.on(*gate));
-        off.map(|(kind, gate)| (kind, gate.name())).collect()
-    }
-
     /// The names given that mean nothing here; other programs of the same installation may know them.
     pub fn unknown(&self) -> impl Iterator<Item = &str> {
         let of_stage = |name: &str| [ALL_ALPHA, ALL_BETA].contains(&name);
@@ -229,8 +217,6 @@ mod tests {
                 .unwrap()
                 .on(Gate::ImagePullJobGate)
         );
-        assert_eq!(Gates::read("").unwrap().off(), []);
-        assert_eq!(gates.off(), [("imagepulljob", "ImagePullJobGate")]);
         assert!(Gates::read("ImagePullJobGate").is_err());
         assert!(Gates::read("ImagePullJobGate=maybe").is_err());
     }

@@ -6,12 +6,9 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 
-const KINDS: [&str; 4] = [
-    "clonesets",
-    "containerrecreaterequests",
-    "imagepulljobs",
-    "nodeimages",
-];
+fn plurals() -> [&'static str; 4] {
+    Kind::ALL.map(|kind| kind.row().plural)
+}
 
 /// What ours has and upstream's has not. Everything here is optional for a client.
 const ADDITIONS: &[&str] = &[
@@ -118,8 +115,21 @@ fn sorted(list: &Value) -> BTreeSet<String> {
 }
 
 #[test]
+fn rows_of_kinds_say_what_their_crds_say() {
+    for kind in Kind::ALL {
+        let (row, crd) = (kind.row(), crd(kind).unwrap());
+        assert_eq!(crd.metadata.name.unwrap(), kind.crd_name());
+        assert_eq!(crd.spec.names.kind, row.name);
+        assert_eq!(crd.spec.names.plural, row.plural);
+        assert_eq!(row.name.to_lowercase(), row.lower);
+        assert_eq!(Kind::named(row.name), Some(kind));
+        assert_eq!(Kind::in_lower_case(row.lower), Some(kind));
+    }
+}
+
+#[test]
 fn every_path_of_upstream_is_in_ours() {
-    for plural in KINDS {
+    for plural in plurals() {
         let (theirs, ours) = (versions(&upstream(plural)), versions(&ours(plural)));
         assert_eq!(theirs.keys().collect::<Vec<_>>(), ours.keys().collect::<Vec<_>>());
         for (name, version) in &theirs {
@@ -166,7 +176,7 @@ fn every_path_of_upstream_is_in_ours() {
 
 #[test]
 fn what_ours_adds_is_known() {
-    for plural in KINDS {
+    for plural in plurals() {
         let (theirs, ours) = (versions(&upstream(plural)), versions(&ours(plural)));
         for (name, version) in &ours {
             let known = paths(&theirs[name]);
@@ -183,7 +193,7 @@ fn what_ours_adds_is_known() {
 
 #[test]
 fn names_columns_and_subresources_are_upstream_s() {
-    for plural in KINDS {
+    for plural in plurals() {
         let (theirs, ours) = (upstream(plural), ours(plural));
         assert_eq!(theirs["metadata"]["name"], ours["metadata"]["name"]);
         for key in ["group", "scope", "names"] {
@@ -249,7 +259,7 @@ fn a_phase_may_be_empty_beside_condition_waiting() {
 /// The API server wants `type` everywhere, unless a number or a string will do.
 #[test]
 fn schemas_are_structural() {
-    for plural in KINDS {
+    for plural in plurals() {
         for (name, version) in versions(&ours(plural)) {
             for (path, node) in paths(&version) {
                 let typed = node["type"].is_string() || node["x-kubernetes-int-or-string"] == true;
@@ -289,7 +299,7 @@ fn has_maximum(node: &Value, is_map: bool) -> bool {
 #[test]
 fn every_list_map_and_text_of_a_spec_has_a_maximum() {
     let mut without = BTreeSet::new();
-    for plural in KINDS {
+    for plural in plurals() {
         for (version, schema) in versions(&ours(plural)) {
             let all = paths(&schema);
             for (path, node) in all.iter().filter(|(path, _)| path.starts_with(".spec")) {
