@@ -19,7 +19,7 @@ pub struct Options {
     #[arg(long, value_name = "DIR")]
     peer: Option<PathBuf>,
     /// The page whose section with the table is written anew; its other sections are kept
-    #[arg(long, value_name = "FILE", default_value = "docs/benchmarks.md")]
+    #[arg(long, value_name = "FILE", default_value = "docs/operations/benchmarks.md")]
     out: PathBuf,
     /// Only this group of rows, may be repeated; the table is printed and not written
     #[arg(long, value_name = "GROUP", value_parser = PossibleValuesParser::new([&BESIDE[..], &AT_SIZE[..]].concat()))]
@@ -77,7 +77,7 @@ pub fn run(options: &Options) -> Result<()> {
         "bench",
         "--quiet",
         "--features",
-        "kruise-rs/cluster-tests",
+        "kruise-tests/cluster-tests",
         "--bench",
         "figures",
     ]);

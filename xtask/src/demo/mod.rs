@@ -256,13 +256,13 @@ fn apply(screen: &mut Screen, node: &Node, example: &str) -> Result<Instant> {
 mod tests {
     #[test]
     fn the_readme_quotes_the_recording() {
-        let recorded = include_str!("../../../docs/demo.txt");
+        let recorded = include_str!("../../../docs/user/demo.txt");
         let quoted = include_str!("../../../README.md")
             .split("```")
             .find(|block| block.contains("$ kubectl apply -f deploy/examples/imagepulljob.yaml"));
         assert!(
             quoted.is_some_and(|block| recorded.contains(block.trim())),
-            "the README's excerpt is not in docs/demo.txt: {quoted:?}"
+            "the README's excerpt is not in docs/user/demo.txt: {quoted:?}"
         );
     }
 }
