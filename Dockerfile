@@ -37,7 +37,7 @@ ENV CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER=x86_64-linux-gnu-gcc \
 # What the programs log and `kruise_build_info` shows. It cannot be asked of git here: .dockerignore leaves .git out.
 ARG KRUISE_COMMIT
 RUN target="$(cat /arch)-unknown-linux-gnu" \
- && cargo build --release --locked --package kruise-rs --bins --target "$target" \
+ && cargo build --release --locked --package kruise-daemon --package kruise-manager --target "$target" \
  && mkdir /out && cp "target/$target/release/kruise-daemon" "target/$target/release/kruise-manager" /out/
 
 # The runtime's socket is root's, so the daemon is root too, with no capability and nothing it could write.

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 fn documents(file: &str) -> Vec<Value> {
-    let path = format!("{}/deploy/{file}", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/../deploy/{file}", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(path).unwrap();
     let documents = serde_yaml::Deserializer::from_str(&text);
     documents
@@ -172,13 +172,13 @@ fn the_image_build_is_given_the_commit() {
 #[test]
 fn version_names_the_program_and_its_commit() {
     for (name, path) in [
-        ("kruise-daemon", env!("CARGO_BIN_EXE_kruise-daemon")),
-        ("kruise-manager", env!("CARGO_BIN_EXE_kruise-manager")),
+        ("kruise-daemon", support::binaries::daemon()),
+        ("kruise-manager", support::binaries::manager()),
     ] {
         let output = Command::new(path).arg("--version").output().unwrap();
         let said = String::from_utf8(output.stdout).unwrap();
-        let expected = format!("{name} {}\n", kruise::ops::VERSION_AND_COMMIT);
+        let expected = format!("{name} {}\n", kruise_ops::VERSION_AND_COMMIT);
         assert_eq!((said, output.status.success()), (expected, true));
-        assert!(kruise::ops::VERSION_AND_COMMIT.starts_with(concat!(env!("CARGO_PKG_VERSION"), " (commit ")));
+        assert!(kruise_ops::VERSION_AND_COMMIT.starts_with(concat!(env!("CARGO_PKG_VERSION"), " (commit ")));
     }
 }

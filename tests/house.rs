@@ -1,14 +1,8 @@
-//! The rules of the house, held against the sources: who may know whom, and what a plan may not touch.
+//! The rules of the house that Cargo does not hold, held against the sources: what a plan may not touch among them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
-
-/// The rooms of the package of the programs, and those of it that each may know. The crates beside them Cargo keeps apart.
-const ROOMS: [(&str, &[&str]); 3] = [("node", &[]), ("manager", &["admission"]), ("admission", &[])];
-
-/// What only one of them knows: what it is, and who.
-const ONE_KNOWS: [(&str, &str); 1] = [("cri", "node")];
 
 /// What reaches out of a plan: the cluster, the runtime, the clock, the environment, chance.
 const OUTSIDE: [&str; 13] = [
@@ -24,7 +18,7 @@ const OUTSIDE: [&str; 13] = [
     "Instant::now",
     "Timestamp::now",
     "rand::",
-    "crate::ops",
+    "kruise_ops",
 ];
 
 struct Source {
@@ -33,8 +27,12 @@ struct Source {
     text: String,
 }
 
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
 fn sources(folder: &str) -> Vec<Source> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = &root();
     let mut open: Vec<PathBuf> = vec![root.join(folder)];
     let mut found = Vec::new();
     while let Some(path) = open.pop() {
@@ -65,7 +63,7 @@ fn report(what: &str, offences: &[String]) {
 
 /// Folders of `src/` with a manifest.
 fn crates() -> Vec<String> {
-    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let src = root().join("src");
     let folders = fs::read_dir(src).unwrap().map(|entry| entry.unwrap().path());
     let crates = folders.filter(|path| path.join("Cargo.toml").exists());
     crates
@@ -74,46 +72,12 @@ fn crates() -> Vec<String> {
 }
 
 #[test]
-fn rooms_know_only_whom_they_may() {
-    let (crates, mut offences) = (crates(), Vec::new());
-    for source in sources("src") {
-        let room = source.name.split('/').nth(1).unwrap();
-        if crates.iter().any(|name| name == room) {
-            continue;
-        }
-        let Some((_, known)) = ROOMS.iter().find(|(name, _)| *name == room) else {
-            assert!(
-                ["bin", "lib.rs", "fuzzing.rs"].contains(&room),
-                "{room} is a new room: say here whom it may know"
-            );
-            continue;
-        };
-        let unknown = ROOMS.iter().map(|(other, _)| *other);
-        let unknown = unknown.filter(|other| *other != room && !known.contains(other));
-        let others = ONE_KNOWS
-            .iter()
-            .filter(|(_, who)| *who != room)
-            .map(|(other, _)| *other);
-        for other in unknown.chain(others) {
-            let mentions = [format!("crate::{other}::"), format!("kruise_{other}::")];
-            let lines = code(&source.text).filter(|l| mentions.iter().any(|mention| l.contains(mention)));
-            offences.extend(lines.map(|l| format!("{}: {}", source.name, l.trim())));
-        }
-    }
-    report("these arrows are not in the design", &offences);
-}
-
-#[test]
 fn the_house_is_drawn_as_it_stands() {
-    let drawing = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/architecture.md");
+    let drawing = root().join("docs/development/architecture.md");
     let drawing = fs::read_to_string(drawing).unwrap();
-    let (crates, rooms) = (crates(), ROOMS.map(|(room, _)| room.to_owned()));
-    let all = crates.iter().chain(&rooms);
-    let missing = all.filter(|room| !drawing.contains(&format!("{room}[\"{room}/")));
-    report(
-        "docs/architecture.md does not draw",
-        &missing.cloned().collect::<Vec<_>>(),
-    );
+    let mut crates = crates();
+    crates.retain(|name| !drawing.contains(&format!("{name}[\"{name}/")));
+    report("docs/development/architecture.md does not draw", &crates);
 }
 
 /// What has no client and no runtime in its manifest can neither ask nor wait.
@@ -129,7 +93,7 @@ fn pure_crates_depend_on_no_client_and_no_runtime() {
         "client",
     ];
     for name in ["api", "workload"] {
-        let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("src/{name}/Cargo.toml"));
+        let manifest = root().join(format!("src/{name}/Cargo.toml"));
         let manifest = fs::read_to_string(manifest).unwrap();
         let needed = manifest.split("[dependencies]").nth(1).unwrap();
         let needed = needed.split("[dev-dependencies]").next().unwrap();
@@ -153,9 +117,9 @@ fn plans_are_pure() {
     let mut offences = Vec::new();
     for source in &plans {
         for line in code(&source.text) {
-            // Of the outer rooms, only what names things.
-            let room = line.contains("crate::cluster") && !line.contains("crate::cluster::Key;");
-            let runtime = line.contains("crate::cri");
+            // Of the outer crates, only what names things.
+            let room = line.contains("kruise_cluster") && !line.contains("kruise_cluster::Key;");
+            let runtime = line.contains("kruise_cri");
             if room || runtime || OUTSIDE.iter().any(|word| line.contains(word)) {
                 offences.push(format!("{}: {}", source.name, line.trim()));
             }
@@ -197,7 +161,7 @@ fn json_is_not_written_by_index() {
 const NOT_IN_THE_SOURCES: [&str; 3] = [
     "Address already in use",
     "attempt 1 of …",
-    "image pull: pulling nginx:1 takes 700 s already, and by its own limits 600 s at most",
+    "image pull: pulling nginx:1 has been running for 700 s (limit 600 s)",
 ];
 
 /// Whoever searches the log for what a page quotes must find it.
@@ -220,8 +184,8 @@ fn texts_that_the_pages_for_operators_quote_are_in_the_sources() {
     let is_text =
         |quote: &String| quote.contains(' ') && !programs.iter().any(|name| quote.starts_with(name));
     let mut missing = Vec::new();
-    for page in ["docs/operations.md", "docs/recreate.md"] {
-        let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(page)).unwrap();
+    for page in ["docs/operations/operations.md", "docs/user/recreate.md"] {
+        let text = fs::read_to_string(root().join(page)).unwrap();
         // Every second part is a block of code, and of the others every second one a quotation.
         let prose: String = text.split("```").step_by(2).collect();
         let quotes = prose.split('`').skip(1).step_by(2).map(words).filter(is_text);
@@ -233,4 +197,101 @@ fn texts_that_the_pages_for_operators_quote_are_in_the_sources() {
         }
     }
     report("no program says", &missing);
+}
+
+/// Pages of the repository, with what they say.
+fn pages() -> Vec<(PathBuf, String)> {
+    let mut open: Vec<PathBuf> = [
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "SECURITY.md",
+        "docs",
+        "deploy",
+    ]
+    .map(|name| root().join(name))
+    .to_vec();
+    let mut pages = Vec::new();
+    while let Some(path) = open.pop() {
+        if path.is_dir() {
+            open.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if path.extension().is_some_and(|e| e == "md") {
+            let text = fs::read_to_string(&path).unwrap();
+            pages.push((path, text));
+        }
+    }
+    assert!(pages.len() > 20, "only {} pages were found", pages.len());
+    pages
+}
+
+/// What a heading is called in links: lower case, without punctuation, dashes for spaces.
+fn anchor(heading: &str) -> String {
+    let heading = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = heading
+        .chars()
+        .filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+#[test]
+fn links_between_pages_lead_somewhere() {
+    let mut broken = Vec::new();
+    for (page, text) in pages() {
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if link.contains("://") {
+                continue;
+            }
+            let (path, fragment) = link.split_once('#').unwrap_or((link, ""));
+            let target = match path {
+                "" => page.clone(),
+                path => page.parent().unwrap().join(path),
+            };
+            let there = target.exists()
+                && (fragment.is_empty() || {
+                    let text = fs::read_to_string(&target).unwrap();
+                    text.lines()
+                        .any(|line| line.starts_with('#') && anchor(line) == fragment)
+                });
+            if !there {
+                broken.push(format!("{}: {link}", page.display()));
+            }
+        }
+    }
+    report("these links lead nowhere", &broken);
+}
+
+/// Words that neither Kubernetes nor its users say so.
+const NOT_SAID: [&str; 8] = [
+    "told",
+    "anew",
+    "somebody",
+    "nobody",
+    "whoever",
+    "besides",
+    "is to be",
+    "are to be",
+];
+
+/// The texts in a line of code.
+fn texts(line: &str) -> impl Iterator<Item = &str> {
+    line.split('"').skip(1).step_by(2)
+}
+
+/// Events, conditions, messages, logs, help: what users read.
+#[test]
+fn texts_for_users_are_plain_english() {
+    let mut offences = Vec::new();
+    let is_test = |name: &str| name.contains("/tests") || name.ends_with("hostile.rs");
+    for source in sources("src").into_iter().filter(|source| !is_test(&source.name)) {
+        for line in code(&source.text) {
+            let odd = |text: &str| {
+                let spaced = format!(" {} ", text.replace(|c: char| !c.is_alphanumeric(), " "));
+                NOT_SAID.iter().any(|word| spaced.contains(&format!(" {word} ")))
+            };
+            if texts(line).any(odd) {
+                offences.push(format!("{}: {}", source.name, line.trim()));
+            }
+        }
+    }
+    report("say it as kubelet and kubectl would", &offences);
 }

@@ -1,8 +1,6 @@
 //! `kruise-daemon pull` as a user runs it, against a runtime that does what the test wants.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod support;
-
 use std::collections::VecDeque;
 use std::path::Path;
 use std::process::{Output, Stdio};
@@ -16,7 +14,7 @@ use tokio::process::{Child, Command};
 
 /// Runs the command; it must end by itself.
 async fn pull(socket: &Path, args: &[&str], stdin: &str) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_kruise-daemon"))
+    let mut child = Command::new(support::binaries::daemon())
         .arg("pull")
         .arg("--socket-file")
         .arg(socket)
@@ -44,17 +42,15 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-impl Bed {
-    async fn pull(&self, args: &[&str]) -> Output {
-        pull(&self.socket(), args, "").await
-    }
+async fn pull_on(bed: &Bed, args: &[&str]) -> Output {
+    pull(&bed.socket(), args, "").await
 }
 
 #[tokio::test]
 async fn images_are_pulled_and_those_present_are_not() {
     let bed = Bed::start();
     bed.server.state().add_image("docker.io/library/here:1");
-    let out = bed.pull(&["here:1", "nginx", "--output", "json"]).await;
+    let out = pull_on(&bed, &["here:1", "nginx", "--output", "json"]).await;
     assert!(out.status.success(), "{}", text(&out.stderr));
     let result: Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(result["succeeded"], true);
@@ -85,9 +81,7 @@ async fn one_failure_is_told_and_decides_the_exit_status() {
         .state()
         .pull_failures
         .insert("down.test/a:1".to_owned(), VecDeque::from(vec![refused; 2]));
-    let out = bed
-        .pull(&["down.test/a:1", "ok.test/b:1", "Bad", "--retries", "1"])
-        .await;
+    let out = pull_on(&bed, &["down.test/a:1", "ok.test/b:1", "Bad", "--retries", "1"]).await;
     assert_eq!(out.status.code(), Some(1));
     let lines = text(&out.stdout);
     assert!(
@@ -134,7 +128,7 @@ async fn credentials_come_from_a_docker_configuration() {
         .state()
         .passwords
         .insert(image.to_owned(), ("u".to_owned(), "p".to_owned()));
-    let out = bed.pull(&[image, "--retries", "0"]).await;
+    let out = pull_on(&bed, &[image, "--retries", "0"]).await;
     assert!(
         text(&out.stdout).contains("refuses the credentials"),
         "{}",
@@ -145,15 +139,17 @@ async fn credentials_come_from_a_docker_configuration() {
     // The more specific entry is wrong: the next one is tried.
     let config = r#"{"auths": {"private.test/team": {"username": "x", "password": "y"}, "private.test": {"auth": "dTpw"}}}"#;
     std::fs::write(bed.dir.path().join("config.json"), config).unwrap();
-    let out = bed
-        .pull(&[
+    let out = pull_on(
+        &bed,
+        &[
             image,
             "--retries",
             "0",
             "--docker-config",
             bed.dir.path().to_str().unwrap(),
-        ])
-        .await;
+        ],
+    )
+    .await;
     assert!(out.status.success(), "{}{}", text(&out.stdout), text(&out.stderr));
 }
 
@@ -164,7 +160,7 @@ async fn no_more_than_asked_are_pulled_at_once() {
     let images: Vec<String> = (0..6).map(|n| format!("r.test/a:{n}")).collect();
     let mut args: Vec<&str> = images.iter().map(String::as_str).collect();
     args.extend(["--parallel", "2"]);
-    assert!(bed.pull(&args).await.status.success());
+    assert!(pull_on(&bed, &args).await.status.success());
     assert_eq!(bed.server.state().pulling_most, 2);
 }
 
@@ -183,7 +179,7 @@ async fn without_a_runtime_it_says_where_it_looked() {
 
 /// Starts `pull` of one image; more arguments, and where its standard output goes.
 fn start(socket: &Path, args: &[&str], stdout: Stdio) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_kruise-daemon"))
+    Command::new(support::binaries::daemon())
         .args(["pull", "nginx", "--socket-file"])
         .arg(socket)
         .args(args)
@@ -253,7 +249,7 @@ async fn credential_helpers_are_named() {
     let config = r#"{"auths": {"https://index.docker.io/v1/": {}}, "credsStore": "desktop"}"#;
     std::fs::write(bed.dir.path().join("config.json"), config).unwrap();
     let folder = bed.dir.path().to_str().unwrap();
-    let out = bed.pull(&["nginx", "--docker-config", folder]).await;
+    let out = pull_on(&bed, &["nginx", "--docker-config", folder]).await;
     assert!(out.status.success(), "{}", text(&out.stderr));
     let told = text(&out.stderr);
     assert!(

@@ -5,9 +5,9 @@ use std::os::unix::fs::FileTypeExt;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use kruise::node::Live;
-use kruise::node::control;
-use kruise::node::live::{Pull, PullPhase, Runtime};
+use kruise_daemon::Live;
+use kruise_daemon::control;
+use kruise_daemon::live::{Pull, PullPhase, Runtime};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio_util::sync::CancellationToken;
@@ -44,7 +44,7 @@ impl Bed {
 
     /// Starts `status --watch`.
     fn watch(&self, stdin: Stdio) -> (Child, Lines<BufReader<ChildStdout>>) {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_kruise-daemon"))
+        let mut child = Command::new(support::binaries::daemon())
             .args(["status", "--watch", "--control-socket"])
             .arg(self.folder.path().join("c.sock"))
             .stdin(stdin)

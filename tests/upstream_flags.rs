@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use clap::Parser;
-use kruise::{manager, node};
+use {kruise_daemon as node, kruise_manager as manager};
 
 #[derive(Debug, Parser)]
 #[command(args_override_self = true)]

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use kruise::cri::client::Client as Cri;
-use kruise::cri::{PullRequest, Runtime as _};
+use kruise_cri::client::Client as Cri;
+use kruise_cri::{PullRequest, Runtime as _};
 use serde_json::json;
 use testbed::cluster::Image;
 

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
-use kruise::cri::Runtime as _;
-use kruise::cri::client::Client as Cri;
+use kruise_cri::Runtime as _;
+use kruise_cri::client::Client as Cri;
 use serde_json::{Value, json};
 
 use crate::cluster::{self, POD, REQUEST, median, ready};

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
-use kruise::cri::Runtime as _;
-use kruise::cri::client::Client as Cri;
+use kruise_cri::Runtime as _;
+use kruise_cri::client::Client as Cri;
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use testbed::cluster::Image;

@@ -115,7 +115,7 @@ impl Side {
 /// Installs ours and starts the manager; gives its process ID.
 fn our_manager(node: &Node, dir: &Path) -> Result<u32> {
     let plane = &node.plane;
-    let deploy = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/default");
+    let deploy = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/default");
     let all = plane.kubectl(&["kustomize", deploy])?;
     // The programs run as processes here, as the Go ones do.
     let pods = [

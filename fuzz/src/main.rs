@@ -1,9 +1,9 @@
-//! libFuzzer over one of the targets of `kruise::fuzzing`, named by `FUZZ_TARGET`.
+//! libFuzzer over one of the targets of `kruise_fuzzing`, named by `FUZZ_TARGET`.
 #![no_main]
 
 use std::sync::LazyLock;
 
-use kruise::fuzzing::{TARGETS, Target};
+use kruise_fuzzing::{TARGETS, Target};
 
 static TARGET: LazyLock<Target> = LazyLock::new(|| {
     let wanted = std::env::var("FUZZ_TARGET").unwrap_or_default();

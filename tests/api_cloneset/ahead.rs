@@ -1,6 +1,6 @@
 //! What v1alpha1 says in annotations of how images are pulled ahead arrives in the job.
 
-use kruise::api::cloneset::CloneSet;
+use kruise_api::cloneset::CloneSet;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 

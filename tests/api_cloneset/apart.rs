@@ -1,7 +1,7 @@
 //! What other releases and outages of ours leave behind, on an API server that knows more of Pods than our types do.
 
-use kruise::admission::webhooks::{MUTATING, VALIDATING};
-use kruise::api::cloneset::CloneSet;
+use kruise_api::cloneset::CloneSet;
+use kruise_api::webhooks::{MUTATING, VALIDATING};
 use serde_json::{Value, json};
 use testbed::cluster::{Options, wait};
 
@@ -149,7 +149,7 @@ pub fn without_webhooks(field: &Field) {
 }
 
 fn with_webhooks_again(field: &Field) {
-    let webhooks = format!("{}/deploy/webhooks", env!("CARGO_MANIFEST_DIR"));
+    let webhooks = format!("{}/../deploy/webhooks", env!("CARGO_MANIFEST_DIR"));
     field.world.plane.kubectl(&["apply", "-k", &webhooks]).unwrap();
     until_filled_in(field.world, &field.namespace, true);
 }

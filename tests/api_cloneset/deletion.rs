@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use crate::field::Field;
 use crate::kubelet::{NO_IMAGE, NO_NODE, bind};
 use crate::pods::name;
-use crate::support::untyped::untyped;
 use crate::world::world;
+use support::untyped::untyped;
 
 const ZONE: &str = "example.com/zone";
 /// Nodes and their zones.

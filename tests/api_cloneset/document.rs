@@ -1,8 +1,8 @@
-//! The examples of `docs/cloneset.md`, in their order: applied, and acted upon.
+//! The examples of `docs/user/cloneset.md`, in their order: applied, and acted upon.
 
 use std::collections::BTreeMap;
 
-use kruise::api::cloneset::CloneSet;
+use kruise_api::cloneset::CloneSet;
 use serde_json::Value;
 
 use crate::field::Field;
@@ -17,7 +17,7 @@ struct Example {
 }
 
 fn examples() -> Vec<Example> {
-    let path = format!("{}/docs/cloneset.md", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/../docs/user/cloneset.md", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(path).unwrap();
     let blocks = text.split("\n```yaml").skip(1).map(|rest| {
         let (words, rest) = rest.split_once('\n').unwrap();
@@ -92,10 +92,10 @@ async fn the_page_s_examples_do_what_it_says() {
             }
         };
         let words = match (name.as_str(), reason.as_str()) {
-            ("tuned", "CloneSetUpdated") => "container app: its environment is not known to be new",
-            ("careful", "CloneSetUpdated") => {
-                "hook inPlaceUpdate: finalizer example.com/drain to be taken off"
+            ("tuned", "CloneSetUpdated") => {
+                "container app: the change of its environment is not confirmed yet"
             }
+            ("careful", "CloneSetUpdated") => "hook inPlaceUpdate: finalizer example.com/drain to be removed",
             _ => "",
         };
         // Condition Progressing is there with a deadline.

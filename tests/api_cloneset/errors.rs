@@ -1,7 +1,7 @@
 //! What goes wrong is said where users look, and is not tried without end.
 
 use jiff::Timestamp;
-use kruise::api::cloneset::CloneSet;
+use kruise_api::cloneset::CloneSet;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testbed::cluster::wait;

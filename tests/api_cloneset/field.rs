@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use kruise::api::cloneset::CloneSet;
+use kruise_api::cloneset::CloneSet;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 

@@ -115,7 +115,7 @@ async fn a_revision_that_holds_no_pod_template_stops_no_other_cloneset() {
     let old = revision(&pods[0]);
     field.image("web", "example.com/app:2").await;
     let another =
-        |set: &kruise::api::cloneset::CloneSet| set.status.as_ref().is_some_and(|s| s.update_revision != old);
+        |set: &kruise_api::cloneset::CloneSet| set.status.as_ref().is_some_and(|s| s.update_revision != old);
     field.status("web", "another revision", another).await;
 
     let stored = revisions(&field).get(&old).await.unwrap();

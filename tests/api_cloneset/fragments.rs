@@ -1,7 +1,7 @@
 //! The fragments of OpenKruise's manual, each merged onto an example: what it says comes about.
 
-use kruise::api::cloneset::CloneSet;
-use kruise::api::keys;
+use kruise_api::cloneset::CloneSet;
+use kruise_api::keys;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
@@ -284,7 +284,7 @@ async fn comes_about(field: &Field, sets: &Api<DynamicObject>, name: &str, fragm
         return;
     }
     if spec["lifecycle"]["preNormal"].is_object() {
-        let words = "hook preNormal: finalizer example.io/unready-blocker to be put on";
+        let words = "hook preNormal: finalizer example.io/unready-blocker to be added";
         says(field, name, words).await;
         field
             .until_pods(name, "all there", |pods| pods.len() == ALL)

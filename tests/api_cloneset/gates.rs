@@ -1,6 +1,6 @@
 //! Feature gates that are off when nobody says anything.
 
-use kruise::api::cloneset::CloneSet;
+use kruise_api::cloneset::CloneSet;
 use serde_json::{Value, json};
 
 use crate::apart::without_webhooks;

@@ -31,7 +31,7 @@ async fn pods_are_made_updated_where_they_are_and_deleted() {
             "Normal"
         );
     }
-    let revision = |set: &kruise::api::cloneset::CloneSet| set.status.clone().unwrap().update_revision;
+    let revision = |set: &kruise_api::cloneset::CloneSet| set.status.clone().unwrap().update_revision;
     assert_ne!(revision(&set), revision(&updated));
     let all = field.pod_writes();
     assert!(

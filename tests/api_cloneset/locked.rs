@@ -10,8 +10,8 @@ use crate::field::{Field, identities};
 use crate::lost::shared;
 use crate::pods::{name, runs, serves, state};
 use crate::proxy::Loss;
-use crate::support::untyped::untyped;
 use crate::world::{PATIENCE, world};
+use support::untyped::untyped;
 
 /// Pods with this label are nobody's to change.
 pub const LOCK: &str = "example.com/locked";

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kruise::api::cloneset::CloneSet;
+use kruise_api::cloneset::CloneSet;
 use kube::api::{DynamicObject, Patch};
 use kube::runtime::watcher;
 use serde_json::{Value, json};

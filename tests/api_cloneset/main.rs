@@ -31,8 +31,6 @@ mod sizes;
 mod standing;
 mod steady;
 mod story;
-#[path = "../support/mod.rs"]
-mod support;
 mod takeover;
 mod times;
 mod told;

@@ -7,7 +7,7 @@ use crate::field::{Field, identities};
 use crate::world::world;
 
 fn path(file: &str) -> String {
-    format!("{}/tests/data/manuals/{file}", env!("CARGO_MANIFEST_DIR"))
+    format!("{}/../tests/data/manuals/{file}", env!("CARGO_MANIFEST_DIR"))
 }
 
 pub fn documents(file: &str) -> Vec<Value> {

@@ -1,13 +1,13 @@
 //! What the objects of one namespace may take of the manager's memory.
 
-use kruise::api::cloneset::CloneSet;
+use kruise_api::cloneset::CloneSet;
 use kube::api::DynamicObject;
 use serde_json::{Map, Value, json};
 
 use crate::field::Field;
 use crate::manager::Manager;
-use crate::support::converted::{ALL, until_converted};
 use crate::world::World;
+use support::converted::{ALL, until_converted};
 
 /// The limit of its Deployment, 512 MiB, without a quarter that others may need.
 const MOST: u64 = 384 << 20;

@@ -1,6 +1,6 @@
 //! Type `OnDelete`: a Pod is updated by somebody's deleting it.
 
-use kruise::api::cloneset::CloneSet;
+use kruise_api::cloneset::CloneSet;
 use kube::api::Patch;
 use serde_json::{Value, json};
 

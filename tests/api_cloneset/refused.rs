@@ -1,15 +1,15 @@
 //! A template that is refused stops the update, and nothing else: the Pods that are there are looked after.
 
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
-use kruise::api::cloneset::CloneSet;
+use kruise_api::cloneset::CloneSet;
 use kube::api::{Api, DeleteParams};
 use serde_json::{Value, json};
 
 use crate::errors::{quota, said, says};
 use crate::field::Field;
 use crate::pods::{self, is, uid, wanted_image};
-use crate::support::untyped::untyped;
 use crate::world::{PATIENCE, World, create, until, world};
+use support::untyped::untyped;
 use testbed::cluster::wait;
 
 const GATE: &str = "InPlaceUpdateReady";

@@ -70,7 +70,7 @@ async fn pods_that_somebody_names_are_replaced() {
         |pods: &[&Value]| pods.len() == 2 && pods.iter().all(|p| ![&first, &second].contains(&&name(p)));
     let left = field.until_pods("web", "without those two", gone).await;
     assert!(left.iter().any(|p| name(p) == name(&pods[2])), "the third stays");
-    let empty = |set: &kruise::api::cloneset::CloneSet| {
+    let empty = |set: &kruise_api::cloneset::CloneSet| {
         let scale = set.spec.scale_strategy.as_ref();
         scale.is_none_or(|s| s.pods_to_delete.is_empty())
     };
@@ -122,7 +122,7 @@ async fn a_new_cloneset_adopts_and_counts_orphans() {
     field
         .set("web", json!({ "updateStrategy": { "rollingUpdate": rolling } }))
         .await;
-    let all = |set: &kruise::api::cloneset::CloneSet| {
+    let all = |set: &kruise_api::cloneset::CloneSet| {
         let status = set.status.as_ref();
         status.is_some_and(|s| s.replicas == 3 && s.updated_replicas == 2)
     };
@@ -152,14 +152,14 @@ async fn what_stops_pods_from_being_made_is_told_until_it_is_over() {
     field
         .set("web", json!({ "replicas": 100, "template": template }))
         .await;
-    let failed = |set: &kruise::api::cloneset::CloneSet| {
+    let failed = |set: &kruise_api::cloneset::CloneSet| {
         let conditions = set.status.as_ref().map(|s| s.conditions.clone());
         conditions
             .into_iter()
             .flatten()
             .find(|c| c.type_ == "FailedScale")
     };
-    let said = |set: &kruise::api::cloneset::CloneSet| {
+    let said = |set: &kruise_api::cloneset::CloneSet| {
         failed(set).is_some_and(|c| c.status == "True" && c.message.contains("later"))
     };
     until(&field.sets(), "web", "says why", said).await;
@@ -179,7 +179,7 @@ async fn pods_are_made_as_fast_as_they_become_available() {
     spec["template"] = json!({ "spec": { "nodeSelector": { (NO_NODE): "true" } } });
     field.set("web", spec).await;
     field.event("ScaleUpLimited", "web").await;
-    let two = |set: &kruise::api::cloneset::CloneSet| set.status.as_ref().is_some_and(|s| s.replicas == 2);
+    let two = |set: &kruise_api::cloneset::CloneSet| set.status.as_ref().is_some_and(|s| s.replicas == 2);
     field.status("web", "two Pods, for none is available", two).await;
     field
         .edit(

@@ -1,6 +1,6 @@
 //! Resizes that are refused, and those whose update ends before they are recorded: a resize is a request of its own.
 
-use kruise::api::cloneset::CloneSet;
+use kruise_api::cloneset::CloneSet;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 

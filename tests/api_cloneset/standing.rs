@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use futures::StreamExt;
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use kruise::api::cloneset::CloneSet;
-use kruise::api::keys;
+use kruise_api::cloneset::CloneSet;
+use kruise_api::keys;
 use kube::Api;
 use kube::runtime::watcher;
 use serde_json::{Value, json};

@@ -1,6 +1,6 @@
 //! Nothing is written where nothing has changed, and a manager that dies in the middle is followed by one that goes on.
 
-use kruise::api::image_pull_job::ImagePullJob;
+use kruise_api::image_pull_job::ImagePullJob;
 use kube::api::{Api, Patch};
 use serde_json::json;
 
@@ -114,7 +114,7 @@ async fn a_rollout_goes_on_with_the_next_manager() {
     let before = field.pods_of("web").await;
     for (image, from) in [("example.com/app:2", 2), ("example.com/app:3", 5)] {
         field.image("web", image).await;
-        let midst = move |set: &kruise::api::cloneset::CloneSet| {
+        let midst = move |set: &kruise_api::cloneset::CloneSet| {
             set.status.as_ref().is_some_and(|s| s.updated_replicas >= from)
         };
         field.status("web", "some are updated", midst).await;
@@ -155,7 +155,7 @@ async fn of_two_managers_the_other_goes_on_when_one_dies() {
     let before = identities(&field.pods_of("web").await);
     field.image("web", "example.com/app:2").await;
     let midst =
-        |set: &kruise::api::cloneset::CloneSet| set.status.as_ref().is_some_and(|s| s.updated_replicas >= 2);
+        |set: &kruise_api::cloneset::CloneSet| set.status.as_ref().is_some_and(|s| s.updated_replicas >= 2);
     field.status("web", "some are updated", midst).await;
     one.kill().unwrap();
     field.settled("web").await;

@@ -18,7 +18,7 @@ async fn a_description_reads_as_a_story() {
     field.image("web", "example.com/app:2").await;
     field.settled("web").await;
     field.image("web", NO_IMAGE).await;
-    let waits = |set: &kruise::api::cloneset::CloneSet| {
+    let waits = |set: &kruise_api::cloneset::CloneSet| {
         let mut conditions = set.status.iter().flat_map(|s| &s.conditions);
         conditions
             .any(|c| c.message.contains("ImagePullBackOff") && c.message.contains("maxUnavailable is 1"))
@@ -26,7 +26,7 @@ async fn a_description_reads_as_a_story() {
     until(&field.sets(), "web", "stuck at an image", waits).await;
     field.edit("web", json!({ "spec": { "replicas": 2 } })).await;
     field.event("SuccessfulDelete", "web").await;
-    let two = |set: &kruise::api::cloneset::CloneSet| set.status.as_ref().is_some_and(|s| s.replicas == 2);
+    let two = |set: &kruise_api::cloneset::CloneSet| set.status.as_ref().is_some_and(|s| s.replicas == 2);
     until(&field.sets(), "web", "of two Pods", two).await;
     let text = field.described("web");
     println!("{text}");
@@ -64,7 +64,7 @@ async fn a_pod_that_is_refused_is_told_and_made_under_its_name_when_it_may() {
     says(&field, "FailedScale", "exceeded quota: few").await;
     field.event("FailedCreate", "web").await;
     // The two that were made are waited for until they are ready.
-    let alone = |set: &kruise::api::cloneset::CloneSet| {
+    let alone = |set: &kruise_api::cloneset::CloneSet| {
         let mut conditions = set.status.iter().flat_map(|s| &s.conditions);
         conditions.any(|c| c.type_ == "Waiting" && c.message.starts_with("failed: "))
     };

@@ -2,9 +2,9 @@
 //! applied again.
 
 use crate::manager::Manager;
-use crate::support::charts::Charts;
-use crate::support::converted::{ALL, until_converted};
 use crate::world::World;
+use support::charts::Charts;
+use support::converted::{ALL, until_converted};
 
 const WITH_DEFAULTS: &str = include_str!("../data/takeover/objects.jsonl");
 const WITHOUT_DEFAULTS: &str = include_str!("../data/takeover/objects-without-defaults.jsonl");

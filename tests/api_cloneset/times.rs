@@ -1,6 +1,6 @@
 //! What time alone brings about.
 
-use kruise::api::cloneset::{CloneSet, CloneSetCondition};
+use kruise_api::cloneset::{CloneSet, CloneSetCondition};
 use serde_json::{Value, json};
 
 use crate::field::Field;

@@ -1,7 +1,7 @@
 //! Each thing that is done to Pods is an event, and so is what is in the way of it.
 
-use kruise::api::cloneset::CloneSet;
-use kruise::api::keys::IMAGE_PRE_DOWNLOAD_CREATED;
+use kruise_api::cloneset::CloneSet;
+use kruise_api::keys::IMAGE_PRE_DOWNLOAD_CREATED;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 

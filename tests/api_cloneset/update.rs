@@ -1,6 +1,6 @@
 //! Updates: how far, how fast, in place or not, and back.
 
-use kruise::api::cloneset::CloneSet;
+use kruise_api::cloneset::CloneSet;
 use serde_json::{Value, json};
 
 use crate::field::{Field, identities};

@@ -1,7 +1,7 @@
 //! Nodes that have just come, and have no NodeImage yet.
 
-use kruise::api::image_pull_job::ImagePullJob;
-use kruise::api::node_image::NodeImage;
+use kruise_api::image_pull_job::ImagePullJob;
+use kruise_api::node_image::NodeImage;
 use kube::api::Api;
 use serde_json::json;
 

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use k8s_openapi::api::coordination::v1::Lease;
-use kruise::api::node_image::NodeImage;
+use kruise_api::node_image::NodeImage;
 use kube::api::Api;
 use serde_json::json;
 

@@ -1,8 +1,8 @@
 //! ImagePullJobs, fanned out to nodes whose daemons we play.
 
 use k8s_openapi::api::core::v1::Event;
-use kruise::api::image_pull_job::{ImagePullJob, ImagePullJobStatus};
-use kruise::api::node_image::NodeImage;
+use kruise_api::image_pull_job::{ImagePullJob, ImagePullJobStatus};
+use kruise_api::node_image::NodeImage;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};

@@ -14,8 +14,6 @@ mod requests;
 mod scale;
 mod secrets;
 mod silence;
-#[path = "../support/mod.rs"]
-mod support;
 mod tenants;
 mod world;
 

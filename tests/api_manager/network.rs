@@ -2,15 +2,15 @@
 
 use std::path::Path;
 
-use kruise::api::node_image::NodeImage;
+use kruise_api::node_image::NodeImage;
 use kube::api::Api;
 use serde_json::{Value, json};
 use testbed::cluster::{Bound, Options, wait};
 
 use crate::manager::Manager;
-use crate::support::converted::{self, until_converted};
 use crate::waits::PATIENCE;
 use crate::world::{World, node, until};
+use support::converted::{self, until_converted};
 
 /// The port of the API server in a bed with a network of its own.
 const API_SERVER: &str = "6443";
@@ -41,14 +41,14 @@ async fn a_cluster_that_has_no_ipv4_is_served() {
     plane
         .inside("ip", &["address", "add", "127.0.0.1/8", "dev", "lo"])
         .unwrap();
-    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/daemon/daemonset.yaml");
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/daemon/daemonset.yaml");
     let manifest: Value = serde_yaml::from_str(&std::fs::read_to_string(manifest).unwrap()).unwrap();
     let container = &manifest["spec"]["template"]["spec"]["containers"][0];
     let args: Vec<String> = serde_json::from_value(container["args"].clone()).unwrap();
     let probe = &container["readinessProbe"]["httpGet"];
     let account = plane.kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node("six"));
     let mut daemon = plane
-        .component("kruise-daemon", env!("CARGO_BIN_EXE_kruise-daemon"))
+        .component("kruise-daemon", support::binaries::daemon())
         .args(args)
         .args([
             format!("--kubeconfig={}", account.unwrap().display()),

@@ -1,16 +1,16 @@
 //! One NodeImage per Node.
 
 use k8s_openapi::api::core::v1::Node;
-use kruise::api::node_image::NodeImage;
+use kruise_api::node_image::NodeImage;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
 
-use crate::support::untyped::untyped;
 use crate::waits;
 use crate::world::{
     Answer, answer, completed, create, job, jobs, node, nodes, set_ready, until, until_gone, world,
 };
+use support::untyped::untyped;
 
 #[tokio::test]
 async fn a_nodeimage_comes_with_a_ready_node_follows_its_labels_and_goes_with_it() {

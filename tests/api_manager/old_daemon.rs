@@ -4,16 +4,16 @@
 use futures::StreamExt;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kruise::api::container_recreate_request::{
+use kruise_api::container_recreate_request::{
     ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestSyncContainerStatus as Snapshot,
 };
-use kruise::api::node_image::{ImagePullPhase, ImageStatus, ImageTagSpec, ImageTagStatus, NodeImageStatus};
-use kruise::api::v1alpha1::{
+use kruise_api::node_image::{ImagePullPhase, ImageStatus, ImageTagSpec, ImageTagStatus, NodeImageStatus};
+use kruise_api::v1alpha1::{
     ContainerRecreateRequest, ContainerRecreateRequestContainerRecreateState as State,
     ContainerRecreateRequestStatus, NodeImage,
 };
-use kruise::api::{keys, v1alpha1};
-use kruise::cluster::Cluster;
+use kruise_api::{keys, v1alpha1};
+use kruise_cluster::Cluster;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Resource, ResourceExt};
@@ -250,7 +250,7 @@ fn states(
         .get(keys::CRR_SYNC_CONTAINER_STATUSES)
         .map(|text| serde_json::from_str(text).unwrap())
         .unwrap_or_default();
-    let one = |container: &kruise::api::container_recreate_request::ContainerRecreateRequestContainer| {
+    let one = |container: &kruise_api::container_recreate_request::ContainerRecreateRequestContainer| {
         let old = &container.status_context.as_ref().unwrap().container_id;
         let state = |phase| v1alpha1::ContainerRecreateRequestContainerRecreateState {
             name: container.name.clone(),

@@ -1,13 +1,13 @@
 //! Jobs and requests that are carried out by a daemon which knows v1alpha1 alone.
 
 use k8s_openapi::api::core::v1::{Pod, Secret};
-use kruise::api::container_recreate_request::{
+use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase,
 };
-use kruise::api::image_pull_job::ImagePullJobStatus;
-use kruise::api::keys;
-use kruise::api::node_image::{ImagePullPhase, ImageTagStatus, NodeImage};
-use kruise::cluster::Cluster;
+use kruise_api::image_pull_job::ImagePullJobStatus;
+use kruise_api::keys;
+use kruise_api::node_image::{ImagePullPhase, ImageTagStatus, NodeImage};
+use kruise_cluster::Cluster;
 use kube::ResourceExt;
 use kube::api::Api;
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! ContainerRecreateRequests whose daemon we play, or who have none.
 
 use k8s_openapi::api::core::v1::Pod;
-use kruise::api::container_recreate_request::ContainerRecreateRequest;
+use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
-use kruise::api::image_pull_job::ImagePullJob;
-use kruise::api::node_image::NodeImage;
-use kruise::cluster::Cluster;
+use kruise_api::image_pull_job::ImagePullJob;
+use kruise_api::node_image::NodeImage;
+use kruise_cluster::Cluster;
 use kube::ResourceExt;
 use kube::api::{Api, PostParams};
 use kube::runtime::watcher;

@@ -3,8 +3,8 @@
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Event, Secret};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
-use kruise::api::image_pull_job::ImagePullJob;
-use kruise::api::node_image::NodeImage;
+use kruise_api::image_pull_job::ImagePullJob;
+use kruise_api::node_image::NodeImage;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};

@@ -5,9 +5,9 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Event, Node};
-use kruise::api::container_recreate_request::ContainerRecreateRequest;
-use kruise::api::node_image::{ImageTagStatus, NodeImage};
-use kruise::cluster::Cluster;
+use kruise_api::container_recreate_request::ContainerRecreateRequest;
+use kruise_api::node_image::{ImageTagStatus, NodeImage};
+use kruise_cluster::Cluster;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 

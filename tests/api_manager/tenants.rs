@@ -4,9 +4,9 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, ValidatingWebhookConfiguration,
 };
 use k8s_openapi::api::core::v1::{Event, Namespace};
-use kruise::api::image_pull_job::ImagePullJob;
-use kruise::api::node_image::NodeImage;
-use kruise::cluster::Cluster;
+use kruise_api::image_pull_job::ImagePullJob;
+use kruise_api::node_image::NodeImage;
+use kruise_cluster::Cluster;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kruise::api::image_pull_job::ImagePullJob;
-use kruise::api::node_image::NodeImage;
-use kruise::cluster::Cluster;
+use kruise_api::image_pull_job::ImagePullJob;
+use kruise_api::node_image::NodeImage;
+use kruise_cluster::Cluster;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Resource, ResourceExt};
 use serde::Serialize;
@@ -19,8 +19,8 @@ pub use testbed::wait::PATIENCE;
 
 pub use crate::connect::connect;
 use crate::manager::Manager;
-use crate::support::converted::{self, until_converted};
 use crate::waits;
+use support::converted::{self, until_converted};
 
 static WORLD: LazyLock<World> = LazyLock::new(|| {
     let world = World::new();
@@ -53,7 +53,7 @@ impl World {
     /// The same on a control plane of another kind.
     pub fn with(options: Options) -> Self {
         let plane = ControlPlane::start_with(options).unwrap();
-        let path = format!("{}/deploy/default", env!("CARGO_MANIFEST_DIR"));
+        let path = format!("{}/../deploy/default", env!("CARGO_MANIFEST_DIR"));
         plane.kubectl(&["apply", "-k", &path]).unwrap();
         plane
             .kubectl(&["create", "serviceaccount", "default", "--namespace=default"])
@@ -191,7 +191,7 @@ pub async fn answer(cluster: &Cluster, node: &str, answer: Answer) {
 pub async fn answer_object(cluster: &Cluster, object: &NodeImage, answer: Answer) {
     let images = Api::<NodeImage>::all(cluster.client.clone());
     let now = cluster.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-    let status = |tag: &kruise::api::node_image::ImageTagSpec| {
+    let status = |tag: &kruise_api::node_image::ImageTagSpec| {
         let (phase, message, done) = match answer {
             Answer::Succeeded => ("Succeeded", "", true),
             Answer::Failed(why) => ("Failed", why, true),

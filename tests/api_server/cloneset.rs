@@ -1,6 +1,6 @@
 //! CloneSet on the real API server: what is refused and filled in, how it is scaled, converted and protected.
 
-use kruise::api::keys;
+use kruise_api::keys;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
 //! Both versions through the real conversion webhook.
 
-use kruise::api::{keys, v1alpha1};
+use kruise_api::{keys, v1alpha1};
 use kube::Api;
 use serde_json::{Value, json};
 

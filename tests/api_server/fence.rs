@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kruise::cluster::Cluster;
+use kruise_cluster::Cluster;
 use serde_json::{Value, json};
 use testbed::cluster::{Bound, ControlPlane};
 
@@ -174,7 +174,7 @@ async fn a_daemon_publishes_events_of_its_own_host_only() {
 #[tokio::test]
 async fn an_installation_in_another_namespace_is_fenced() {
     let plane = ControlPlane::start().unwrap();
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/default");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/default");
     let manifests = plane.kubectl(&["kustomize", folder]).unwrap();
     plane
         .apply(&manifests.replace("kruise-system", "elsewhere"))

@@ -193,7 +193,7 @@ fn the_way_back_names_claims_that_belong_to_pods() {
 #[test]
 fn the_way_back_takes_away_an_installation_in_another_namespace() {
     let plane = &*PLANE;
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/");
     let manifests = plane
         .kubectl(&["kustomize", &format!("{folder}default")])
         .unwrap();

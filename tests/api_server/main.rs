@@ -18,8 +18,6 @@ mod protection;
 mod rbac;
 mod replicas;
 mod rules;
-#[path = "../support/mod.rs"]
-mod support;
 mod upgrade;
 mod world;
 

@@ -6,7 +6,7 @@ use crate::world::world;
 
 /// The DaemonSet of a folder in `deploy`, as the API server takes it.
 fn daemon_set(folder: &str) -> Value {
-    let path = format!("{}/deploy/{folder}", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/../deploy/{folder}", env!("CARGO_MANIFEST_DIR"));
     // Nothing else: a webhook server is reached by its address here, which excludes the Service that is applied.
     let only = [
         "--selector=control-plane=daemon",

@@ -3,17 +3,17 @@
 
 use std::time::Duration;
 
-use kruise::cluster::Cluster;
+use kruise_cluster::Cluster;
 use kube::api::{Api, DynamicObject};
 use serde_json::{Value, json};
 use testbed::cluster::{Bound, ControlPlane};
 
 use crate::manager::Manager;
-use crate::support::readiness::answer;
-use crate::support::waits;
 use crate::world::{
     PATIENCE, connect, create, install, merge, merge_status, refused, running, typed, webhooks_answer,
 };
+use support::readiness::answer;
+use support::waits;
 
 /// The arguments of OpenKruise's Helm chart but for addresses, which are the bed's.
 fn of_the_chart(arguments: &str) -> Vec<String> {
@@ -297,7 +297,7 @@ async fn webhooks_and_controllers_run_apart_with_the_real_accounts() {
     webhooks.wait_ready().unwrap();
     webhooks_answer(&plane);
     controllers.until_it_says("ok admission: there are certificates");
-    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/examples/cloneset.yaml");
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/examples/cloneset.yaml");
     plane.kubectl(&["apply", "-f", example]).unwrap();
     let sets = typed(
         &connect(plane.kubeconfig()).await,
@@ -338,7 +338,7 @@ async fn a_daemon_says_whether_it_is_fenced() {
     for folder in ["crds", "policies"] {
         install(&plane, folder);
     }
-    let namespaces = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/default/namespaces.yaml");
+    let namespaces = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/default/namespaces.yaml");
     plane.kubectl(&["apply", "-f", namespaces]).unwrap();
     install(&plane, "rbac");
     plane
@@ -372,7 +372,7 @@ async fn a_daemon_says_whether_it_is_fenced() {
     let health = format!("127.0.0.1:{}", testbed::port::reserve().unwrap());
     // As in a cluster the account is not given by flag.
     let mut daemon = plane
-        .component("kruise-daemon", env!("CARGO_BIN_EXE_kruise-daemon"))
+        .component("kruise-daemon", support::binaries::daemon())
         .args(of_the_chart(include_str!("../data/flags/chart-daemon.txt")))
         .args([
             format!("--addr={health}"),
@@ -394,7 +394,7 @@ async fn a_daemon_says_whether_it_is_fenced() {
     );
     says("/metrics", "kruise_daemon_fenced{kind=\"pods\"} 1");
     daemon.stop().unwrap();
-    let policies = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/policies");
+    let policies = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/policies");
     plane.kubectl(&["delete", "-k", policies]).unwrap();
     daemon.start().unwrap();
     let words = "NOT FENCED: writes about other nodes are not refused: \

@@ -1,6 +1,6 @@
 //! Two replicas of the webhook server, one set of certificates.
 
-use kruise::admission::webhooks;
+use kruise_api::webhooks;
 use testbed::cluster::{ControlPlane, wait};
 
 use crate::world::{PATIENCE, Replica, install, webhooks_answer};
@@ -25,7 +25,10 @@ fn replicas_take_over_and_certificates_come_back() {
         Replica::start(&plane),
         Replica::start_with(&plane, "ImagePullJobGate=false"),
     );
-    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/examples/imagepulljob.yaml");
+    let example = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../deploy/examples/imagepulljob.yaml"
+    );
     let job = ["create", "--dry-run=server", "-f", example];
     first.leading.send(true).unwrap();
     webhooks_answer(&plane);

@@ -1,7 +1,7 @@
 //! What the API server itself checks and fills in, without any webhook.
 
-use kruise::api::image_pull_job::ImagePullJob;
-use kruise::api::node_image::NodeImage;
+use kruise_api::image_pull_job::ImagePullJob;
+use kruise_api::node_image::NodeImage;
 use kube::Api;
 use serde_json::{Value, json};
 use testbed::cluster::ControlPlane;
@@ -388,7 +388,7 @@ async fn columns_and_short_names_work() {
 #[test]
 fn the_examples_are_valid() {
     for example in ["imagepulljob", "pod"] {
-        let file = format!("{}/deploy/examples/{example}.yaml", env!("CARGO_MANIFEST_DIR"));
+        let file = format!("{}/../deploy/examples/{example}.yaml", env!("CARGO_MANIFEST_DIR"));
         world()
             .plane
             .kubectl(&["create", "--dry-run=server", "-f", &file])

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kruise::api::Kind;
+use kruise_api::Kind;
 use serde_json::{Value, json};
 use testbed::cluster::{ControlPlane, wait};
 
@@ -21,7 +21,7 @@ fn plurals() -> [&'static str; 4] {
 fn install_upstream(plane: &ControlPlane, stored: &str) {
     for plural in plurals() {
         let file = format!(
-            "{}/tests/data/crds/apps.kruise.io_{plural}.yaml",
+            "{}/../tests/data/crds/apps.kruise.io_{plural}.yaml",
             env!("CARGO_MANIFEST_DIR")
         );
         let mut crd: Value = serde_yaml::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
@@ -208,7 +208,7 @@ fn applying_again_beside_a_manager_on_the_host() {
     let replica = Replica::start(&plane);
     replica.leading.send(true).unwrap();
     webhooks_answer(&plane);
-    let path = format!("{}/deploy/default", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/../deploy/default", env!("CARGO_MANIFEST_DIR"));
     for how in [&[][..], &["--server-side", "--force-conflicts"], &[]] {
         plane.kubectl(&[&["apply", "-k", &path], how].concat()).unwrap();
         webhooks_answer(&plane);

@@ -2,10 +2,10 @@
 
 use std::sync::LazyLock;
 
-use kruise::admission;
-use kruise::cluster::Cluster;
-use kruise::cluster::pod_template::Defaults;
-use kruise::ops::{Gates, Health};
+use kruise_cluster::Cluster;
+use kruise_cluster::pod_template::Defaults;
+use kruise_manager::admission;
+use kruise_ops::{Gates, Health};
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testbed::cluster::{Bound, ControlPlane, wait};
@@ -15,8 +15,8 @@ use tokio_util::sync::CancellationToken;
 pub use testbed::wait::PATIENCE;
 
 pub use crate::connect::connect;
-use crate::support::converted::{self, until_converted};
 use crate::untyped::untyped;
+use support::converted::{self, until_converted};
 
 static WORLD: LazyLock<World> = LazyLock::new(World::start);
 
@@ -31,7 +31,7 @@ pub fn world() -> &'static World {
 
 /// Installs what users install, the way they do.
 pub fn install(plane: &ControlPlane, folder: &str) {
-    let path = format!("{}/deploy/{folder}", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/../deploy/{folder}", env!("CARGO_MANIFEST_DIR"));
     plane.kubectl(&["apply", "-k", &path]).unwrap();
 }
 

@@ -8,13 +8,11 @@
 mod bed;
 mod outage;
 mod pod;
-#[path = "../support/mod.rs"]
-mod support;
 
 use bed::{shared, statuses};
 use k8s_openapi::api::core::v1::Pod;
-use kruise::api::container_hash::{env_hash, plain_hash};
-use kruise::api::image_pull_job::ImagePullJob;
+use kruise_api::container_hash::{env_hash, plain_hash};
+use kruise_api::image_pull_job::ImagePullJob;
 use kube::ResourceExt;
 use kube::api::PostParams;
 use pod::{META, Told, container, from_annotation, from_label};

@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use kruise::api::container_hash::env_hash;
+use kruise_api::container_hash::env_hash;
 use serde_json::{Value, json};
 use testbed::cluster::finish;
 
@@ -37,7 +37,7 @@ async fn kill_9_in_mid_restart_ends_in_one_restart() {
 /// What the daemon says of the one restart in this test's namespace.
 fn restarts<G: Deref<Target = Bed>>(test: &Test<G>) -> Value {
     let runtime = &test.bed.node.runtime;
-    let mut status = runtime.command(env!("CARGO_BIN_EXE_kruise-daemon"));
+    let mut status = runtime.command(support::binaries::daemon());
     status.args(["status", "--output", "json", "--control-socket"]);
     let said = finish(status.arg(runtime.dir().join("control.sock"))).unwrap();
     let said: Value = serde_json::from_str(&said).unwrap();

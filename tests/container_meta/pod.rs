@@ -1,7 +1,7 @@
 //! Pods to be told of, and words to ask what was.
 
 use k8s_openapi::api::core::v1::Pod;
-use kruise::api::in_place::{RuntimeContainerMeta, RuntimeContainerMetaSet};
+use kruise_api::in_place::{RuntimeContainerMeta, RuntimeContainerMetaSet};
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};

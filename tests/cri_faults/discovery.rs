@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use kruise::cri::{Options, Runtimes};
-use kruise::ops::Progress;
+use kruise_cri::{Options, Runtimes};
+use kruise_ops::Progress;
 use tokio_util::sync::CancellationToken;
 
 use crate::Bed;
-use crate::support::fault_cri::{Fault, FaultCri};
+use support::fault_cri::{Fault, FaultCri};
 
 fn runtimes(bed_dir: &std::path::Path) -> Runtimes {
     Runtimes::new(&Options {

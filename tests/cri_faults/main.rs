@@ -2,25 +2,21 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod discovery;
-#[path = "../support/mod.rs"]
-mod support;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kruise::cri::client::Client;
-use kruise::cri::{Error, PullCause, PullRequest, Runtime};
+use kruise_cri::client::Client;
+use kruise_cri::{Error, PullCause, PullRequest, Runtime};
 use support::fault_cri::{Bed, FakeContainer, Fault};
 
 const IMAGE: &str = "registry.test/app:v1";
 
-impl Bed {
-    async fn client(&self) -> Client {
-        Client::connect(&self.socket())
-            .await
-            .expect("the runtime answers")
-            .0
-    }
+async fn client(bed: &Bed) -> Client {
+    Client::connect(&bed.socket())
+        .await
+        .expect("the runtime answers")
+        .0
 }
 
 fn pull(timeout: Duration) -> PullRequest {
@@ -36,7 +32,7 @@ const LONG: Duration = Duration::from_secs(60);
 #[tokio::test]
 async fn a_runtime_that_works_is_understood() {
     let bed = Bed::start();
-    let client = bed.client().await;
+    let client = client(&bed).await;
     assert_eq!(client.name(), "containerd");
     assert!(client.image_status(IMAGE).await.unwrap().is_none());
     client.pull_image(&pull(LONG)).await.unwrap();
@@ -78,7 +74,7 @@ async fn a_runtime_that_works_is_understood() {
 #[tokio::test]
 async fn what_a_container_was_made_with_is_told_when_the_runtime_says_it() {
     let bed = Bed::start();
-    let client = bed.client().await;
+    let client = client(&bed).await;
     let env = vec![("A".to_owned(), "two\nlines=1".to_owned())];
     for (id, env) in [("says", Some(env)), ("silent", None)] {
         let c = FakeContainer {
@@ -115,7 +111,7 @@ async fn what_a_container_was_made_with_is_told_when_the_runtime_says_it() {
 #[tokio::test]
 async fn a_container_that_is_gone_is_no_error() {
     let bed = Bed::start();
-    let client = bed.client().await;
+    let client = client(&bed).await;
     assert!(client.container_status("gone").await.unwrap().is_none());
     assert!(client.container_details("gone").await.unwrap().is_none());
     client
@@ -127,7 +123,7 @@ async fn a_container_that_is_gone_is_no_error() {
 #[tokio::test]
 async fn a_hang_ends_at_the_deadline_and_names_the_method() {
     let bed = Bed::start();
-    let client = bed.client().await;
+    let client = client(&bed).await;
     bed.server.fault("PullImage", Fault::Hang);
     let start = Instant::now();
     let error = client
@@ -155,7 +151,7 @@ async fn a_hang_ends_at_the_deadline_and_names_the_method() {
 #[tokio::test]
 async fn a_dropped_pull_is_cancelled_in_the_runtime() {
     let bed = Bed::start();
-    let client = Arc::new(bed.client().await);
+    let client = Arc::new(client(&bed).await);
     bed.server.state().pull_takes = Duration::from_secs(600);
     let task = tokio::spawn({
         let client = Arc::clone(&client);
@@ -176,7 +172,7 @@ async fn a_dropped_pull_is_cancelled_in_the_runtime() {
 #[tokio::test]
 async fn a_death_in_mid_call_is_retryable_and_the_client_reconnects() {
     let mut bed = Bed::start();
-    let client = bed.client().await;
+    let client = client(&bed).await;
     bed.server.fault("PullImage", Fault::Die);
     let error = client.pull_image(&pull(LONG)).await.unwrap_err();
     assert!(
@@ -205,7 +201,7 @@ async fn a_death_in_mid_call_is_retryable_and_the_client_reconnects() {
 #[tokio::test]
 async fn a_slow_pull_is_waited_for() {
     let bed = Bed::start();
-    let client = bed.client().await;
+    let client = client(&bed).await;
     bed.server
         .fault("PullImage", Fault::Slow(Duration::from_millis(700)));
     client.pull_image(&pull(LONG)).await.unwrap();
@@ -214,7 +210,7 @@ async fn a_slow_pull_is_waited_for() {
 #[tokio::test]
 async fn answers_up_to_16_mib_are_read_and_longer_ones_refused() {
     let bed = Bed::start();
-    let client = bed.client().await;
+    let client = client(&bed).await;
     bed.server.fault("ListContainers", Fault::Oversize(8 << 20));
     client
         .containers("u")
@@ -251,7 +247,7 @@ async fn what_is_not_implemented_is_said() {
 #[tokio::test]
 async fn garbage_is_not_believed() {
     let bed = Bed::start();
-    let client = bed.client().await;
+    let client = client(&bed).await;
     bed.server.fault("ImageStatus", Fault::Garbage);
     let error = client.image_status(IMAGE).await.unwrap_err();
     assert!(
@@ -286,7 +282,7 @@ async fn a_socket_that_speaks_something_else_is_no_runtime() {
 #[tokio::test]
 async fn the_cause_of_a_failed_pull_is_named() {
     let bed = Bed::start();
-    let client = bed.client().await;
+    let client = client(&bed).await;
     for (words, cause) in [
         (
             "failed to resolve reference: dial tcp 127.0.0.1:1: connect: connection refused",

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kruise::cri::client::Client;
-use kruise::cri::{Error, PullCause, PullRequest, Runtime as _};
-use kruise::node::image_pull::act::Attempt;
-use kruise::node::image_pull::plan::keyring::Credentials;
+use kruise_cri::client::Client;
+use kruise_cri::{Error, PullCause, PullRequest, Runtime as _};
+use kruise_daemon::image_pull::act::Attempt;
+use kruise_daemon::image_pull::plan::keyring::Credentials;
 use testbed::cluster::{REGISTRY_USER, Runtime};
 
-use crate::support::fake_registry::FakeRegistry;
+use support::fake_registry::FakeRegistry;
 
 pub struct Bed {
     pub runtime: Runtime,
@@ -66,7 +66,7 @@ impl Bed {
     }
 
     /// Waits until so many bytes are there; no event tells of bytes.
-    pub async fn until_bytes(&self, image: &str, wanted: u64) -> kruise::cri::Bytes {
+    pub async fn until_bytes(&self, image: &str, wanted: u64) -> kruise_cri::Bytes {
         let start = Instant::now();
         loop {
             let bytes = self.client.pull_progress(image).await.unwrap();

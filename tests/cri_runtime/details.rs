@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use hyper_util::rt::TokioIo;
 use k8s_cri::v1;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use kruise::cri::{ContainerState, Runtime as _};
+use kruise_cri::{ContainerState, Runtime as _};
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 

@@ -3,15 +3,13 @@
 
 mod bed;
 mod details;
-#[path = "../support/mod.rs"]
-mod support;
 
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
-use kruise::api::image_reference::Reference;
-use kruise::cri::{Error, PullCause, Runtime as _};
-use kruise::node::image_pull::act::attempt;
+use kruise_api::image_reference::Reference;
+use kruise_cri::{Error, PullCause, Runtime as _};
+use kruise_daemon::image_pull::act::attempt;
 use testbed::cluster::{CONTAINERDS, REGISTRY_PASSWORD};
 
 use bed::{Bed, attempt_of, cause, login};
@@ -77,7 +75,7 @@ async fn by_tag_and_digest(bed: &Bed) {
 }
 
 /// The digest of an image that is present is present; without the image it is pulled, and does not bring the tag.
-async fn a_digest_by_itself(bed: &Bed, image: &kruise::cri::Image) {
+async fn a_digest_by_itself(bed: &Bed, image: &kruise_cri::Image) {
     let pinned = image.repo_digests[0].clone();
     let by_digest = attempt(bed.client.as_ref(), &attempt_of(&pinned, vec![]), || true, |_| ())
         .await
@@ -249,7 +247,7 @@ async fn the_command(bed: &Bed) {
     let config = bed.runtime.dir().join("docker.json");
     std::fs::write(&config, bed.runtime.registry.docker_config()).unwrap();
     let image = format!("{}/kruise-test/slow-stop:1", bed.runtime.registry.private_host());
-    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_kruise-daemon"));
+    let mut command = tokio::process::Command::new(support::binaries::daemon());
     command
         .arg("pull")
         .arg("--socket-file")

@@ -97,7 +97,7 @@ impl Bed {
 
     /// Applies or deletes a folder of `deploy`.
     pub fn deploy(&self, verb: &str, folder: &str) {
-        let path = format!("{}/deploy/{folder}", env!("CARGO_MANIFEST_DIR"));
+        let path = format!("{}/../deploy/{folder}", env!("CARGO_MANIFEST_DIR"));
         self.node.plane.kubectl(&[verb, "-k", &path]).unwrap();
     }
 

@@ -8,12 +8,12 @@ use testbed::cluster::{Bound, ControlPlane, finish, wait};
 use testbed::port;
 
 use crate::bed::PATIENCE;
-use crate::support::charts::{Charts, How};
-use crate::support::connect::connect;
-use crate::support::converted::{ALL, until_converted};
-use crate::support::manager::Manager;
-use crate::support::readiness::ready;
 use crate::take_over::services_instead_of_urls;
+use support::charts::{Charts, How};
+use support::connect::connect;
+use support::converted::{ALL, until_converted};
+use support::manager::Manager;
+use support::readiness::ready;
 
 /// The Go manager on the API server alone; ends on drop.
 pub struct Theirs(u32);
@@ -61,7 +61,7 @@ impl Drop for Theirs {
 }
 
 fn deploy(plane: &ControlPlane, verb: &str, folder: &str) {
-    let path = format!("{}/deploy/{folder}", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/../deploy/{folder}", env!("CARGO_MANIFEST_DIR"));
     plane.kubectl(&[verb, "-k", &path]).unwrap();
 }
 

@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 use k8s_openapi::api::core::v1::Event;
-use kruise::api::cloneset::CloneSetStatus;
+use kruise_api::cloneset::CloneSetStatus;
 use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
 use testbed::cluster::ControlPlane;
 
 use crate::bed::Bed;
 use crate::charts::{Theirs, take_over};
-use crate::support::connect::connect;
-use crate::support::sets::Sets;
+use support::connect::connect;
+use support::sets::Sets;
 
 /// A CloneSet of two Pods, each wanted at once: no kubelet runs them.
 async fn made(sets: &Sets) {

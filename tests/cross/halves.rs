@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use kruise::api::cloneset::CloneSet;
-use kruise::api::container_hash::env_hash;
+use kruise_api::cloneset::CloneSet;
+use kruise_api::container_hash::env_hash;
 use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::{Value, json};

@@ -1,14 +1,14 @@
 //! CloneSets whose Pods a kubelet runs: over to ours and back, applied again in every way, without a restart.
 
-use kruise::cluster::Cluster;
+use kruise_cluster::Cluster;
 use testbed::cluster::Image;
 
 use crate::bed::Bed;
-use crate::support::charts::{Chart, Charts, How, Kept};
-use crate::support::connect::connect;
-use crate::support::converted::{ALL, until_converted};
-use crate::support::programs::STORAGE;
 use crate::take_over::services_instead_of_urls;
+use support::charts::{Chart, Charts, How, Kept};
+use support::connect::connect;
+use support::converted::{ALL, until_converted};
+use support::programs::STORAGE;
 
 /// Templates with what most charts have, of images that the bed has.
 const TEMPLATES: &str = r#"

@@ -8,8 +8,6 @@ mod events;
 mod halves;
 mod kubelet;
 mod rollout;
-#[path = "../support/mod.rs"]
-mod support;
 mod take_over;
 mod together;
 mod told;

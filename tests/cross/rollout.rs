@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::Pod;
-use kruise::api::cloneset::{CloneSet, CloneSetStatus};
-use kruise::workload::revision::same;
+use kruise_api::cloneset::{CloneSet, CloneSetStatus};
+use kruise_workload::revision::same;
 use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;

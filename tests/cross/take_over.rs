@@ -5,9 +5,10 @@ use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
 use k8s_openapi::api::coordination::v1::Lease;
-use kruise::admission::webhooks::{MUTATING, VALIDATING};
-use kruise::api::image_pull_job::ImagePullJob;
-use kruise::api::node_image::{ImageTagStatus, NodeImage};
+use kruise_api::image_pull_job::ImagePullJob;
+use kruise_api::keys::SYSTEM_NAMESPACE;
+use kruise_api::node_image::{ImageTagStatus, NodeImage};
+use kruise_api::webhooks::{MUTATING, VALIDATING, configurations};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
@@ -60,7 +61,7 @@ async fn goes_on(bed: &Bed, name: &str) {
 
 /// Whether exactly the webhooks that ours has are installed.
 async fn only_our_webhooks(bed: &Bed) {
-    let [mutating, validating] = kruise::admission::webhooks::configurations();
+    let [mutating, validating] = configurations(SYSTEM_NAMESPACE);
     let names = |of: &serde_json::Value| -> Vec<String> {
         let all = of["webhooks"].as_array().unwrap();
         all.iter()

@@ -1,8 +1,8 @@
 //! What a daemon tells of containers, and restarts for their environment: the same whichever implementation it is of.
 
 use k8s_openapi::api::core::v1::Pod;
-use kruise::api::container_hash::{env_hash, plain_hash};
-use kruise::api::in_place::{RuntimeContainerMeta, RuntimeContainerMetaSet};
+use kruise_api::container_hash::{env_hash, plain_hash};
+use kruise_api::in_place::{RuntimeContainerMeta, RuntimeContainerMetaSet};
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kruise::api::container_recreate_request::{
+use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus,
 };
-use kruise::api::image_pull_job::{ImagePullJob, ImagePullJobStatus};
-use kruise::api::node_image::{ImagePullPhase, NodeImage};
+use kruise_api::image_pull_job::{ImagePullJob, ImagePullJobStatus};
+use kruise_api::node_image::{ImagePullPhase, NodeImage};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use testbed::cluster::{Image, NODE_NAME};

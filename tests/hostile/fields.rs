@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use futures::{StreamExt, stream};
-use kruise::cluster::Cluster;
+use kruise_cluster::Cluster;
 use serde_json::{Value, json};
 
 use crate::templates;
@@ -360,7 +360,7 @@ fn status_target(kind: &str, number: usize) -> String {
 
 /// The fields of `spec`, or `status`, in each version.
 fn fields(kind: &str, part: &str) -> Vec<(String, Field)> {
-    let crds = kruise::api::crds();
+    let crds = kruise_api::crds();
     let crd = crds.into_iter().find(|crd| crd.spec.names.kind == kind).unwrap();
     let crd = serde_json::to_value(crd).unwrap();
     let mut all = Vec::new();

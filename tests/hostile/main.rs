@@ -6,7 +6,5 @@
 mod fields;
 mod objects;
 mod reviews;
-#[path = "../support/mod.rs"]
-mod support;
 mod templates;
 mod world;

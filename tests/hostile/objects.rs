@@ -1,12 +1,12 @@
 //! Objects beside ours that others may write: revisions, Pods, Secrets.
 
-use kruise::api::keys::{KRUISE_POD_READY, POD_DELETION_COST};
-use kruise::cluster::Cluster;
+use kruise_api::keys::{KRUISE_POD_READY, POD_DELETION_COST};
+use kruise_cluster::Cluster;
 use kube::api::{DynamicObject, ListParams};
 use serde_json::{Value, json};
 
-use crate::support::waits;
 use crate::world::{NODE, Objects, clone_set, target, world};
+use support::waits;
 
 /// An owner reference to a CloneSet.
 fn owned(set: &DynamicObject, version: &str) -> Value {

@@ -4,17 +4,15 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use futures::{StreamExt, stream};
 use http::Request;
-use kruise::api::Kind;
+use kruise_api::Kind;
 use kube::{Client, Config};
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpSocket, TcpStream};
 
-use crate::support::shapes::{
-    DELETION, admission_reviews, conversion_reviews, deletion_review, every_shape, full,
-};
-use crate::support::waits;
 use crate::world::{Objects, World, count, target, world};
+use support::shapes::{DELETION, admission_reviews, conversion_reviews, deletion_review, every_shape, full};
+use support::waits;
 
 /// A stranger who reaches the webhooks' port.
 fn stranger(world: &World) -> Client {

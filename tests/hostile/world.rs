@@ -4,18 +4,18 @@ use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use kruise::cluster::Cluster;
+use kruise_cluster::Cluster;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, TypeMeta};
 use serde_json::{Value, json};
 use testbed::cluster::{Bound, Component, ControlPlane};
 
-use crate::support::connect::connect;
-use crate::support::converted::{self, until_converted};
-use crate::support::fault_cri::{FakeContainer, FaultCri};
-use crate::support::manager::Manager;
-use crate::support::readiness::{answer, ready};
-use crate::support::untyped::untyped;
-use crate::support::waits;
+use support::connect::connect;
+use support::converted::{self, until_converted};
+use support::fault_cri::{FakeContainer, FaultCri};
+use support::manager::Manager;
+use support::readiness::{answer, ready};
+use support::untyped::untyped;
+use support::waits;
 
 /// The node that there is.
 pub const NODE: &str = "n1";
@@ -66,7 +66,7 @@ pub fn target(number: usize) -> String {
 impl World {
     fn start() -> Self {
         let plane = ControlPlane::start().unwrap();
-        let deploy = format!("{}/deploy/default", env!("CARGO_MANIFEST_DIR"));
+        let deploy = format!("{}/../deploy/default", env!("CARGO_MANIFEST_DIR"));
         plane.kubectl(&["apply", "-k", &deploy]).unwrap();
         plane.kubectl(&["create", "namespace", "other"]).unwrap();
         for namespace in ["default", "other"] {
@@ -95,7 +95,7 @@ impl World {
             .unwrap();
         let probe = daemon_health.clone();
         let mut daemon = plane
-            .component("kruise-daemon", env!("CARGO_BIN_EXE_kruise-daemon"))
+            .component("kruise-daemon", support::binaries::daemon())
             .args([
                 format!("--node-name={NODE}"),
                 format!("--addr={daemon_health}"),

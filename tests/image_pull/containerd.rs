@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use kruise::api::node_image::ImagePullPhase;
+use kruise_api::node_image::ImagePullPhase;
 use serde_json::json;
 use testbed::cluster::Runtime;
 
 use crate::daemon::Daemon;
-use crate::support::fake_registry::FakeRegistry;
 use crate::world::{Node, tag};
+use support::fake_registry::FakeRegistry;
 
 const MIB: usize = 1 << 20;
 

@@ -28,7 +28,7 @@ impl Daemon {
             .append(true)
             .open(&log)
             .unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_kruise-daemon"))
+        let child = Command::new(support::binaries::daemon())
             .args(["--addr", &address, "--node-name", &node.name])
             .arg("--kubeconfig")
             .arg(&node.kubeconfig)

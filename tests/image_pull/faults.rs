@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use kruise::api::node_image::ImagePullPhase;
+use kruise_api::node_image::ImagePullPhase;
 use serde_json::json;
 
 use crate::daemon::Daemon;
-use crate::support::fault_cri::FaultCri;
 use crate::world::{Node, tag};
+use support::fault_cri::FaultCri;
 
 pub struct Bed {
     pub dir: tempfile::TempDir,

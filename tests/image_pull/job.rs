@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use kruise::api::image_pull_job::ImagePullJob;
-use kruise::cri::Runtime as _;
-use kruise::cri::client::Client as Cri;
+use kruise_api::image_pull_job::ImagePullJob;
+use kruise_cri::Runtime as _;
+use kruise_cri::client::Client as Cri;
 use kube::api::Api;
 use serde_json::{Value, json};
 use testbed::cluster::{ControlPlane, Runtime};
 
 use crate::daemon::Daemon;
-use crate::support::manager::Manager;
 use crate::world::{Node, install};
+use support::manager::Manager;
 
 struct Bed {
     plane: ControlPlane,

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use kruise::api::go_json;
-use kruise::api::node_image::{ImagePullPhase, MOST_STATUS, NodeImageStatus};
+use kruise_api::go_json;
+use kruise_api::node_image::{ImagePullPhase, MOST_STATUS, NodeImageStatus};
 use serde_json::{Value, json};
 
 use crate::faults::Bed;

@@ -9,6 +9,4 @@ mod job;
 mod large;
 mod outage;
 mod secrets;
-#[path = "../support/mod.rs"]
-mod support;
 mod world;

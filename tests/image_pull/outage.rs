@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use k8s_cri::v1::PullImageRequest;
-use kruise::api::node_image::ImagePullPhase;
+use kruise_api::node_image::ImagePullPhase;
 use serde_json::json;
 use testbed::cluster::ControlPlane;
 
 use crate::daemon::Daemon;
 use crate::faults::Bed;
 use crate::secrets::{IMAGE, NAMESPACE};
-use crate::support::fault_cri::FaultCri;
 use crate::world::{Node, install, tag};
+use support::fault_cri::FaultCri;
 
 /// Starts the API server again.
 async fn with_api_server(mut plane: ControlPlane) -> ControlPlane {

@@ -3,7 +3,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::api::core::v1::Secret;
-use kruise::api::node_image::ImagePullPhase;
+use kruise_api::node_image::ImagePullPhase;
 use kube::api::{Api, PostParams};
 use serde_json::{Value, json};
 

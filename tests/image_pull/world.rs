@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex};
 
-use kruise::api::node_image::{ImageTagStatus, NodeImage};
+use kruise_api::node_image::{ImageTagStatus, NodeImage};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt};
 use serde::Serialize;
@@ -12,16 +12,16 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use testbed::cluster::{Bound, ControlPlane};
 
-use crate::support::connect::connect;
-pub use crate::support::waits::PATIENCE;
-use crate::support::waits::{self, named, tails};
+use support::connect::connect;
+pub use support::waits::PATIENCE;
+use support::waits::{self, named, tails};
 
 static PLANE: LazyLock<ControlPlane> = LazyLock::new(install);
 
 /// An API server with what users install.
 pub fn install() -> ControlPlane {
     let plane = ControlPlane::start().unwrap();
-    let deploy = format!("{}/deploy/default", env!("CARGO_MANIFEST_DIR"));
+    let deploy = format!("{}/../deploy/default", env!("CARGO_MANIFEST_DIR"));
     plane.kubectl(&["apply", "-k", &deploy]).unwrap();
     plane
 }

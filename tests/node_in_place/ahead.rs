@@ -3,8 +3,8 @@
 use std::ops::Deref;
 
 use k8s_openapi::api::core::v1::{Event, Pod};
-use kruise::api::cloneset::CloneSet;
-use kruise::api::image_pull_job::ImagePullJob;
+use kruise_api::cloneset::CloneSet;
+use kruise_api::image_pull_job::ImagePullJob;
 use kube::api::ListParams;
 use serde_json::json;
 use testbed::cluster::Image;

@@ -1,7 +1,7 @@
 //! What is done before containers are changed, and in which order they are.
 
 use k8s_openapi::api::core::v1::Pod;
-use kruise::api::in_place::InPlaceUpdateState;
+use kruise_api::in_place::InPlaceUpdateState;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
 //! Updates of labels and annotations that containers take their environment from.
 
-use kruise::api::container_hash::env_hash;
+use kruise_api::container_hash::env_hash;
 use kube::ResourceExt;
 use serde_json::json;
 

@@ -3,7 +3,7 @@
 use std::ops::Deref;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
-use kruise::api::cloneset::CloneSet;
+use kruise_api::cloneset::CloneSet;
 use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};

@@ -1,8 +1,8 @@
 //! Updates of images.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
-use kruise::api::cloneset::CloneSet;
-use kruise::api::container_hash::plain_hash;
+use kruise_api::cloneset::CloneSet;
+use kruise_api::container_hash::plain_hash;
 use kube::ResourceExt;
 use serde_json::json;
 

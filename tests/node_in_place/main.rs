@@ -15,8 +15,6 @@ mod image;
 mod pod;
 mod policy;
 mod resources;
-#[path = "../support/mod.rs"]
-mod support;
 mod unproven;
 
 use support::{connect, manager, programs, settled, waits};

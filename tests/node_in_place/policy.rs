@@ -1,7 +1,7 @@
 //! What may be done in place, and what is done where it may not.
 
 use k8s_openapi::api::core::v1::Pod;
-use kruise::api::cloneset::CloneSet;
+use kruise_api::cloneset::CloneSet;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};

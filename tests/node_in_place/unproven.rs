@@ -163,9 +163,7 @@ async fn taken_back<G: Deref<Target = Bed>>(test: &Test<G>) {
 async fn another_tag<G: Deref<Target = Bed>>(test: &Test<G>) {
     let before = make(test, "twin").await;
     test.image("twin", 0, A_AGAIN).await;
-    let said = test
-        .says("twin", "nothing proves that it has the new image")
-        .await;
+    let said = test.says("twin", "the new image is not confirmed yet").await;
     assert_eq!(said.status.unwrap().updated_available_replicas, Some(0));
     let after = test.pod_of("twin").await;
     restarted_once_but_not_in_use(&before, &after);
@@ -198,7 +196,8 @@ async fn environment<G: Deref<Target = Bed>>(test: &Test<G>) {
     let before = test.pod_of("env").await;
     let change = |template: &mut Value| template["metadata"]["annotations"]["cfg"] = json!("two");
     test.template("env", change).await;
-    test.says("env", "its environment is not known to be new").await;
+    test.says("env", "the change of its environment is not confirmed yet")
+        .await;
     same_container(&before, &test.pod_of("env").await, "app");
 }
 

@@ -41,7 +41,7 @@ async fn sigterm_ends_it_soon_and_the_next_daemon_goes_on() {
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(5), "it took {took:?}");
     let said = test
-        .api::<kruise::api::container_recreate_request::ContainerRecreateRequest>()
+        .api::<kruise_api::container_recreate_request::ContainerRecreateRequest>()
         .get("handed-over")
         .await;
     let said = said

@@ -7,15 +7,13 @@ mod bed;
 mod faults;
 mod hooks;
 mod rules;
-#[path = "../support/mod.rs"]
-mod support;
 mod together;
 
 use std::time::Duration;
 use support::{connect, manager, programs, waits};
 
 use bed::{assert_succeeded, shared, statuses};
-use kruise::api::container_recreate_request::{
+use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase,
 };
 use serde_json::{Value, json};

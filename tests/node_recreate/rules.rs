@@ -5,7 +5,7 @@ use testbed::cluster::kubernetes::{at_least, release};
 
 use super::bed::{assert_succeeded, shared, statuses};
 use super::container;
-use kruise::api::container_recreate_request::ContainerRecreateRequestPhase as Phase;
+use kruise_api::container_recreate_request::ContainerRecreateRequestPhase as Phase;
 
 /// A container that ends with exit code 0 at TERM, with a rule for some exit codes.
 fn ruled(name: &str, policy: &str, action: &str, codes: &[i32]) -> Value {

@@ -1,7 +1,7 @@
 //! With the manager: admission, the not-ready key, the end of the active label, TTL.
 
 use k8s_openapi::api::core::v1::Pod;
-use kruise::api::container_recreate_request::ContainerRecreateRequest;
+use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kube::api::PostParams;
 use serde_json::{Value, json};
 use testbed::cluster::{Node, wait};

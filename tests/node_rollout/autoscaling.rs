@@ -14,7 +14,7 @@ async fn kubectl_scales_up_and_down() {
         .await;
     space.kubectl(&["scale", "clone/web", "--current-replicas=1", "--replicas=3"]);
     assert_eq!(space.settled("web").await.replicas, 3);
-    // As `docs/cloneset.md` has it.
+    // As `docs/user/cloneset.md` has it.
     let reason = r#"--for=jsonpath={.status.conditions[?(@.type=="Progressing")].reason}=CloneSetAvailable"#;
     let generation = space.kubectl(&["get", "clone/web", "--output=jsonpath={.metadata.generation}"]);
     let told = format!("--for=jsonpath={{.status.observedGeneration}}={generation}");

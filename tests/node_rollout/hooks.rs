@@ -151,7 +151,7 @@ async fn before_and_after_its_update_a_pod_waits_for_its_hook() {
         let updated = |pod: &Value| state(pod) == "Updated" && serves(pod) && runs(pod, "kruise-test/term:2");
         space.until_pod(&who, "updated, and ready again", updated).await;
         // It is not in use before its hook has come back, so that the other one waits.
-        let counts = |s: &kruise::api::cloneset::CloneSetStatus| {
+        let counts = |s: &kruise_api::cloneset::CloneSetStatus| {
             (
                 s.updated_replicas,
                 s.updated_available_replicas,

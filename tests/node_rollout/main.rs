@@ -9,8 +9,6 @@ mod hooks;
 mod metrics;
 mod migration;
 mod partition;
-#[path = "../support/mod.rs"]
-mod support;
 mod volumes;
 
 use support::{manager, pods, programs, untyped, workloads};

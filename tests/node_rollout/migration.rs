@@ -1,4 +1,4 @@
-//! From a Deployment to a CloneSet, as `docs/cloneset.md` says, while its Pods serve.
+//! From a Deployment to a CloneSet, as `docs/user/cloneset.md` says, while its Pods serve.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Deref;
 
-use kruise::api::cloneset::CloneSetStatus;
+use kruise_api::cloneset::CloneSetStatus;
 use serde_json::{Value, json};
 
 use crate::pods::{container, identities, revision, runs, uid};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Deref;
 
-use kruise::api::cloneset::CloneSetStatus;
+use kruise_api::cloneset::CloneSetStatus;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 

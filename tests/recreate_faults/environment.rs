@@ -1,16 +1,16 @@
 //! What is told of containers by runtimes that say little, nothing, or something else.
 
 use k8s_openapi::api::core::v1::Pod;
-use kruise::api::container_hash::{env_hash, plain_hash};
-use kruise::api::in_place::{RuntimeContainerMeta, RuntimeContainerMetaSet};
+use kruise_api::container_hash::{env_hash, plain_hash};
+use kruise_api::in_place::{RuntimeContainerMeta, RuntimeContainerMetaSet};
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::node::Node;
-use crate::support::fault_cri::{FakeContainer, Fault};
-use crate::support::waits::{self, named};
+use support::fault_cri::{FakeContainer, Fault};
+use support::waits::{self, named};
 
 const META: &str = "apps.kruise.io/runtime-containers-meta";
 
@@ -168,7 +168,7 @@ async fn a_runtime_that_hangs_or_restarts_is_asked_again() {
     holds(&node, &made.uid().unwrap(), "main", "h0", Some("1"));
     node.runtime.fault("ContainerStatus", Fault::Hang);
     says(&node, "hangs", &[("main", "h0")], false).await;
-    let asked = |state: &crate::support::fault_cri::State| state.calls.contains_key("ContainerStatus");
+    let asked = |state: &support::fault_cri::State| state.calls.contains_key("ContainerStatus");
     node.runtime.until("the question", asked).await;
     node.runtime.kill().await;
     node.runtime.heal("ContainerStatus");
@@ -180,10 +180,10 @@ async fn a_runtime_that_hangs_or_restarts_is_asked_again() {
         .fault("StopContainer", Fault::Status(Code::Internal, "not now".into()));
     says(&node, "hangs", &[("main", "h0")], true).await;
     patch(&node, "hangs", json!({"metadata": {"labels": {"v": "2"}}}), false).await;
-    let tried = |state: &crate::support::fault_cri::State| state.calls.contains_key("StopContainer");
+    let tried = |state: &support::fault_cri::State| state.calls.contains_key("StopContainer");
     node.runtime.until("the stop", tried).await;
     node.runtime.heal("StopContainer");
-    let stopped = |state: &crate::support::fault_cri::State| !state.containers["h0"].running;
+    let stopped = |state: &support::fault_cri::State| !state.containers["h0"].running;
     node.runtime.until("the stop that works", stopped).await;
     holds(&node, &made.uid().unwrap(), "main", "h1", Some("2"));
     says(&node, "hangs", &[("main", "h1")], true).await;
@@ -220,11 +220,11 @@ async fn a_status_that_names_a_foreign_container_stops_nothing() {
         false,
     )
     .await;
-    let again = |state: &crate::support::fault_cri::State| state.calls["ContainerStatus"] > asked;
+    let again = |state: &support::fault_cri::State| state.calls["ContainerStatus"] > asked;
     node.runtime.until("the question whose it is", again).await;
     // The Pod's own container is restarted; the other one would have been, too.
     patch(&node, "thief", json!({"metadata": {"labels": {"v": "2"}}}), false).await;
-    let stopped = |state: &crate::support::fault_cri::State| !state.containers["own"].running;
+    let stopped = |state: &support::fault_cri::State| !state.containers["own"].running;
     node.runtime.until("the stop of its own", stopped).await;
     assert!(node.runtime.state().containers["victim"].running);
 }

@@ -4,15 +4,13 @@
 
 mod environment;
 mod node;
-#[path = "../support/mod.rs"]
-mod support;
 
 use std::time::Duration;
 
-use kruise::api::container_recreate_request::{
+use kruise_api::container_recreate_request::{
     ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus,
 };
-use kruise::node::slots::SHARE;
+use kruise_daemon::slots::SHARE;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use node::{Node, message};
 use serde_json::{Value, json};

@@ -4,7 +4,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 
 use k8s_openapi::api::core::v1::Pod;
-use kruise::api::container_recreate_request::{
+use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus,
 };
 use kube::api::{Api, Patch, PatchParams, PostParams};
@@ -12,13 +12,13 @@ use kube::runtime::watcher::Config;
 use serde_json::{Value, json};
 use testbed::cluster::{ControlPlane, wait};
 
-use crate::support::connect::connect;
-use crate::support::fault_cri::{FakeContainer, FaultCri};
-use crate::support::waits::{self, PATIENCE, named, tails};
+use support::connect::connect;
+use support::fault_cri::{FakeContainer, FaultCri};
+use support::waits::{self, PATIENCE, named, tails};
 
 static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| {
     let plane = ControlPlane::start().unwrap();
-    let crds = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/crds");
+    let crds = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/crds");
     plane.kubectl(&["apply", "-k", crds]).unwrap();
     for namespace in ["default", "kube-public"] {
         let account = ["create", "serviceaccount", "default", "-n", namespace];
@@ -58,7 +58,7 @@ impl Node {
         let socket = dir.path().join("containerd.sock");
         let runtime = FaultCri::start(&socket);
         let log = std::fs::File::create(dir.path().join("log")).unwrap();
-        let daemon = Command::new(env!("CARGO_BIN_EXE_kruise-daemon"))
+        let daemon = Command::new(support::binaries::daemon())
             .args(["--node-name", name, "--addr", "127.0.0.1:0"])
             .arg("--kubeconfig")
             .arg(&kubeconfig)

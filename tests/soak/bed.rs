@@ -9,7 +9,7 @@ use super::growth::Sizes;
 use super::manager::Manager;
 use super::network::Network;
 use super::programs;
-use super::support::readiness::{answer, readiness};
+use support::readiness::{answer, readiness};
 
 /// Size of the disk that the runtime keeps images and containers on. Each rollout takes 3 MB of it, and an hour has some
 /// 400 of them.

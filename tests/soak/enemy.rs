@@ -9,7 +9,7 @@ use testbed::cluster::Component;
 use super::bed::{Bed, OURS, Ours};
 use super::growth::Growth;
 use super::network::{FAULTS, Mode};
-use super::support::chance::Chance;
+use support::chance::Chance;
 
 /// A part of the node or of the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

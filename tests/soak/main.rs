@@ -11,8 +11,6 @@ mod enemy;
 mod growth;
 mod network;
 mod runs;
-#[path = "../support/mod.rs"]
-mod support;
 mod work;
 
 use std::time::{Duration, Instant};

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use kruise::cluster::Cluster;
+use kruise_cluster::Cluster;
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testbed::cluster::{Image, Store};
@@ -14,8 +14,8 @@ use super::bed::Bed;
 use super::enemy::RECOVERY;
 use super::pods::{container, identities, name, runs, text};
 use super::runs::Runs;
-use super::support::connect::connect;
-use super::support::untyped::untyped;
+use support::connect::connect;
+use support::untyped::untyped;
 
 const NAMESPACE: &str = "soak";
 /// Pods of the CloneSet that is rolled out.

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use kruise::api::cloneset::CloneSet;
-use kruise::cluster::Cluster;
+use kruise_api::cloneset::CloneSet;
+use kruise_cluster::Cluster;
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -136,7 +136,9 @@ impl Charts {
         namespace: &'static str,
         version: &'static str,
     ) -> Self {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/templates");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("..")
+            .join("tests/data/templates");
         let mut files: Vec<_> = std::fs::read_dir(folder)
             .unwrap()
             .map(|file| file.unwrap().path())

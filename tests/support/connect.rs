@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kruise::cluster::{Cluster, Options};
+use kruise_cluster::{Cluster, Options};
 
 pub async fn connect(kubeconfig: &Path) -> Cluster {
     let options = Options {

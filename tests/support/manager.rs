@@ -91,7 +91,7 @@ impl Manager {
         let kubeconfig = plane.dir().join(format!("{name}.kubeconfig"));
         std::fs::rename(account, &kubeconfig).unwrap();
         let program = plane
-            .component(name, env!("CARGO_BIN_EXE_kruise-manager"))
+            .component(name, crate::binaries::manager())
             .args([
                 format!("--kubeconfig={}", kubeconfig.display()),
                 format!("--health-probe-addr={listen}"),

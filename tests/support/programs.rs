@@ -37,7 +37,10 @@ pub fn manage(node: &Node) -> Manager {
 
 /// Applies a file or folder of `deploy`.
 pub fn install(node: &Node, what: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(what);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("..")
+        .join("deploy")
+        .join(what);
     let how = if path.is_dir() { "-k" } else { "-f" };
     let applied = node.plane.kubectl(&["apply", how, &path.display().to_string()]);
     applied.expect("deploy/ can be applied");
@@ -60,7 +63,7 @@ pub fn daemon_as(node: &Node, account: &Path) -> Component {
     let plane = &node.plane;
     let health = format!("{}:10221", address(node));
     plane
-        .component("kruise-daemon", env!("CARGO_BIN_EXE_kruise-daemon"))
+        .component("kruise-daemon", crate::binaries::daemon())
         .args([
             format!("--addr={health}"),
             format!("--kubeconfig={}", account.display()),

@@ -3,8 +3,8 @@
 use std::panic::Location;
 use std::path::PathBuf;
 
-use kruise::api::cloneset::CloneSet;
-use kruise::cluster::Cluster;
+use kruise_api::cloneset::CloneSet;
+use kruise_cluster::Cluster;
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use serde_json::{Value, json};

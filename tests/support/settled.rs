@@ -1,6 +1,6 @@
 //! When a CloneSet has nothing left to do.
 
-use kruise::api::cloneset::CloneSet;
+use kruise_api::cloneset::CloneSet;
 
 /// Whether all of its Pods are there, updated and available.
 pub fn settled(set: &CloneSet) -> bool {

@@ -1,6 +1,6 @@
 //! Objects of any kind, as they are on the wire.
 
-use kruise::cluster::Cluster;
+use kruise_cluster::Cluster;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
 
 /// The API of a kind that has no type here, so that no field is lost.

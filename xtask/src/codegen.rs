@@ -6,21 +6,29 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use testbed::cluster::finish;
-use testbed::cluster::prepare::{self, Part};
 
-/// Writes `deploy/crds` and `deploy/webhooks`. The tests that find stale files write them when they are
-/// told to, so that there is only one way these files come about.
+/// Writes `deploy/crds` and `deploy/webhooks`.
 pub fn run() -> Result<()> {
-    prepare::ensure(&testbed::cluster::Cache::open()?, &[Part::Protoc])?;
     let mut cargo = Command::new("cargo");
     cargo
-        .args(["test", "--quiet", "--workspace", "--lib"])
-        .arg("files_in_deploy_are_current")
-        .env("KRUISE_CODEGEN", "1")
+        .args([
+            "run",
+            "--quiet",
+            "--package",
+            "kruise-api",
+            "--example",
+            "codegen",
+        ])
         .current_dir(repository());
     finish(&mut cargo).context("the files in deploy/ could not be written")?;
     println!("deploy/crds and deploy/webhooks are current");
     Ok(())
+}
+
+/// The folder of what cargo builds.
+pub fn target() -> std::path::PathBuf {
+    let elsewhere = std::env::var_os("CARGO_TARGET_DIR");
+    elsewhere.map_or_else(|| repository().join("target"), std::path::PathBuf::from)
 }
 
 /// The repository's folder.

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::codegen::repository;
+use crate::codegen::{self, repository};
 use testbed::cluster::prepare::{self, Part};
 use testbed::cluster::{Cache, Image, Registry, ends_with_us};
 
@@ -27,7 +27,14 @@ impl Binaries {
         let root = repository();
         let mut cargo = Command::new("cargo");
         cargo
-            .args(["build", "--release", "--package", "kruise-rs", "--bins"])
+            .args([
+                "build",
+                "--release",
+                "--package",
+                "kruise-daemon",
+                "--package",
+                "kruise-manager",
+            ])
             .args(["--target", &target])
             .current_dir(&root);
         cargo.env("RUSTFLAGS", "-C target-feature=+crt-static");
@@ -49,9 +56,8 @@ impl Binaries {
         if !child.wait()?.success() {
             bail!("the release build failed:\n{said}");
         }
-        let out = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
         Ok(Self {
-            dir: out.join(target).join("release"),
+            dir: codegen::target().join(target).join("release"),
         })
     }
 

@@ -14,11 +14,12 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use failures::Failure;
 
+use crate::codegen::target;
 use testbed::cluster::prepare::{self, NODE, Part};
 use testbed::cluster::{CONTAINERDS, Cache, finish, kubernetes};
 
 /// The feature that lets cargo build tests of real components.
-const FEATURES: &str = "kruise-rs/cluster-tests,testbed/cluster-tests,xtask/cluster-tests";
+const FEATURES: &str = "kruise-tests/cluster-tests,testbed/cluster-tests,xtask/cluster-tests";
 /// The feature that lets cargo build tests that run the Go implementation too.
 const PEER_FEATURE: &str = "peer-tests";
 /// How many targets run at a time. Beds mostly wait, so two of them keep two cores busy.
@@ -179,7 +180,7 @@ impl Job {
         eprintln!("... {}", self.name);
         let start = Instant::now();
         let (mut said, output) = pipe()?;
-        let mut command = cargo.test(&self.args);
+        let mut command = cargo.command("test", &self.args);
         command.args([
             "--no-fail-fast",
             "--",
@@ -215,31 +216,34 @@ impl Job {
 }
 
 impl Cargo {
-    fn test(&self, args: &[String]) -> Command {
+    fn command(&self, verb: &str, args: &[String]) -> Command {
         let mut command = Command::new("cargo");
-        command.args(["test", "--quiet", "--workspace", "--features", FEATURES]);
+        command.args([verb, "--quiet", "--workspace", "--features", FEATURES]);
         if let Some(dir) = &self.peer {
-            command.args(["--features", &format!("kruise-rs/{PEER_FEATURE}")]);
+            command.args(["--features", &format!("kruise-tests/{PEER_FEATURE}")]);
             command.env("KRUISE_PEER", dir);
         }
         command.args(args);
         // A panic says where it was; the frames above it would only hide what others say.
         command.env("RUST_BACKTRACE", "0");
         command.env(kubernetes::VARIABLE, self.kubernetes);
+        command.env("KRUISE_PROGRAMS", target().join("debug"));
         command
     }
 }
 
-/// Compiles everything that is going to run, so that the times of the tests are their own.
+/// Compiles everything that is going to run, our programs among it, so that the times of the tests are their own.
 fn build(cargo: &Cargo, targets: &[Target], all: bool) -> Result<Row> {
     eprintln!("... build");
     let start = Instant::now();
-    let mut args = vec!["--no-run".to_owned()];
-    if !all {
+    let mut args = vec!["--bins".to_owned()];
+    if all {
+        args.push("--tests".to_owned());
+    } else {
         args.extend(targets.iter().flat_map(|t| ["--test".to_owned(), t.name.clone()]));
     }
     if !cargo
-        .test(&args)
+        .command("build", &args)
         .status()
         .context("cannot start cargo")?
         .success()

@@ -53,26 +53,26 @@ words! {
     namespaced,
     status = "CloneSetStatus",
     derive = "PartialEq",
-    doc = "Keeps a number of Pods that are all alike, and updates them where they are if they can be."
+    doc = "Manages a set of identical Pods, and updates them in place where possible."
 )]
 #[serde(rename_all = "camelCase")]
-#[schemars(description = "Which Pods there are to be, and how they are made, updated and deleted.")]
+#[schemars(description = "Desired Pods, and how they are created, updated and deleted.")]
 pub struct CloneSetSpec<S = CloneSetScaleStrategy, U = CloneSetUpdateStrategy> {
     /// Desired number of Pods, 0 or greater; 1 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
-    /// Labels that the Pods are known by; those of `template` must match. Cannot be changed.
+    /// Label selector for the Pods; those of `template` must match. Cannot be changed.
     #[schemars(schema_with = "schemas::own_pods")]
     pub selector: LabelSelector,
-    /// What the Pods are made of, as `core/v1.PodTemplateSpec`. Raw, so that fields of later releases of
+    /// Template of the Pods, as `core/v1.PodTemplateSpec`. Raw, so that fields of later releases of
     /// Kubernetes stay.
     #[schemars(schema_with = "schemas::pod_template")]
     pub template: Value,
-    /// Claims that each Pod gets a volume of its own for, each as `core/v1.PersistentVolumeClaim`. Raw too.
+    /// Templates of the PVCs that each Pod gets, each as `core/v1.PersistentVolumeClaim`. Raw too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schemas::claim_templates")]
     pub volume_claim_templates: Vec<Value>,
-    /// How Pods are made and deleted.
+    /// How Pods are created and deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scale_strategy: Option<S>,
     /// How Pods are updated.
@@ -84,20 +84,20 @@ pub struct CloneSetSpec<S = CloneSetScaleStrategy, U = CloneSetUpdateStrategy> {
     /// Seconds that a Pod must be ready for to be available, 0 or greater; 0 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_ready_seconds: Option<i32>,
-    /// Seconds after the beginning of a rollout, or its going on after a pause, at which it is told to be too late if
-    /// it has not ended; never when absent, or 2147483647.
+    /// Seconds after which a rollout that has not completed is reported as failed, from its start or from the end of a
+    /// pause; never when absent, or 2147483647.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress_deadline_seconds: Option<i32>,
-    /// Hooks in the life of the Pods.
+    /// Lifecycle hooks of the Pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifecycle: Option<Lifecycle>,
 }
 
-/// How Pods are made and deleted.
+/// How Pods are created and deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CloneSetScaleStrategy {
-    /// Names of Pods to delete. Names of Pods that are gone are taken off the list.
+    /// Names of Pods to delete. Names of deleted Pods are removed from the list.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods_to_delete: Vec<String>,
     /// How many Pods may be unavailable while new ones are made, as a number or as a percentage of `replicas`,
@@ -105,14 +105,14 @@ pub struct CloneSetScaleStrategy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schemas::int_or_string")]
     pub max_unavailable: Option<IntOrString>,
-    /// Whether claims of a Pod that somebody else deleted are kept for the Pod that takes its place.
+    /// Whether the PVCs of a Pod that was deleted by others are reused by the Pod that replaces it.
     #[serde(
         default,
         rename = "enablePVCReuse",
         skip_serializing_if = "std::ops::Not::not"
     )]
     pub enable_pvc_reuse: bool,
-    /// Whether Pods that are held before their deletion are not counted, so that their place is taken at once.
+    /// Whether Pods that a preDelete hook holds are not counted, so that they are replaced at once.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub exclude_preparing_delete: bool,
 }
@@ -124,7 +124,7 @@ pub struct CloneSetUpdateStrategy {
     /// RollingUpdate (when absent) or OnDelete.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<CloneSetUpdateStrategyType>,
-    /// How far, how fast and in which order.
+    /// Partition, limits and order of an update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rolling_update: Option<RollingUpdateCloneSetStrategy>,
 }
@@ -154,10 +154,10 @@ pub struct RollingUpdateCloneSetStrategy {
     /// Stops the update while true.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
-    /// Which Pods come first.
+    /// Pods to update first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority_strategy: Option<UpdatePriorityStrategy>,
-    /// Which Pods are spread over the whole update. Applied after `priorityStrategy`.
+    /// Labels whose Pods are spread over the whole update. Applied after `priorityStrategy`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scatter_strategy: Vec<UpdateScatterTerm>,
     /// How Pods are updated in place.
@@ -165,14 +165,14 @@ pub struct RollingUpdateCloneSetStrategy {
     pub in_place_update_strategy: Option<InPlaceUpdateStrategy>,
 }
 
-/// How far the CloneSet is.
+/// Observed state of a CloneSet.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CloneSetStatus {
-    /// Generation of the spec that this status speaks of.
+    /// Generation of the spec that this status was written for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Pods that there are.
+    /// Current number of Pods.
     pub replicas: i32,
     /// Pods that are ready.
     pub ready_replicas: i32,
@@ -185,19 +185,19 @@ pub struct CloneSetStatus {
     /// Pods of the update revision that were ready for `minReadySeconds`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub updated_available_replicas: Option<i32>,
-    /// Pods that are to have the update revision: `replicas` without `partition`.
+    /// Number of Pods that should have the update revision: `replicas` minus `partition`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected_updated_replicas: Option<i32>,
-    /// Name of the revision that the template stands for.
+    /// Name of the revision of the current template.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub update_revision: String,
-    /// Name of the revision that all Pods had when last all had the same.
+    /// Name of the revision that all Pods had when the last rollout completed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub current_revision: String,
-    /// How often the name of a new revision was taken already.
+    /// Number of hash collisions of revision names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collision_count: Option<i32>,
-    /// What holds of the CloneSet.
+    /// Conditions of the CloneSet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<CloneSetCondition>,
     /// `spec.selector` as text, for the scale subresource.
@@ -205,7 +205,7 @@ pub struct CloneSetStatus {
     pub label_selector: String,
 }
 
-/// One thing that holds of a CloneSet, or does not.
+/// A condition of a CloneSet.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CloneSetCondition {
@@ -214,16 +214,16 @@ pub struct CloneSetCondition {
     pub type_: String,
     /// True, False or Unknown.
     pub status: String,
-    /// When the condition was last found to have changed in any way.
+    /// Last time the condition was updated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_update_time: Option<Time>,
     /// When the status last changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_transition_time: Option<Time>,
-    /// Why, in one CamelCase word.
+    /// Reason of the condition, in CamelCase.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// Why, in a sentence.
+    /// Message of the condition, for humans.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
 }

@@ -37,7 +37,7 @@ words! {
     }
 }
 
-/// Which containers of which Pod, and how.
+/// Pod and containers to recreate, and how.
 #[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[kube(
     group = "apps.kruise.io",
@@ -56,7 +56,7 @@ pub struct ContainerRecreateRequestSpec {
     pub pod_name: String,
     /// Containers to recreate, in this order where order matters.
     pub containers: Vec<ContainerRecreateRequestContainer>,
-    /// How to go about it.
+    /// How the containers are recreated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<ContainerRecreateRequestStrategy>,
     /// Seconds after its creation when the request ends, done or not; 3 or greater. Never when absent.
@@ -75,11 +75,11 @@ pub struct ContainerRecreateRequestSpec {
 pub struct ContainerRecreateRequestContainer {
     /// Name of a container, or of an init container that restarts always.
     pub name: String,
-    /// The container's preStop hook, for the record; the daemon runs the one in the Pod. Read-only.
+    /// The container's preStop hook; the daemon runs the one in the Pod. Read-only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schemas::lifecycle_handler")]
     pub pre_stop: Option<LifecycleHandler>,
-    /// The container's ports where the hook needs them, for the record. Read-only.
+    /// Ports of the container that the hook refers to. Read-only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schemas::container_ports")]
     pub ports: Vec<ContainerPort>,
@@ -95,7 +95,7 @@ pub struct ContainerRecreateRequestContainerStatusContext {
     /// ID of the container, as `RUNTIME://ID`.
     #[serde(rename = "containerID")]
     pub container_id: String,
-    /// How often it had been restarted.
+    /// Restart count at that time.
     pub restart_count: i32,
 }
 
@@ -103,7 +103,7 @@ pub struct ContainerRecreateRequestContainerStatusContext {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerRecreateRequestStrategy {
-    /// What a container's failure means for the request; Fail when absent.
+    /// What happens after a container fails; Fail when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure_policy: Option<ContainerRecreateRequestFailurePolicyType>,
     /// One container after the other, each when the one before is done.
@@ -130,7 +130,7 @@ fn is_zero(number: &i32) -> bool {
     *number == 0
 }
 
-/// How far a request is.
+/// Observed state of a ContainerRecreateRequest.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerRecreateRequestStatus {
@@ -140,13 +140,13 @@ pub struct ContainerRecreateRequestStatus {
     /// When the request ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
-    /// Why the request waits, or why it ended before its time, in a sentence.
+    /// Why the request waits or failed, for humans.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// How far each container is.
+    /// State of each container.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub container_recreate_states: Vec<ContainerRecreateRequestContainerRecreateState>,
-    /// What the Pod said of its containers while they were recreated.
+    /// Container statuses of the Pod while they were recreated.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub container_status_snapshot: Vec<ContainerRecreateRequestSyncContainerStatus>,
     /// Conditions; `PreRecreateGrace` is true once the Pod was made unready. Of ours are `Waiting` while the request
@@ -281,7 +281,7 @@ impl ContainerRecreateRequestStatus {
     }
 }
 
-/// How far one container is.
+/// State of one container.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerRecreateRequestContainerRecreateState {
@@ -289,7 +289,7 @@ pub struct ContainerRecreateRequestContainerRecreateState {
     pub name: String,
     /// Pending, Recreating, Succeeded or Failed.
     pub phase: ContainerRecreateRequestPhase,
-    /// Why, in a sentence.
+    /// Message of the condition, for humans.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
     /// Whether the daemon stopped the old container.
@@ -302,7 +302,7 @@ pub struct ContainerRecreateRequestContainerRecreateState {
     pub container_id: Option<String>,
 }
 
-/// What the Pod said of one container.
+/// Status of one container in the Pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerRecreateRequestSyncContainerStatus {
@@ -310,7 +310,7 @@ pub struct ContainerRecreateRequestSyncContainerStatus {
     pub name: String,
     /// Whether it is ready.
     pub ready: bool,
-    /// How often it was restarted.
+    /// Restart count.
     pub restart_count: i32,
     /// ID of the container, as `RUNTIME://ID`.
     #[serde(default, rename = "containerID", skip_serializing_if = "Option::is_none")]

@@ -54,13 +54,13 @@ const IMAGE_PULL_JOB_WIDE: &[Column] = &[
         "REASON",
         "string",
         r#".status.conditions[?(@.status=="True")].reason"#,
-        "How the job ended, or what it waits for, in one word",
+        "Reason of the condition that is true",
     ),
     (
         "MESSAGE",
         "string",
         r#".status.conditions[?(@.status=="True")].message"#,
-        "How the job ended, or what it waits for",
+        "Message of the condition that is true",
     ),
 ];
 
@@ -69,7 +69,7 @@ const NODE_IMAGE_WIDE: &[Column] = &[(
     "MESSAGE",
     "string",
     r#".status.imageStatuses.*.tags[?(@.phase=="Failed")].message"#,
-    "Why the first tag of those that failed did",
+    "Message of the first tag that failed",
 )];
 
 const CONTAINER_RECREATE_REQUEST_COLUMNS: &[Column] = &[
@@ -96,7 +96,7 @@ const CONTAINER_RECREATE_REQUEST_WIDE: &[Column] = &[
         "MESSAGE",
         "string",
         r#".status.conditions[?(@.type!="PreRecreateGrace")].message"#,
-        "What it waits for, or how it ended",
+        "What the request waits for, or how it ended",
     ),
 ];
 
@@ -105,7 +105,7 @@ const CONTAINER_RECREATE_REQUEST_WIDE_ALPHA: &[Column] = &[(
     "MESSAGE",
     "string",
     ".status.message",
-    "What it waits for, or why it ended before its time",
+    "What the request waits for, or why it failed",
 )];
 
 const CLONE_SET_COLUMNS: &[Column] = &[
@@ -151,13 +151,13 @@ const CLONE_SET_WIDE: &[Column] = &[
         "SELECTOR",
         "string",
         ".status.labelSelector",
-        "Labels that the Pods are known by",
+        "Label selector for the Pods",
     ),
     (
         "REASON",
         "string",
         r#".status.conditions[?(@.type=="Waiting")].reason"#,
-        "Reason why it waits",
+        "Reason why the CloneSet waits",
     ),
     (
         "MESSAGE",

@@ -24,7 +24,7 @@ words! {
     }
 }
 
-/// Which image, on which nodes, how fast and for how long.
+/// Image, nodes and limits of the job.
 #[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[kube(
     group = "apps.kruise.io",
@@ -124,7 +124,7 @@ pub struct PullPolicy {
     /// Seconds that one attempt may take; 600 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<i32>,
-    /// How often a failed attempt is repeated; 3 when absent.
+    /// Number of retries after a failed attempt; 3 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backoff_limit: Option<i32>,
 }
@@ -133,7 +133,7 @@ pub struct PullPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CompletionPolicy {
-    /// Always (when absent): the job ends when all its nodes did. Never: it goes on, for new nodes too.
+    /// Always (the default): the job completes when all its nodes have. Never: it keeps running, and pulls on new nodes.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<CompletionPolicyType>,
     /// Seconds after its start when the job is ended, at least the timeout of one pull. For Always only.
@@ -151,14 +151,14 @@ pub const FAILED: &str = "Failed";
 /// Condition of a job that does not get on by itself; its message says what it waits for. Absent otherwise.
 pub const WAITING: &str = "Waiting";
 
-/// How far a job is.
+/// Observed state of an ImagePullJob.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ImagePullJobStatus {
-    /// When the job was taken up.
+    /// Time at which the job was started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
-    /// When the job ended.
+    /// Time at which the job ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
     /// Nodes the job is for.
@@ -169,16 +169,16 @@ pub struct ImagePullJobStatus {
     /// Nodes that have the image.
     #[serde(default)]
     pub succeeded: i32,
-    /// Nodes that gave up.
+    /// Nodes on which the pull failed.
     #[serde(default)]
     pub failed: i32,
-    /// How far the job is, in a sentence.
+    /// Progress of the job, for humans.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Nodes that gave up, sorted by name.
+    /// Nodes on which the pull failed, sorted by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed_nodes: Vec<String>,
-    /// `Complete` or `Failed` once the job has ended, `Waiting` where something is in its way. OpenKruise has none.
+    /// `Complete` or `Failed` once the job has ended, `Waiting` while it is blocked. Not part of OpenKruise.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schemas::conditions")]
     pub conditions: Vec<Condition>,

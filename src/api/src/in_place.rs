@@ -221,7 +221,7 @@ pub struct RuntimeContainerMeta {
     /// ID of the container, as `RUNTIME://ID`.
     #[serde(rename = "containerID")]
     pub container_id: String,
-    /// How often it was restarted.
+    /// Restart count.
     pub restart_count: i32,
     /// Hashes of what it was started with.
     pub hashes: RuntimeContainerHashes,

@@ -63,6 +63,14 @@ pub fn memory(text: &[u8]) -> usize {
     sum
 }
 
+/// The items of a list; none where there is no list.
+#[must_use]
+pub fn items<'a>(spec: &'a Map<String, Value>, list: &str) -> &'a [Value] {
+    spec.get(list)
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;

@@ -198,6 +198,8 @@ pub fn node_label(node: &str) -> String {
 pub const WEBHOOK_SERVICE: &str = "kruise-webhook-service";
 /// Path of the conversion webhook.
 pub const CONVERT_PATH: &str = "/convert";
+/// Path of the webhook that reviews deletions of Namespaces.
+pub const VALIDATE_NAMESPACE_PATH: &str = "/validate-namespace";
 
 /// Fields of a CloneSet's `inPlaceUpdateStrategy` that are annotations in v1alpha1, each with its annotation.
 pub const PRE_DOWNLOAD: [(&str, &str); 3] = [

@@ -3,6 +3,7 @@
 //! `v1beta1` is stored and is what both programs speak; `v1alpha1` is served for older clients.
 //! It builds alone, without a client and without a runtime.
 
+pub mod backoff;
 pub mod cloneset;
 pub mod container_hash;
 pub mod container_recreate_request;
@@ -16,6 +17,7 @@ pub mod json;
 pub mod keys;
 pub mod kind;
 pub mod lifecycle;
+pub mod manifests;
 pub mod names;
 pub mod node_image;
 pub mod owner;
@@ -25,6 +27,7 @@ pub mod selector;
 pub mod update_priority;
 pub mod v1alpha1;
 pub mod validation;
+pub mod webhooks;
 mod words;
 
 pub use crd::{crd, crds};

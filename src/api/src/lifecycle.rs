@@ -54,7 +54,7 @@ pub struct LifecycleHook {
     /// Finalizers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub finalizers_handler: Vec<String>,
-    /// Whether a Pod that the hook holds is taken out of its Services. Says nothing in `preNormal`.
+    /// Whether a Pod is marked not ready while the hook holds it. Has no effect in `preNormal`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mark_pod_not_ready: bool,
 }

@@ -63,7 +63,7 @@ pub const MOST_TAGS: usize = 10_000;
 /// Characters of an image's name at most: a name has 255.
 pub const LONGEST_NAME: usize = 1024;
 
-/// What the node is asked to pull.
+/// Images that the node should pull.
 #[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[kube(
     group = "apps.kruise.io",
@@ -72,11 +72,11 @@ pub const LONGEST_NAME: usize = 1024;
     plural = "nodeimages",
     status = "NodeImageStatus",
     derive = "PartialEq",
-    doc = "The images that one node is asked to hold. It has the name of its node."
+    doc = "Images that one node should pull. It has the name of its node."
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NodeImageSpec {
-    /// Images to hold, by name without tag; at most 256.
+    /// Images to keep on the node, by name without tag; at most 256.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub images: BTreeMap<String, ImageSpec>,
 }
@@ -84,7 +84,7 @@ pub struct NodeImageSpec {
 /// One image and what is asked of it, with `S` for how a version names Secrets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(description = "One image and what is asked of it.")]
+#[schemars(description = "An image and the tags to pull.")]
 pub struct ImageSpec<S = ReferenceObject> {
     /// Secrets with registry credentials, in the daemon's configuration namespace.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -159,11 +159,11 @@ pub struct ImageTagSpec {
     /// Limits of the pull.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pull_policy: Option<ImageTagPullPolicy>,
-    /// On whose behalf the tag is pulled.
+    /// Jobs that requested the tag.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schemas::object_references")]
     pub owner_references: Vec<ObjectReference>,
-    /// Changes whenever the tag is to be pulled once more; 0 or greater.
+    /// Incremented to pull the tag again; 0 or greater.
     #[serde(default)]
     pub version: i64,
     /// Whether an image that is present is fetched again: Always or IfNotPresent (when absent).
@@ -181,18 +181,18 @@ pub struct ImageTagPullPolicy {
     /// Seconds that one attempt may take; 600 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<i32>,
-    /// How often a failed attempt is repeated; 3 when absent.
+    /// Number of retries after a failed attempt; 3 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backoff_limit: Option<i32>,
     /// Seconds after its end when the tag is removed from the NodeImage; never when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds_after_finished: Option<i32>,
-    /// Seconds after its start when the pull is given up; never when absent.
+    /// Seconds after its start at which the pull is reported as failed; never when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active_deadline_seconds: Option<i64>,
 }
 
-/// How far the node is.
+/// Observed state of the node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeImageStatus {
@@ -201,19 +201,19 @@ pub struct NodeImageStatus {
     /// Tags pulled.
     #[serde(default)]
     pub succeeded: i32,
-    /// Tags given up.
+    /// Tags that failed.
     #[serde(default)]
     pub failed: i32,
     /// Tags being pulled.
     #[serde(default)]
     pub pulling: i32,
-    /// Tags that wait for their turn.
+    /// Tags that are queued.
     #[serde(default)]
     pub waiting: i32,
     /// State of each image's tags, by image name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub image_statuses: BTreeMap<String, ImageStatus>,
-    /// How the first synchronisation of the node went. Read for compatibility; not written.
+    /// State of the first synchronization of the node. Read for compatibility; not written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_sync_status: Option<SyncStatus>,
 }
@@ -222,13 +222,13 @@ pub struct NodeImageStatus {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SyncStatus {
-    /// When it ended.
+    /// Time at which it ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sync_at: Option<Time>,
-    /// How it ended.
+    /// Outcome.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<SyncStatusPhase>,
-    /// Why, in a sentence.
+    /// Message of the condition, for humans.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
@@ -249,22 +249,22 @@ pub struct ImageTagStatus {
     pub tag: String,
     /// Waiting, Pulling, Succeeded or Failed.
     pub phase: ImagePullPhase,
-    /// Per cent of the bytes that are on the node, 0 to 100; may fall when an attempt is repeated.
+    /// Percentage of the bytes that are on the node, 0 to 100; may decrease when an attempt is repeated.
     #[serde(default)]
     pub progress: i32,
     /// When the pull began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
-    /// When the pull ended, well or not.
+    /// Time at which the pull ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
     /// Version of the tag in `spec` that this entry answers.
     #[serde(default)]
     pub version: i64,
-    /// What the runtime calls the image.
+    /// Image ID in the container runtime.
     #[serde(default, rename = "imageID", skip_serializing_if = "Option::is_none")]
     pub image_id: Option<String>,
-    /// Why the tag waits or failed, in a sentence.
+    /// Why the tag waits or failed, for humans.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }

@@ -101,7 +101,7 @@ pub(super) fn pod_selector(_: &mut SchemaGenerator) -> Schema {
 /// Selector of the Pods that a workload owns.
 pub(super) fn own_pods(_: &mut SchemaGenerator) -> Schema {
     into_schema(label_selector_json(
-        "Labels that the Pods are known by; those of `template` must match. Cannot be changed.",
+        "Label selector for the Pods; those of `template` must match. Cannot be changed.",
     ))
 }
 
@@ -184,7 +184,7 @@ pub(super) fn object_references(_: &mut SchemaGenerator) -> Schema {
                 "name": text("Name of the object."),
                 "uid": text("UID of the object."),
                 "resourceVersion": text("Resource version the reference was made at."),
-                "fieldPath": text("Part of the object that is meant."),
+                "fieldPath": text("Field of the object that is referred to."),
             }
         }
     }))
@@ -247,7 +247,7 @@ pub(super) fn lifecycle_handler(generator: &mut SchemaGenerator) -> Schema {
             },
             "sleep": {
                 "type": "object",
-                "description": "Waits. An addition of kruise-rs.",
+                "description": "Waits. Not part of OpenKruise.",
                 "required": ["seconds"],
                 "properties": {
                     "seconds": { "type": "integer", "format": "int64", "description": "How long, in seconds." }
@@ -319,7 +319,7 @@ pub(super) fn conditions(_: &mut SchemaGenerator) -> Schema {
                     "type": "integer",
                     "format": "int64",
                     "minimum": 0,
-                    "description": "Generation of the object that the condition speaks of."
+                    "description": "Generation of the object that the condition was set for."
                 },
                 "lastTransitionTime": {
                     "type": "string",
@@ -331,9 +331,9 @@ pub(super) fn conditions(_: &mut SchemaGenerator) -> Schema {
                     "minLength": 1,
                     "maxLength": 1024,
                     "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
-                    "description": "Why, in one CamelCase word."
+                    "description": "Reason of the condition, in CamelCase."
                 },
-                "message": { "type": "string", "maxLength": 32768, "description": "Why, in a sentence." }
+                "message": { "type": "string", "maxLength": 32768, "description": "Message of the condition, for humans." }
             }
         }
     }))

@@ -32,7 +32,7 @@ pub struct UpdatePriorityOrderTerm {
 pub struct UpdatePriorityWeightTerm {
     /// The weight, 0 to 100.
     pub weight: i32,
-    /// Which Pods it is given to.
+    /// Pods that get it.
     #[schemars(schema_with = "schemas::weighted_pods")]
     pub match_selector: LabelSelector,
 }

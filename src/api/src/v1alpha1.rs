@@ -18,7 +18,7 @@ mod cloneset;
 
 pub use cloneset::{CloneSet, CloneSetScaleStrategy, CloneSetSpec, CloneSetUpdateStrategy};
 
-/// What the node is asked to pull.
+/// Images that the node should pull.
 #[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[kube(
     group = "apps.kruise.io",
@@ -27,11 +27,11 @@ pub use cloneset::{CloneSet, CloneSetScaleStrategy, CloneSetSpec, CloneSetUpdate
     plural = "nodeimages",
     status = "beta::NodeImageStatus",
     derive = "PartialEq",
-    doc = "The images that one node is asked to hold. It has the name of its node."
+    doc = "Images that one node should pull. It has the name of its node."
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NodeImageSpec {
-    /// Images to hold, by name without tag; at most 256.
+    /// Images to keep on the node, by name without tag; at most 256.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub images: BTreeMap<String, beta::ImageSpec<ReferenceObject>>,
 }
@@ -48,7 +48,7 @@ pub struct ReferenceObject {
     pub name: String,
 }
 
-/// Which image, on which nodes, how fast and for how long: the same as in v1beta1.
+/// Image, nodes and limits of the job: the same as in v1beta1.
 #[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[kube(
     group = "apps.kruise.io",
@@ -63,7 +63,7 @@ pub struct ReferenceObject {
 #[serde(transparent)]
 pub struct ImagePullJobSpec(pub super::image_pull_job::ImagePullJobSpec);
 
-/// Which containers of which Pod, and how: the same as in v1beta1.
+/// Pod and containers to recreate, and how: the same as in v1beta1.
 #[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[kube(
     group = "apps.kruise.io",
@@ -79,7 +79,7 @@ pub struct ImagePullJobSpec(pub super::image_pull_job::ImagePullJobSpec);
 #[serde(transparent)]
 pub struct ContainerRecreateRequestSpec(pub crr::ContainerRecreateRequestSpec);
 
-/// How far a request is. The snapshot and the conditions of v1beta1 are annotations here.
+/// Observed state of a ContainerRecreateRequest. The snapshot and the conditions of v1beta1 are annotations here.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerRecreateRequestStatus {
@@ -89,10 +89,10 @@ pub struct ContainerRecreateRequestStatus {
     /// When the request ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
-    /// Why the request waits, or why it ended before its time, in a sentence.
+    /// Why the request waits or failed, for humans.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// How far each container is.
+    /// State of each container.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "container_states")]
     pub container_recreate_states: Vec<ContainerRecreateRequestContainerRecreateState>,

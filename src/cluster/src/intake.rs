@@ -7,7 +7,7 @@ use std::future::pending;
 use tokio::time::{Instant, sleep_until};
 
 use super::later;
-use super::queue::pause;
+use super::queue::RETRY;
 use kruise_ops::panics::isolated_now;
 
 /// Changes that panicked when they were taken in, by what they are about. Each is taken in again after a pause that doubles
@@ -47,7 +47,7 @@ impl<C: Display> Intake<C> {
             let about = change.to_string();
             let failed = Failed {
                 times: times.saturating_add(1),
-                at: later(Instant::now(), pause(times)),
+                at: later(Instant::now(), RETRY.pause(times)),
                 change: Some(change),
             };
             self.failed.insert(about, failed);

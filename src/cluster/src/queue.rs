@@ -12,15 +12,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Error, later};
+use kruise_api::backoff::Backoff;
 use kruise_ops::Progress;
 use kruise_ops::metrics::metrics;
 use kruise_ops::panics::{Panicked, isolated, isolated_now};
 use kruise_ops::progress::Step;
 
-/// First pause after a failure; doubles with each further one.
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// Longest pause after failures.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// After failures.
+pub(super) const RETRY: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
 /// Longest pause that the API server may ask for.
 const LONGEST_ASKED: Duration = Duration::from_secs(300);
 /// Longest time that one key may be worked on: far above the sum of its calls' own deadlines.
@@ -287,7 +286,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
 
     fn failed(&mut self, key: &K, asked: Option<Duration>, now: Instant) -> Duration {
         let count = self.failures.entry(key.clone()).or_default();
-        let doubled = pause(*count);
+        let doubled = RETRY.pause(*count);
         *count = count.saturating_add(1);
         let pause = doubled.max(asked.unwrap_or_default().min(LONGEST_ASKED));
         // What arrived meanwhile waits as well, or a failing key would spin with its own events.
@@ -312,13 +311,6 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
             self.later.remove(&(at, key.clone()));
         }
     }
-}
-
-/// The pause after that many failures and one: doubles from 0.2 s to 30 s.
-pub(super) fn pause(failures: u32) -> Duration {
-    FIRST_PAUSE
-        .saturating_mul(1 << failures.min(16))
-        .min(LONGEST_PAUSE)
 }
 
 #[cfg(test)]
@@ -461,7 +453,7 @@ mod tests {
         let both = async { tokio::join!(drive, watch) };
         let ((), told) = tokio::time::timeout(Duration::from_secs(30), both).await.unwrap();
         assert!(
-            told.starts_with("controller: work on stuck takes 3600 s already"),
+            told.starts_with("controller: work on stuck has been running for 3600 s"),
             "{told}"
         );
     }
@@ -511,7 +503,7 @@ mod tests {
                 }
             }
             for k in running.drain().collect::<Vec<_>>() { queue.done(&k, None, now); }
-            now += LONGEST_PAUSE;
+            now += RETRY.longest();
             while let Some(k) = queue.next(now) { owed.remove(&k); queue.done(&k, None, now); }
             prop_assert!(owed.is_empty(), "never worked on: {owed:?}");
         }

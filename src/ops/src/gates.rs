@@ -181,12 +181,15 @@ mod tests {
 
     #[test]
     fn feature_gates_of_upstream_are_documented() {
-        let operations = include_str!("../../../docs/operations.md");
+        let operations = include_str!("../../../docs/operations/operations.md");
         let gates = UPSTREAM.lines().filter_map(|line| line.split(' ').next());
         let missing: Vec<_> = gates
             .filter(|gate| !operations.contains(&format!("`{gate}`")))
             .collect();
-        assert!(missing.is_empty(), "docs/operations.md does not name {missing:?}");
+        assert!(
+            missing.is_empty(),
+            "docs/operations/operations.md does not name {missing:?}"
+        );
     }
 
     #[test]

@@ -291,8 +291,7 @@ mod tests {
         let serving = tokio::spawn(serve(listener, Serve::Health, health, CancellationToken::new()));
         let dead = get(at).await;
         assert!(dead.starts_with("HTTP/1.1 503 "), "{dead}");
-        let words =
-            "recreate: looking at Pod ns/web-0 takes 3600 s already, and by its own limits 12 s at most";
+        let words = "recreate: looking at Pod ns/web-0 has been running for 3600 s (limit 12 s)";
         assert!(dead.contains(words), "{dead}");
         step.idle(None);
         let alive = get(at).await;

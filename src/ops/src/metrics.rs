@@ -215,7 +215,7 @@ impl Metrics {
         );
         r.register_with_unit(
             "image_pull",
-            "Image pulls, waiting not counted",
+            "Duration of image pulls, without the time in the queue",
             Unit::Seconds,
             self.image_pulls.clone(),
         );
@@ -236,7 +236,7 @@ impl Metrics {
             self.recreates.clone(),
         );
         let active = self.recreate_active.clone();
-        r.register("recreate_active", "Container recreate requests in work", active);
+        r.register("recreate_active", "ContainerRecreateRequests in progress", active);
         let restarts = self.environment_restarts.clone();
         r.register("environment_restarts", "Restarts for the environment", restarts);
     }

@@ -42,7 +42,7 @@ impl Doing {
         (age > limit.saturating_add(MARGIN)).then(|| {
             let Self { duty, what, .. } = self;
             format!(
-                "{duty}: {what} takes {} s already, and by its own limits {} s at most",
+                "{duty}: {what} has been running for {} s (limit {} s)",
                 age.as_secs(),
                 limit.as_secs_f64().ceil()
             )
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(progress.late_at(later(655)), "");
         assert_eq!(
             progress.late_at(later(700)),
-            "image pull: pulling nginx:1 takes 700 s already, and by its own limits 600 s at most\n"
+            "image pull: pulling nginx:1 has been running for 700 s (limit 600 s)\n"
         );
         step.idle(None);
         assert_eq!(progress.late_at(later(1_000_000)), "");

@@ -1,7 +1,7 @@
 //! What the manual's fragments of an update strategy say.
 
-use kruise::api::cloneset::CloneSet;
-use kruise::api::keys;
+use kruise_api::cloneset::CloneSet;
+use kruise_api::keys;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 

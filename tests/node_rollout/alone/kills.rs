@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::fresh_image;
 use crate::pods::{container, identities, revision, runs, state};
-use crate::support::chance::Chance;
 use crate::workloads::{Bed, Seen, Space, alone};
+use support::chance::Chance;
 
 /// The longest time between a Pod's beginning to be updated and a kill: about what an update takes.
 const LATEST: u64 = 2500;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use kruise::api::cloneset::{CloneSet, CloneSetStatus};
+use kruise_api::cloneset::{CloneSet, CloneSetStatus};
 use kube::api::{Api, DynamicObject};
 use serde_json::{Value, json};
 

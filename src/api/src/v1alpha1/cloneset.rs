@@ -10,7 +10,7 @@ use crate::cloneset as beta;
 use crate::json::set;
 use crate::schemas;
 
-/// Which Pods there are to be, and how they are made, updated and deleted.
+/// Desired Pods, and how they are created, updated and deleted.
 #[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[kube(
     group = "apps.kruise.io",
@@ -21,16 +21,16 @@ use crate::schemas;
     namespaced,
     status = "beta::CloneSetStatus",
     derive = "PartialEq",
-    doc = "Keeps a number of Pods that are all alike, and updates them where they are if they can be."
+    doc = "Manages a set of identical Pods, and updates them in place where possible."
 )]
 #[serde(transparent)]
 pub struct CloneSetSpec(pub beta::CloneSetSpec<CloneSetScaleStrategy, CloneSetUpdateStrategy>);
 
-/// How Pods are made and deleted.
+/// How Pods are created and deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CloneSetScaleStrategy {
-    /// Names of Pods to delete. Names of Pods that are gone are taken off the list.
+    /// Names of Pods to delete. Names of deleted Pods are removed from the list.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods_to_delete: Vec<String>,
     /// How many Pods may be unavailable while new ones are made, as a number or as a percentage of `replicas`,
@@ -38,7 +38,7 @@ pub struct CloneSetScaleStrategy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schemas::int_or_string")]
     pub max_unavailable: Option<IntOrString>,
-    /// Whether claims of a Pod that somebody else deleted go with it, rather than to the Pod that takes its place.
+    /// Whether the PVCs of a Pod that was deleted by others are deleted with it, rather than reused by the Pod that replaces it.
     #[serde(
         default,
         rename = "disablePVCReuse",
@@ -54,7 +54,7 @@ pub struct CloneSetUpdateStrategy {
     /// ReCreate (when absent), InPlaceIfPossible, InPlaceOnly or OnDelete.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<String>,
-    /// How far, how fast and in which order. `type` says what `pod_update_policy` says in v1beta1; leave it out.
+    /// Partition, limits and order of an update. `type` says what `pod_update_policy` says in v1beta1; leave it out.
     #[serde(flatten)]
     pub rolling_update: beta::RollingUpdateCloneSetStrategy,
 }
@@ -66,8 +66,7 @@ fn as_in_v1alpha1(schema: &mut Schema) {
     };
     properties.remove("podUpdatePolicy");
     if let Some(in_place) = properties.get_mut("inPlaceUpdateStrategy") {
-        let description =
-            "How Pods are updated in place. What is said of pre-downloads is overruled by annotations.";
+        let description = "How Pods are updated in place. Annotations for pre-downloads take precedence.";
         set(in_place, &["description"], json!(description));
     }
 }

@@ -23,6 +23,7 @@ use tokio::time::{sleep, timeout};
 use super::Keeper;
 use super::readable::{Form, Named, Readable};
 use crate::{Error, Events, page};
+use kruise_api::backoff::Backoff;
 use kruise_ops::metrics::metrics;
 use kruise_ops::panics::Panicked;
 use kruise_ops::watches::Watch;
@@ -36,10 +37,8 @@ const ANSWER: Duration = Duration::from_secs(60);
 const SILENCE: Duration = Duration::from_secs(150);
 /// A watch that ends earlier than this, without an event, has failed; as in client-go.
 const SHORT: Duration = Duration::from_secs(1);
-/// First pause after a failure; doubles with each further one.
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// Longest pause after failures, unless the API server asks for a longer one.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// After failures, unless the API server asks for a longer pause.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
 /// Longest pause that the API server may ask for.
 const LONGEST_ASKED: Duration = Duration::from_secs(300);
 
@@ -331,9 +330,7 @@ impl Report {
 /// The pause after so many failures before this one: doubled with each and spread over half to one and a half of that,
 /// so that many clients do not come back at once; never shorter than what the API server asks for.
 fn pause(failures: u32, asked: Option<Duration>, chance: &RandomState) -> Duration {
-    let doubled = FIRST_PAUSE
-        .saturating_mul(1 << failures.min(16))
-        .min(LONGEST_PAUSE);
+    let doubled = RETRY.pause(failures);
     let asked = asked.unwrap_or_default().min(LONGEST_ASKED);
     let per_mille = u32::try_from(chance.hash_one(failures) % 1000).unwrap_or_default();
     if asked > doubled {

@@ -24,6 +24,7 @@ use tonic::transport::Channel;
 
 use super::call::Call;
 use crate::{Bytes, Error};
+use kruise_api::backoff::Backoff;
 use kruise_api::image_reference::Reference;
 
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -36,8 +37,7 @@ const MAX_MANIFEST: i64 = 4 << 20;
 /// Blobs of one repository that are looked at for a manifest.
 const MAX_BLOBS: usize = 4096;
 /// The pauses between looks for a manifest that is not there yet.
-const FIND_FIRST: Duration = Duration::from_secs(1);
-const FIND_LAST: Duration = Duration::from_secs(10);
+const FIND: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(10));
 
 /// containerd's content store, and the pulls whose bytes we count.
 pub(super) struct Content {
@@ -62,9 +62,8 @@ struct Pull {
 
 impl Pull {
     fn missed(&mut self, now: Instant) {
-        let pause = FIND_FIRST.saturating_mul(2_u32.saturating_pow(self.misses));
+        self.look_at = now.checked_add(FIND.pause(self.misses));
         self.misses = self.misses.saturating_add(1);
-        self.look_at = now.checked_add(pause.min(FIND_LAST));
     }
 }
 

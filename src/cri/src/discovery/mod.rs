@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use self::appear::Directories;
 use super::client::Client;
 use super::{Error, Runtime, Version};
+use kruise_api::backoff::Backoff;
 use kruise_ops::Progress;
 
 /// Where the DaemonSet mounts the host's `/var/run`.
@@ -38,8 +39,7 @@ const KNOWN: [&str; 6] = [
     "cri-dockerd/cri-dockerd.sock",
 ];
 /// A socket exists a moment before it listens.
-const RETRY_FIRST: Duration = Duration::from_millis(100);
-const RETRY_LAST: Duration = Duration::from_secs(15);
+const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(15));
 /// No event tells that a runtime hangs, nor that a directory was mounted.
 const LOOK_AGAIN: Duration = Duration::from_secs(15);
 /// What one look at all sockets takes at most: some calls at each, all sockets at the same time.
@@ -322,17 +322,11 @@ async fn look(mut slot: Slot) -> Slot {
         Err(error) => {
             slot.health.words = error.to_string();
             slot.health.healthy = false;
-            slot.due = Some(Instant::now() + retry_after(slot.failures));
+            slot.due = Some(Instant::now() + RETRY.pause(slot.failures));
             slot.failures = slot.failures.saturating_add(1);
         }
     }
     slot
-}
-
-fn retry_after(failures: u32) -> Duration {
-    RETRY_FIRST
-        .saturating_mul(2u32.saturating_pow(failures))
-        .min(RETRY_LAST)
 }
 
 /// Asks the runtime that we know, or whoever is there where we know none or it has changed.

@@ -29,13 +29,6 @@ fn a_given_socket_is_the_only_one() {
 }
 
 #[test]
-fn the_wait_between_looks_grows_to_a_limit() {
-    assert_eq!(retry_after(0), RETRY_FIRST);
-    assert_eq!(retry_after(1), RETRY_FIRST * 2);
-    assert_eq!(retry_after(40), RETRY_LAST);
-}
-
-#[test]
 fn why_none_answers_names_missing_sockets_once() {
     let mut slots: Vec<_> = ["/a", "/b", "/c"].map(|s| Slot::new(s.into()).health).into();
     slots[0].present = true;

@@ -55,7 +55,10 @@ impl fmt::Display for Waiting {
             Self::Unreadable(why) => f.write_str(why),
             Self::Grace(Some(until)) => write!(f, "grace period until {}", super::ready::seconds(*until)),
             Self::Grace(None) => f.write_str("grace period"),
-            Self::Environment(name) => write!(f, "container {name}: its environment is not known to be new"),
+            Self::Environment(name) => write!(
+                f,
+                "container {name}: the change of its environment is not confirmed yet"
+            ),
             Self::NoGate(name) => write!(
                 f,
                 "container {name}: its environment is renewed only in a Pod with readiness gate {}; delete the Pod \
@@ -67,8 +70,8 @@ impl fmt::Display for Waiting {
                 said.iter().try_for_each(|said| write!(f, ": {said}"))
             }
             Self::NewContainer(name, why) => write!(f, "container {name}: {why}"),
-            Self::Ready(name) => write!(f, "container {name} is to be ready before the next containers"),
-            Self::NextBatch => f.write_str("the next containers are to be updated"),
+            Self::Ready(name) => write!(f, "container {name} must be ready before the next containers"),
+            Self::NextBatch => f.write_str("the next containers must be updated"),
         }
     }
 }
@@ -167,14 +170,14 @@ fn proven(
         return Err("the daemon says that it was started with the image from before");
     }
     if last.container_id.as_ref().is_some_and(|id| *id == status.id) {
-        return Err("the one from before the update is still there");
+        return Err("the old one has not been replaced yet");
     }
     // Where nothing ran yet, kubelet may have started the old image after all.
     let another = !last.image_id.is_empty() && status.image_id != last.image_id && !last.superseded;
     if another || runs(&container.image, status) {
         return Ok(());
     }
-    Err("it was restarted, but nothing proves that it has the new image")
+    Err("it was restarted, but the new image is not confirmed yet")
 }
 
 /// The daemon's plain hash and environment hash for this container ID.

@@ -439,7 +439,7 @@ async fn changes_arrive_in_order_and_progress_resets_the_pause() {
 #[test]
 fn pauses_double_to_their_maximum_and_are_spread() {
     for nth in 0..40 {
-        let doubled = FIRST_PAUSE.saturating_mul(1 << nth.min(10)).min(LONGEST_PAUSE);
+        let doubled = RETRY.pause(nth);
         let pauses: Vec<Duration> = (0..50).map(|_| pause(nth, None, &RandomState::new())).collect();
         let (least, most) = (pauses.iter().min().unwrap(), pauses.iter().max().unwrap());
         assert!(

@@ -171,9 +171,9 @@ fn the_container_of_an_update_that_was_overtaken_is_no_proof_of_the_next() {
         kubelet.sync();
         kubelet.update("main:3");
         kubelet.report();
-        kubelet.waits(if tells { "not seen" } else { "nothing proves" });
+        kubelet.waits(if tells { "not seen" } else { "the new image is not confirmed yet" });
         kubelet.sync();
-        kubelet.waits("nothing proves");
+        kubelet.waits("the new image is not confirmed yet");
         kubelet.report();
         assert!(kubelet.done());
     }
@@ -195,7 +195,7 @@ fn what_was_taken_back_waits_until_kubelet_will_not_replace_it_any_more() {
     kubelet.report();
     kubelet.waits("not seen");
     kubelet.sync();
-    kubelet.waits("nothing proves");
+    kubelet.waits("the new image is not confirmed yet");
     kubelet.report();
     assert!(kubelet.done());
 }
@@ -223,7 +223,7 @@ fn an_image_by_digest_is_known_by_its_id() {
     let status = &mut kubelet.pod["status"]["containerStatuses"][0];
     status["image"] = json!("docker.io/library/main:3");
     status["imageID"] = json!("docker.io/library/main@sha256:other");
-    kubelet.waits("nothing proves");
+    kubelet.waits("the new image is not confirmed yet");
     kubelet.pod["status"]["containerStatuses"][0]["imageID"] =
         json!(format!("docker.io/library/main@{digest}"));
     assert!(kubelet.done());
@@ -279,7 +279,7 @@ fn what_is_taken_back_with_its_size_waits_for_the_generation_of_its_image() {
     kubelet.report();
     kubelet.waits("not seen");
     kubelet.sync();
-    kubelet.waits("nothing proves");
+    kubelet.waits("the new image is not confirmed yet");
     kubelet.report();
     assert!(
         kubelet.done() && kubelet.runs.0 == 2,
@@ -297,7 +297,7 @@ fn what_is_taken_back_waits_for_its_own_generation_and_nobody_else_s() {
     kubelet.report();
     kubelet.waits("not seen");
     kubelet.sync();
-    kubelet.waits("nothing proves");
+    kubelet.waits("the new image is not confirmed yet");
     kubelet.report();
     assert!(kubelet.done() && kubelet.runs.0 == 2);
 }

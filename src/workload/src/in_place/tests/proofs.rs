@@ -41,7 +41,7 @@ fn done(pod: &Value) {
 
 #[test]
 fn the_container_from_before_is_no_proof() {
-    waits(&updating(), "still there");
+    waits(&updating(), "not been replaced yet");
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn a_new_id_alone_is_no_proof() {
         "docker.io/library/main:1",
         "sha256:main-1",
     );
-    waits(&pod, "nothing proves");
+    waits(&pod, "the new image is not confirmed yet");
     // Whatever else is said: the daemon knows that it was started as of old.
     restarted(
         &mut pod,
@@ -82,7 +82,7 @@ fn a_new_id_with_a_new_image_is_proof() {
     done(&pod);
     // A new image for the old container is none: status and spec may be of different times.
     restarted(&mut pod, "containerd://main-0", "whatever", "sha256:main-2");
-    waits(&pod, "still there");
+    waits(&pod, "not been replaced yet");
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn two_tags_of_one_digest_finish() {
         "docker.io/library/main:1",
         "sha256:main-1",
     );
-    waits(&pod, "nothing proves");
+    waits(&pod, "the new image is not confirmed yet");
     daemon_says(&mut pod, "containerd://new", plain_hash("main", "main:2"), 0);
     done(&pod);
 }
@@ -111,7 +111,7 @@ fn two_tags_of_one_digest_finish() {
 fn the_daemons_hash_counts_for_the_container_that_runs() {
     let mut pod = updating();
     daemon_says(&mut pod, "containerd://other", plain_hash("main", "main:2"), 0);
-    waits(&pod, "still there");
+    waits(&pod, "not been replaced yet");
     daemon_says(&mut pod, "containerd://main-0", plain_hash("main", "main:2"), 0);
     done(&pod);
     let old_kubelet = Pod::of(&pod).containers[0].plain_before_131.unwrap();
@@ -127,7 +127,7 @@ fn an_update_of_the_go_manager_is_judged_as_it_would() {
     pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_STATE] = json!(
         r#"{"revision":"r2","updateTimestamp":"2024-01-02T03:04:05Z","lastContainerStatuses":{"main":{"imageID":"sha256:main-1"}}}"#
     );
-    waits(&pod, "nothing proves");
+    waits(&pod, "the new image is not confirmed yet");
     restarted(
         &mut pod,
         "containerd://main-0",
@@ -160,7 +160,7 @@ fn taken_back_before_kubelet_saw_it_is_done() {
         "sha256:main-2",
     );
     start(&mut pod, &images(&[("main", "main:1")]));
-    waits(&pod, "still there");
+    waits(&pod, "not been replaced yet");
     restarted(
         &mut pod,
         "containerd://good",
@@ -178,7 +178,7 @@ fn an_update_that_did_not_end_is_not_forgotten_by_the_next() {
     let patch = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, patch);
     spec.meta_data_patch = Some(patch);
     start(&mut pod, &spec);
-    waits(&pod, "still there");
+    waits(&pod, "not been replaced yet");
     restarted(
         &mut pod,
         "containerd://new",
@@ -284,7 +284,10 @@ fn a_pod_without_the_gate_says_so() {
     let mut state: Value = serde_json::from_str(text).unwrap();
     state["updateEnvFromMetadata"] = json!(true);
     pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_STATE] = json!(state.to_string());
-    waits(&pod, "container main: its environment is not known to be new");
+    waits(
+        &pod,
+        "container main: the change of its environment is not confirmed yet",
+    );
     pod["spec"]["readinessGates"] = json!([]);
     waits(
         &pod,

@@ -1,0 +1,118 @@
+//! The webhook configurations, made of the rows of [`Kind`].
+
+use serde_json::{Value, json};
+
+use super::kind::Row;
+use super::{GROUP, Kind, V1BETA1, keys};
+
+/// Name of the configuration that fills in.
+pub const MUTATING: &str = "kruise-mutating-webhook-configuration";
+/// Name of the configuration that checks.
+pub const VALIDATING: &str = "kruise-validating-webhook-configuration";
+/// Both configurations for an installation in `namespace`.
+#[must_use]
+pub fn configurations(namespace: &str) -> [Value; 2] {
+    let ours = |step, kinds: &mut dyn Iterator<Item = Kind>| -> Vec<Value> {
+        kinds.map(|kind| webhook(namespace, step, kind.row())).collect()
+    };
+    let mutating = ours("mutate", &mut Kind::ALL.into_iter());
+    let mut validated = Kind::ALL.into_iter().filter(|kind| kind.row().webhook.validates);
+    let mut validating = ours("validate", &mut validated);
+    validating.push(namespaces(namespace));
+    [
+        configuration("MutatingWebhookConfiguration", MUTATING, mutating),
+        configuration("ValidatingWebhookConfiguration", VALIDATING, validating),
+    ]
+}
+
+fn configuration(kind: &str, name: &str, webhooks: Vec<Value>) -> Value {
+    json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": kind,
+        "metadata": { "name": name },
+        "webhooks": webhooks,
+    })
+}
+
+fn webhook(namespace: &str, step: &str, kind: &Row) -> Value {
+    let (lower, webhook) = (kind.lower, &kind.webhook);
+    let initial = step.chars().next().unwrap_or_default();
+    without_nulls(json!({
+        "name": format!("{initial}{lower}{}.kb.io", webhook.suffix),
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "failurePolicy": webhook.failure_policy,
+        "matchPolicy": "Equivalent",
+        // What may be left out is not waited for long, should we be unreachable.
+        "timeoutSeconds": if webhook.failure_policy == "Fail" { 10 } else { 5 },
+        "clientConfig": client(namespace, &format!("/{step}-apps-kruise-io-{lower}")),
+        "rules": [{
+            "apiGroups": [GROUP],
+            "apiVersions": [V1BETA1],
+            "operations": webhook.operations,
+            "resources": [kind.plural],
+            "scope": "*",
+        }],
+        "matchConditions": conditions(namespace, webhook.every_write),
+    }))
+}
+
+/// Deletions of Namespaces that are protected by what is in them. Who protects one would rather keep it than have it go
+/// unjudged, so this fails closed; without the label it does not come to us.
+fn namespaces(namespace: &str) -> Value {
+    json!({
+        "name": "vnamespace.kb.io",
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "failurePolicy": "Fail",
+        "matchPolicy": "Equivalent",
+        "timeoutSeconds": 10,
+        "clientConfig": client(namespace, keys::VALIDATE_NAMESPACE_PATH),
+        "rules": [{
+            "apiGroups": [""],
+            "apiVersions": ["v1"],
+            "operations": ["DELETE"],
+            "resources": ["namespaces"],
+            "scope": "*",
+        }],
+        "objectSelector": { "matchExpressions": [
+            { "key": keys::DELETE_PROTECTION, "operator": "In", "values": [keys::PROTECT_CASCADING] },
+        ] },
+        "matchConditions": [
+            { "name": "not-being-deleted", "expression": "!has(oldObject.metadata.deletionTimestamp)" },
+        ],
+    })
+}
+
+/// How the API server reaches a path of ours, until the manager has filled in the rest.
+fn client(namespace: &str, path: &str) -> Value {
+    json!({
+        "service": { "namespace": namespace, "name": keys::WEBHOOK_SERVICE, "path": path },
+        "url": null, // when applied, takes away the URL of a manager with `WEBHOOK_HOST`
+    })
+}
+
+/// What need not come to us: the manager's own writes, updates that leave the spec alone, and goodbyes.
+fn conditions(namespace: &str, every_write: bool) -> Value {
+    if every_write {
+        return Value::Null;
+    }
+    let manager = format!("system:serviceaccount:{namespace}:kruise-manager");
+    json!([
+        { "name": "not-the-manager", "expression": format!("request.userInfo.username != '{manager}'") },
+        {
+            "name": "spec-changes",
+            "expression": "request.operation == 'CREATE' || \
+                (!has(object.metadata.deletionTimestamp) && object.?spec != oldObject.?spec)",
+        },
+    ])
+}
+
+/// Without the fields that say nothing.
+#[must_use]
+pub fn without_nulls(mut value: Value) -> Value {
+    if let Some(map) = value.as_object_mut() {
+        map.retain(|_, value| !value.is_null());
+    }
+    value
+}

@@ -1,0 +1,575 @@
+//! The status as text: tables for people, JSON for scripts.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::v1::pull::Phase;
+use super::v1::{Pull, Recreate, RecreateContainer, Restart, Runtime};
+
+/// All that the daemon says of itself.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Status {
+    pub(super) pulls: Vec<Pull>,
+    pub(super) recreates: Vec<Recreate>,
+    pub(super) restarts: Vec<Restart>,
+    pub(super) runtimes: Vec<Runtime>,
+}
+
+/// How a table is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Layout {
+    /// Columns of the terminal; without one, nothing is cut.
+    pub(super) width: Option<usize>,
+    /// Whether every pull that has ended is listed, or the latest [`ENDED`] alone.
+    pub(super) all: bool,
+}
+
+/// Pulls that have ended and are listed all the same: a NodeImage keeps its tags as long as any job wants them.
+const ENDED: usize = 10;
+/// Before each row, and between its columns.
+const INDENT: &str = "  ";
+const GAP: &str = "   ";
+/// Characters that a column keeps, however narrow the terminal is.
+const NARROWEST: usize = 8;
+
+pub(super) fn table(status: &Status, layout: Layout) -> String {
+    let mut text = String::new();
+    let width = layout.width;
+    section(
+        &mut text,
+        "RUNTIME",
+        &["NAME", "VERSION", "SOCKET", "STATE"],
+        status.runtimes.iter().map(runtime_row),
+        width,
+    );
+    let (shown, before) = latest(&status.pulls, layout.all);
+    section(
+        &mut text,
+        "PULLS",
+        &["IMAGE", "PHASE", "PROGRESS", "SPEED", "LEFT", "FOR", "NOTE"],
+        shown.into_iter().map(pull_row),
+        width,
+    );
+    if let Some(before) = before {
+        text.truncate(text.trim_end().len());
+        // Writing into a String cannot fail.
+        let _ = writeln!(text, "\n  {before}\n");
+    }
+    let rows = status.recreates.iter().flat_map(recreate_rows);
+    section(
+        &mut text,
+        "RECREATES",
+        &["REQUEST", "POD", "PHASE", "CONTAINER", "STEP", "WAITS FOR"],
+        rows,
+        width,
+    );
+    section(
+        &mut text,
+        "RESTARTS FOR THE ENVIRONMENT",
+        &["POD", "CONTAINER", "STEP", "WAITS FOR"],
+        status.restarts.iter().map(restart_row),
+        width,
+    );
+    text
+}
+
+/// The pulls to list, and a line about those that are left out because they ended before others did.
+fn latest(pulls: &[Pull], all: bool) -> (Vec<&Pull>, Option<String>) {
+    let end = |pull: &Pull| pull.ended_at.map_or((0, 0), |at| (at.seconds, at.nanos));
+    let over = |pull: &Pull| matches!(pull.phase(), Phase::Succeeded | Phase::Failed);
+    let mut ended: Vec<usize> = (0..pulls.len())
+        .filter(|i| pulls.get(*i).is_some_and(over))
+        .collect();
+    ended.sort_by_key(|i| Reverse(pulls.get(*i).map(end)));
+    let older: BTreeSet<usize> = ended
+        .into_iter()
+        .skip(if all { usize::MAX } else { ENDED })
+        .collect();
+    let (left_out, shown): (Vec<_>, Vec<_>) = pulls.iter().enumerate().partition(|(i, _)| older.contains(i));
+    let failed = left_out
+        .iter()
+        .filter(|(_, pull)| pull.phase() == Phase::Failed)
+        .count();
+    let before = (!left_out.is_empty()).then(|| {
+        let succeeded = left_out.len() - failed;
+        format!("Ended before these: {succeeded} succeeded, {failed} failed (--all lists them)")
+    });
+    (shown.into_iter().map(|(_, pull)| pull).collect(), before)
+}
+
+/// A title, a header and aligned rows, at most `limit` characters wide; "none" where there are no rows.
+fn section<const N: usize>(
+    text: &mut String,
+    title: &str,
+    header: &[&str; N],
+    rows: impl Iterator<Item = [String; N]>,
+    limit: Option<usize>,
+) {
+    let rows: Vec<[String; N]> = rows.map(|row| row.map(|cell| printable(&cell))).collect();
+    if rows.is_empty() {
+        // Writing into a String cannot fail.
+        let _ = writeln!(text, "{title}: none\n");
+        return;
+    }
+    let _ = writeln!(text, "{title}");
+    let mut widths = header.map(str::len);
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    if let Some(limit) = limit {
+        fit(
+            &mut widths,
+            limit.saturating_sub(INDENT.len() + GAP.len() * (N - 1)),
+        );
+    }
+    for row in std::iter::once(header.map(str::to_owned)).chain(rows) {
+        let cells: Vec<String> = row
+            .iter()
+            .zip(widths)
+            .map(|(cell, width)| format!("{:<width$}", shortened(cell, width)))
+            .collect();
+        let _ = writeln!(text, "{INDENT}{}", cells.join(GAP).trim_end());
+    }
+    text.push('\n');
+}
+
+/// Narrows the widest columns until all of them together have `limit` characters.
+fn fit(widths: &mut [usize], limit: usize) {
+    while widths.iter().sum::<usize>() > limit {
+        match widths.iter_mut().max() {
+            Some(widest) if *widest > NARROWEST => *widest -= 1,
+            _ => return,
+        }
+    }
+}
+
+/// The text in at most `width` characters: of a long one the middle is left out, since an image's name ends with its tag
+/// and an error with its cause.
+fn shortened(text: &str, width: usize) -> String {
+    let long = text.chars().count();
+    if long <= width {
+        return text.to_owned();
+    }
+    let head = width.saturating_sub(1) / 2;
+    let tail = width.saturating_sub(1) - head;
+    let first = text.chars().take(head);
+    first.chain(['…']).chain(text.chars().skip(long - tail)).collect()
+}
+
+/// Text of others as a terminal may have it: what is no character that one sees is escaped.
+pub(crate) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        // Those that change the direction of what follows hide text too.
+        let turns = matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if c.is_control() || turns {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+/// What has changed from `old` to `new`, a line each. Bytes count in tenths of an image.
+pub(super) fn changes(old: &Status, new: &Status) -> String {
+    let (old, new) = (lines(old), lines(new));
+    let mut text = String::new();
+    for (what, line) in new.iter().filter(|(what, line)| old.get(*what) != Some(line)) {
+        let _ = writeln!(text, "{}", printable(format!("{what}: {line}").trim_end()));
+    }
+    for what in old.keys().filter(|what| !new.contains_key(*what)) {
+        let _ = writeln!(text, "{}: gone", printable(what));
+    }
+    text
+}
+
+/// Each row of the table by what it is about.
+fn lines(status: &Status) -> BTreeMap<String, String> {
+    let mut lines = BTreeMap::new();
+    for runtime in &status.runtimes {
+        let [name, version, socket, state] = runtime_row(runtime);
+        lines.insert(format!("runtime {socket}"), format!("{name} {version} {state}"));
+    }
+    for pull in &status.pulls {
+        let tenths = pull.bytes_done.saturating_mul(10).checked_div(pull.bytes_total);
+        let percent = match (pull.phase(), tenths) {
+            (Phase::Pulling, Some(tenths)) => format!(" {}%", tenths.min(10) * 10),
+            _ => String::new(),
+        };
+        let line = format!("{}{percent} {}", phase(pull), note(pull));
+        lines.insert(format!("pull {}", pull.image), line);
+    }
+    for recreate in &status.recreates {
+        for [request, pod, phase, container, step, waits] in recreate_rows(recreate) {
+            let what = format!("recreate {request} container {container}");
+            lines.insert(what, format!("Pod {pod} {phase} {step} {waits}"));
+        }
+    }
+    for restart in &status.restarts {
+        let [pod, container, step, waits] = restart_row(restart);
+        lines.insert(
+            format!("restart {pod} container {container}"),
+            format!("{step} {waits}"),
+        );
+    }
+    lines
+}
+
+fn runtime_row(runtime: &Runtime) -> [String; 4] {
+    let mark = if runtime.healthy { "ok" } else { "NOT OK" };
+    let state = if runtime.message.is_empty() {
+        mark.to_owned()
+    } else {
+        format!("{mark}: {}", runtime.message)
+    };
+    [
+        dash(&runtime.name),
+        dash(&runtime.version),
+        runtime.socket.clone(),
+        state,
+    ]
+}
+
+fn pull_row(pull: &Pull) -> [String; 7] {
+    let speed = if pull.bytes_per_second > 0 {
+        format!("{}/s", bytes(pull.bytes_per_second))
+    } else {
+        "-".into()
+    };
+    let left = pull.seconds_left.map_or_else(|| "-".into(), |s| format!("{s}s"));
+    [
+        pull.image.clone(),
+        phase(pull).to_owned(),
+        progress(pull),
+        speed,
+        left,
+        dash(&pull.owners.join(",")),
+        note(pull),
+    ]
+}
+
+fn note(pull: &Pull) -> String {
+    match (pull.waits_for.as_str(), pull.message.as_str()) {
+        ("", message) => message.to_owned(),
+        (wait, "") => format!("waits for {wait}"),
+        (wait, error) => format!("waits for {wait}; the last attempt failed: {error}"),
+    }
+}
+
+fn phase(pull: &Pull) -> &'static str {
+    match pull.phase() {
+        Phase::Unspecified => "Unknown",
+        Phase::Waiting => "Waiting",
+        Phase::Pulling => "Pulling",
+        Phase::Succeeded => "Succeeded",
+        Phase::Failed => "Failed",
+    }
+}
+
+/// A bar of twenty places with the bytes behind it.
+fn progress(pull: &Pull) -> String {
+    let total = match (pull.phase(), pull.bytes_total) {
+        (Phase::Succeeded, 0) => return "done".into(),
+        (Phase::Succeeded, total) => return format!("done, {}", bytes(total)),
+        (_, 0) => {
+            return if pull.bytes_done > 0 {
+                bytes(pull.bytes_done)
+            } else {
+                "-".into()
+            };
+        }
+        (_, total) => total,
+    };
+    let done = pull.bytes_done.min(total);
+    let filled = usize::try_from(done * 20 / total).unwrap_or(20);
+    format!(
+        "[{}{}] {:>3}% of {}",
+        "#".repeat(filled),
+        ".".repeat(20 - filled),
+        done * 100 / total,
+        bytes(total)
+    )
+}
+
+fn recreate_rows(recreate: &Recreate) -> Vec<[String; 6]> {
+    let request = format!("{}/{}", recreate.namespace, recreate.name);
+    let row = |container: Option<&RecreateContainer>| {
+        let (name, step, waits) = container.map_or(("-", "-", ""), |c| (&*c.name, &*c.step, &*c.waits_for));
+        let waits = if waits.is_empty() {
+            &recreate.waits_for
+        } else {
+            waits
+        };
+        [
+            request.clone(),
+            recreate.pod.clone(),
+            recreate.phase.clone(),
+            name.to_owned(),
+            step.to_owned(),
+            dash(waits),
+        ]
+    };
+    if recreate.containers.is_empty() {
+        return vec![row(None)];
+    }
+    recreate.containers.iter().map(|c| row(Some(c))).collect()
+}
+
+fn restart_row(restart: &Restart) -> [String; 4] {
+    [
+        format!("{}/{}", restart.namespace, restart.pod),
+        restart.container.clone(),
+        restart.step.clone(),
+        dash(&restart.waits_for),
+    ]
+}
+
+fn dash(text: &str) -> String {
+    if text.is_empty() {
+        "-".to_owned()
+    } else {
+        text.to_owned()
+    }
+}
+
+/// Bytes in the unit that leaves one to three digits before the point.
+fn bytes(count: u64) -> String {
+    let mut scaled = u128::from(count) * 10;
+    for unit in ["B", "KiB", "MiB", "GiB"] {
+        if scaled < 10_240 {
+            let tenths = if unit == "B" {
+                String::new()
+            } else {
+                format!(".{}", scaled % 10)
+            };
+            return format!("{}{tenths} {unit}", scaled / 10);
+        }
+        scaled /= 1024;
+    }
+    format!("{}.{} TiB", scaled / 10, scaled % 10)
+}
+
+pub(super) fn json(status: &Status) -> Value {
+    json!({
+        "runtimes": status.runtimes.iter().map(|r| json!({
+            "name": r.name, "version": r.version, "socket": r.socket, "healthy": r.healthy, "message": r.message,
+        })).collect::<Vec<_>>(),
+        "pulls": status.pulls.iter().map(|p| json!({
+            "image": p.image, "phase": phase(p), "owners": p.owners, "waitsFor": p.waits_for,
+            "bytesDone": p.bytes_done, "bytesTotal": p.bytes_total, "bytesPerSecond": p.bytes_per_second,
+            "secondsLeft": p.seconds_left, "attempt": p.attempt, "startedAt": time(p.started_at), "endedAt": time(p.ended_at),
+            "message": p.message,
+        })).collect::<Vec<_>>(),
+        "recreates": status.recreates.iter().map(|r| json!({
+            "namespace": r.namespace, "name": r.name, "pod": r.pod, "phase": r.phase, "waitsFor": r.waits_for,
+            "seenAt": time(r.seen_at), "deadline": time(r.deadline),
+            "containers": r.containers.iter().map(|c| json!({
+                "name": c.name, "step": c.step, "waitsFor": c.waits_for,
+                "oldContainerID": c.old_container_id, "newContainerID": c.new_container_id,
+            })).collect::<Vec<_>>(),
+        })).collect::<Vec<_>>(),
+        "restarts": status.restarts.iter().map(|r| json!({
+            "namespace": r.namespace, "pod": r.pod, "container": r.container, "containerID": r.container_id,
+            "step": r.step, "waitsFor": r.waits_for,
+        })).collect::<Vec<_>>(),
+    })
+}
+
+fn time(at: Option<prost_types::Timestamp>) -> Option<String> {
+    let at = at?;
+    Some(Timestamp::new(at.seconds, at.nanos).ok()?.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image_pull::plan::status::waits_for;
+    use crate::image_pull::plan::{Limits, Stage};
+
+    /// What a pull in that stage says that it waits for.
+    fn waits(stage: Stage) -> String {
+        waits_for(&stage, &Limits::of_node(5, true)).unwrap_or_default()
+    }
+
+    fn status() -> Status {
+        let pull = |image: &str, phase: Phase, done, total| Pull {
+            image: image.into(),
+            phase: phase.into(),
+            bytes_done: done,
+            bytes_total: total,
+            ..Pull::default()
+        };
+        Status {
+            runtimes: vec![Runtime {
+                name: "containerd".into(),
+                version: "1.7.24".into(),
+                socket: "/hostvarrun/containerd/containerd.sock".into(),
+                healthy: true,
+                message: String::new(),
+            }],
+            pulls: vec![
+                Pull {
+                    owners: vec!["shop/web".into()],
+                    bytes_per_second: 4 << 20,
+                    seconds_left: Some(6),
+                    ..pull("nginx:alpine", Phase::Pulling, 12 << 20, 36 << 20)
+                },
+                Pull {
+                    waits_for: waits(Stage::Waiting),
+                    ..pull("redis:7", Phase::Waiting, 0, 0)
+                },
+                Pull {
+                    waits_for: waits(Stage::BackOff {
+                        until: Timestamp::UNIX_EPOCH,
+                    }),
+                    message: "no such image\u{1b}[2J".into(),
+                    ..pull("httpd:2", Phase::Pulling, 0, 0)
+                },
+                pull("busybox:1.36", Phase::Succeeded, 0, 0),
+                pull("alpine:3", Phase::Succeeded, 97 << 20, 97 << 20),
+            ],
+            recreates: vec![],
+            restarts: vec![Restart {
+                namespace: "shop".into(),
+                pod: "web-x".into(),
+                container: "app".into(),
+                container_id: "containerd://1".into(),
+                step: "starting".into(),
+                waits_for: "kubelet".into(),
+            }],
+        }
+    }
+
+    #[test]
+    fn the_table_reads_well() {
+        insta::assert_snapshot!(table(&status(), Layout::default()), @r"
+        RUNTIME
+          NAME         VERSION   SOCKET                                   STATE
+          containerd   1.7.24    /hostvarrun/containerd/containerd.sock   ok
+
+        PULLS
+          IMAGE          PHASE       PROGRESS                                  SPEED       LEFT   FOR        NOTE
+          nginx:alpine   Pulling     [######..............]  33% of 36.0 MiB   4.0 MiB/s   6s     shop/web
+          redis:7        Waiting     -                                         -           -      -          waits for one of 5 pull slots of this node, of which one namespace has 4 at most
+          httpd:2        Pulling     -                                         -           -      -          waits for its next attempt at 1970-01-01T00:00:00Z; the last attempt failed: no such image\u{1b}[2J
+          busybox:1.36   Succeeded   done                                      -           -      -
+          alpine:3       Succeeded   done, 97.0 MiB                            -           -      -
+
+        RECREATES: none
+
+        RESTARTS FOR THE ENVIRONMENT
+          POD          CONTAINER   STEP       WAITS FOR
+          shop/web-x   app         starting   kubelet
+        ");
+    }
+
+    #[test]
+    fn columns_are_cut_to_the_terminal() {
+        let mut wide = status();
+        wide.pulls[0].image = format!("registry.example.com/{}/web:1.2.3", "team/".repeat(40));
+        for width in [80, 120, 200] {
+            let layout = Layout {
+                width: Some(width),
+                all: true,
+            };
+            let text = table(&wide, layout);
+            let longest = text.lines().map(|line| line.chars().count()).max();
+            assert!(longest.is_some_and(|long| long <= width), "{width}:\n{text}");
+        }
+        let narrow = Layout {
+            width: Some(120),
+            all: true,
+        };
+        let text = table(&wide, narrow);
+        assert!(text.contains("…") && text.contains("eb:1.2.3"), "{text}");
+        assert!(table(&wide, Layout::default()).contains(&wide.pulls[0].image));
+        assert_eq!(shortened("0123456789", 5), "01…89");
+        let no_room = Layout {
+            width: Some(0),
+            all: true,
+        };
+        assert!(table(&wide, no_room).contains("IMAGE"));
+    }
+
+    #[test]
+    fn of_ended_pulls_the_latest_are_listed() {
+        let pull = |n: i64, phase: Phase| Pull {
+            image: format!("image:{n}"),
+            phase: phase.into(),
+            ended_at: (phase != Phase::Pulling).then_some(prost_types::Timestamp { seconds: n, nanos: 0 }),
+            ..Pull::default()
+        };
+        let mut pulls: Vec<Pull> = (10..30).map(|n| pull(n, Phase::Succeeded)).collect();
+        pulls[3] = pull(13, Phase::Failed);
+        pulls.push(pull(5, Phase::Pulling));
+        let status = Status {
+            pulls,
+            ..Status::default()
+        };
+        let text = table(&status, Layout::default());
+        assert!(
+            !text.contains("image:19 ") && text.contains("image:20 "),
+            "{text}"
+        );
+        assert!(text.contains("image:29 ") && text.contains("image:5 "), "{text}");
+        let line = "\n  Ended before these: 9 succeeded, 1 failed (--all lists them)\n\nRECREATES";
+        assert!(text.contains(line), "{text}");
+        let all = Layout {
+            width: None,
+            all: true,
+        };
+        let text = table(&status, all);
+        assert!(
+            text.contains("image:10 ") && !text.contains("Ended before"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn only_changes_are_told_and_bytes_in_tenths() {
+        let old = status();
+        assert_eq!(changes(&old, &old), "");
+        let mut new = old.clone();
+        new.pulls[0].bytes_done += 1;
+        new.pulls[1].waits_for.clear();
+        new.pulls[1].set_phase(Phase::Pulling);
+        new.restarts.clear();
+        assert_eq!(
+            changes(&old, &new),
+            "pull redis:7: Pulling\nrestart shop/web-x container app: gone\n"
+        );
+        new.pulls[0].bytes_done = 18 << 20;
+        assert!(changes(&old, &new).starts_with("pull nginx:alpine: Pulling 50%\n"));
+        assert_eq!(changes(&Status::default(), &old).lines().count(), 7);
+    }
+
+    #[test]
+    fn json_names_are_stable() {
+        let value = json(&status());
+        assert_eq!(value["pulls"][0]["secondsLeft"], 6);
+        let waits = "one of 5 pull slots of this node, of which one namespace has 4 at most";
+        assert_eq!(value["pulls"][1]["waitsFor"], waits);
+        assert_eq!(value["runtimes"][0]["healthy"], true);
+        assert_eq!(value["restarts"][0]["containerID"], "containerd://1");
+    }
+
+    #[test]
+    fn byte_counts_keep_their_size() {
+        for (count, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (300 << 20, "300.0 MiB"),
+            (3 << 40, "3.0 TiB"),
+        ] {
+            assert_eq!(bytes(count), text);
+        }
+    }
+}

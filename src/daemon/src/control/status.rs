@@ -1,0 +1,316 @@
+//! `kruise-daemon status`: what a node is doing, as a table or as JSON, once or live.
+
+use std::error::Error as _;
+use std::fs::File;
+use std::future::pending;
+use std::io::{self, IsTerminal, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use console::Term;
+use hyper_util::rt::TokioIo;
+use nix::fcntl::OFlag;
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::net::unix::pipe;
+use tokio::time::timeout;
+use tokio_stream::StreamExt;
+use tonic::Response;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use super::v1::node_control_client::NodeControlClient;
+use super::v1::{ListPullsRequest, ListRecreatesRequest, ListRestartsRequest, ListRuntimesRequest};
+use super::{DEFAULT_SOCKET, render};
+
+/// Arguments of `kruise-daemon status`.
+#[derive(Args, Clone, Debug)]
+pub struct StatusArgs {
+    /// Stay, and show every change until interrupted, or until standard input or output is closed
+    #[arg(long, short)]
+    pub watch: bool,
+    /// Table for people, or JSON for scripts (one object a line with --watch)
+    #[arg(long, short, value_enum, default_value_t, value_name = "FORMAT")]
+    pub output: Output,
+    /// List every pull that has ended, not only the latest ten
+    #[arg(long, short)]
+    pub all: bool,
+    /// The control socket of the daemon, which only root may open
+    #[arg(long, default_value = DEFAULT_SOCKET, value_name = "PATH")]
+    pub control_socket: PathBuf,
+}
+
+/// How the status is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// Aligned columns.
+    #[default]
+    Table,
+    /// JSON.
+    Json,
+}
+
+/// Why there is no status to show.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The daemon cannot be reached.
+    #[error(
+        "no kruise-daemon answers at {socket}: {why}; is it running, and are you root? (--control-socket names another place)"
+    )]
+    Unreachable {
+        /// The socket.
+        socket: PathBuf,
+        /// The reason.
+        why: String,
+    },
+    /// The daemon takes connections and does not answer.
+    #[error("kruise-daemon at {socket} did not answer within {} s; is it stopped?", DEADLINE.as_secs())]
+    Silent {
+        /// The socket.
+        socket: PathBuf,
+    },
+    /// The daemon answered with an error, or went away.
+    #[error("kruise-daemon: {0}")]
+    Call(#[from] tonic::Status),
+    /// The output is gone.
+    #[error("cannot write: {0}")]
+    Write(#[from] io::Error),
+}
+
+/// How long the daemon may take to answer.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+type Client = NodeControlClient<Channel>;
+
+/// Prints the status; with `watch`, until the daemon goes away or the one who reads it does.
+///
+/// # Errors
+/// When no daemon answers.
+pub async fn run(args: &StatusArgs) -> Result<(), Error> {
+    match show(args).await {
+        // Who reads no further has what was wanted.
+        Err(Error::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        shown => shown,
+    }
+}
+
+async fn show(args: &StatusArgs) -> Result<(), Error> {
+    let mut client = connect(args).await?;
+    if args.watch {
+        return watch(args, client).await;
+    }
+    let socket = &args.control_socket;
+    let status = render::Status {
+        pulls: answer(socket, client.list_pulls(ListPullsRequest {}))
+            .await?
+            .pulls,
+        recreates: answer(socket, client.list_recreates(ListRecreatesRequest {}))
+            .await?
+            .recreates,
+        restarts: answer(socket, client.list_restarts(ListRestartsRequest {}))
+            .await?
+            .restarts,
+        runtimes: answer(socket, client.list_runtimes(ListRuntimesRequest {}))
+            .await?
+            .runtimes,
+    };
+    let text = match args.output {
+        Output::Json => format!("{}\n", render::json(&status)),
+        Output::Table => render::table(&status, layout(args)),
+    };
+    Ok(print(&text)?)
+}
+
+/// A terminal has only so much room; who reads from a pipe gets all there is.
+fn layout(args: &StatusArgs) -> render::Layout {
+    let size = Term::stdout()
+        .size_checked()
+        .filter(|_| io::stdout().is_terminal());
+    render::Layout {
+        width: size.map(|(_, columns)| usize::from(columns)),
+        all: args.all,
+    }
+}
+
+/// The answer to one call. A daemon that hangs takes connections all the same.
+async fn answer<T>(
+    socket: &Path,
+    call: impl Future<Output = Result<Response<T>, tonic::Status>>,
+) -> Result<T, Error> {
+    match timeout(DEADLINE, call).await {
+        Ok(answer) => Ok(answer?.into_inner()),
+        Err(_) => Err(Error::Silent {
+            socket: socket.to_owned(),
+        }),
+    }
+}
+
+async fn connect(args: &StatusArgs) -> Result<Client, Error> {
+    let socket = args.control_socket.clone();
+    let connector = tower::service_fn(move |_: Uri| {
+        let socket = socket.clone();
+        async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) }
+    });
+    // The URI is never looked up: the connector goes to the socket.
+    let endpoint = Endpoint::from_static("http://control")
+        .connect_timeout(DEADLINE)
+        // A daemon that is stopped while one watches is noticed.
+        .http2_keep_alive_interval(DEADLINE)
+        .keep_alive_timeout(DEADLINE)
+        .keep_alive_while_idle(true);
+    let channel = endpoint
+        .connect_with_connector(connector)
+        .await
+        .map_err(|error| Error::Unreachable {
+            socket: args.control_socket.clone(),
+            // Its own words say no more than that there was an error.
+            why: kruise_cluster::chain(error.source().unwrap_or(&error)),
+        })?;
+    Ok(Client::new(channel))
+}
+
+enum News {
+    Pulls(Vec<super::v1::Pull>),
+    Recreates(Vec<super::v1::Recreate>),
+    Restarts(Vec<super::v1::Restart>),
+    Runtimes(Vec<super::v1::Runtime>),
+}
+
+async fn watch(args: &StatusArgs, mut client: Client) -> Result<(), Error> {
+    let socket = &args.control_socket;
+    let pulls = answer(socket, client.watch_pulls(ListPullsRequest {})).await?;
+    let recreates = answer(socket, client.watch_recreates(ListRecreatesRequest {})).await?;
+    let restarts = answer(socket, client.watch_restarts(ListRestartsRequest {})).await?;
+    let runtimes = answer(socket, client.watch_runtimes(ListRuntimesRequest {})).await?;
+    let mut news = pulls
+        .map(|m| m.map(|m| News::Pulls(m.pulls)))
+        .merge(recreates.map(|m| m.map(|m| News::Recreates(m.recreates))))
+        .merge(restarts.map(|m| m.map(|m| News::Restarts(m.restarts))))
+        .merge(runtimes.map(|m| m.map(|m| News::Runtimes(m.runtimes))));
+    let mut status = render::Status::default();
+    let mut screen = Screen::new(args);
+    let mut gone = std::pin::pin!(reader_gone());
+    // Each list is told once before the end: without standard input the reader counts as gone at once.
+    let mut lists = 0_usize;
+    loop {
+        let item = tokio::select! {
+            item = news.next() => item,
+            () = &mut gone, if lists >= 4 => return Ok(()),
+        };
+        match item.transpose()? {
+            None => return Ok(()),
+            Some(News::Pulls(pulls)) => status.pulls = pulls,
+            Some(News::Recreates(recreates)) => status.recreates = recreates,
+            Some(News::Restarts(restarts)) => status.restarts = restarts,
+            Some(News::Runtimes(runtimes)) => status.runtimes = runtimes,
+        }
+        lists = lists.saturating_add(1);
+        screen.show(&status)?;
+    }
+}
+
+/// Where `--watch` prints.
+struct Screen<'a> {
+    args: &'a StatusArgs,
+    terminal: bool,
+    shown: Option<render::Status>,
+}
+
+impl<'a> Screen<'a> {
+    fn new(args: &'a StatusArgs) -> Self {
+        Self {
+            args,
+            terminal: io::stdout().is_terminal(),
+            shown: None,
+        }
+    }
+
+    /// A terminal has a table that stands still; a file or a pipe gets what has changed.
+    fn show(&mut self, status: &render::Status) -> io::Result<()> {
+        if self.shown.as_ref() == Some(status) {
+            return Ok(());
+        }
+        let text = match self.args.output {
+            Output::Json => format!("{}\n", render::json(status)),
+            Output::Table if self.terminal => {
+                format!("\x1b[H\x1b[2J{}", render::table(status, layout(self.args)))
+            }
+            Output::Table => render::changes(&self.shown.take().unwrap_or_default(), status),
+        };
+        self.shown = Some(status.clone());
+        print(&text)
+    }
+}
+
+/// Returns when there is nobody any more who could read: `kubectl exec` leaves a program running when it ends itself,
+/// and closes its standard input, if it has one.
+async fn reader_gone() {
+    tokio::select! {
+        () = input_ends() => {}
+        () = output_closes() => {}
+    }
+}
+
+/// A terminal that goes away sends a signal.
+async fn input_ends() {
+    if io::stdin().is_terminal() {
+        return pending().await;
+    }
+    // An input that cannot be read has ended, too.
+    let _ = tokio::task::spawn_blocking(|| io::copy(&mut io::stdin().lock(), &mut io::sink())).await;
+}
+
+/// Only a pipe tells.
+async fn output_closes() {
+    let closes = || {
+        let mut stdout = File::options();
+        stdout.write(true).custom_flags(OFlag::O_NONBLOCK.bits());
+        pipe::Sender::from_file(stdout.open("/proc/self/fd/1")?)
+    };
+    match closes() {
+        Ok(pipe) => drop(pipe.ready(Interest::ERROR).await),
+        Err(_) => pending().await,
+    }
+}
+
+fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_daemon_that_hangs_is_told_of_within_the_deadline() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("control.sock");
+        let _silent = tokio::net::UnixListener::bind(&socket).unwrap();
+        let args = StatusArgs {
+            watch: false,
+            output: Output::Table,
+            all: false,
+            control_socket: socket,
+        };
+        let told = run(&args).await.unwrap_err().to_string();
+        assert!(told.contains("did not answer within 5 s"), "{told}");
+    }
+
+    #[tokio::test]
+    async fn where_nobody_answers_the_reason_and_what_to_look_at_are_told() {
+        let args = StatusArgs {
+            watch: false,
+            output: Output::Table,
+            all: false,
+            control_socket: "/nowhere/control.sock".into(),
+        };
+        let told = run(&args).await.unwrap_err().to_string();
+        let begin = "no kruise-daemon answers at /nowhere/control.sock: No such file or directory";
+        assert!(told.starts_with(begin), "{told}");
+    }
+}

@@ -1,0 +1,95 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use super::v1::node_control_client::NodeControlClient;
+use super::v1::{ListPullsRequest, ListRuntimesRequest};
+use super::{Live, run};
+use crate::live;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs the service on a socket of its own and connects to it.
+async fn served(live: &Live) -> (tempfile::TempDir, NodeControlClient<Channel>, CancellationToken) {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("control.sock");
+    std::fs::write(&socket, "left behind by a former process").unwrap();
+    let shutdown = CancellationToken::new();
+    let (path, live, stop) = (socket.clone(), live.clone(), shutdown.clone());
+    tokio::spawn(async move { run(&path, live, stop).await });
+    let end = tokio::time::Instant::now() + PATIENCE;
+    while !std::fs::metadata(&socket).is_ok_and(|m| m.file_type().is_socket()) {
+        assert!(
+            tokio::time::Instant::now() < end,
+            "no socket at {} after {PATIENCE:?}",
+            socket.display()
+        );
+        tokio::task::yield_now().await;
+    }
+    let connector = tower::service_fn(move |_: Uri| {
+        let socket = socket.clone();
+        async move { Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) }
+    });
+    let channel = Endpoint::from_static("http://control")
+        .connect_with_connector(connector)
+        .await
+        .unwrap();
+    (folder, NodeControlClient::new(channel), shutdown)
+}
+
+#[tokio::test]
+async fn only_root_may_open_the_socket_and_a_stale_one_is_replaced() {
+    let (folder, mut client, _stop) = served(&Live::default()).await;
+    let mode = std::fs::metadata(folder.path().join("control.sock"))
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert!(
+        client
+            .list_runtimes(ListRuntimesRequest {})
+            .await
+            .unwrap()
+            .into_inner()
+            .runtimes
+            .is_empty()
+    );
+}
+
+#[tokio::test]
+async fn a_stream_tells_the_present_then_each_change_and_ends_at_shutdown() {
+    let live = Live::default();
+    let (_folder, mut client, stop) = served(&live).await;
+    let mut stream = client
+        .watch_pulls(ListPullsRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    let mut next = async || {
+        tokio::time::timeout(PATIENCE, stream.message())
+            .await
+            .expect("the stream said nothing for 20 s")
+            .unwrap()
+    };
+    assert!(next().await.unwrap().pulls.is_empty());
+    live.pulls.send_replace(vec![live::Pull {
+        image: "nginx:alpine".into(),
+        bytes_done: 10,
+        bytes_total: Some(100),
+        bytes_per_second: Some(30),
+        ..live::Pull::default()
+    }]);
+    let pull = next().await.unwrap().pulls.remove(0);
+    assert_eq!(
+        (pull.image.as_str(), pull.seconds_left),
+        ("nginx:alpine", Some(3))
+    );
+    stop.cancel();
+    assert!(next().await.is_none(), "the stream goes on after shutdown");
+}

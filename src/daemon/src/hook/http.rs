@@ -1,0 +1,452 @@
+//! The HTTP request of a preStop hook, by kubelet's rules: whatever is answered counts as delivered, the
+//! server's certificate is not checked, and a server that speaks plain HTTP where HTTPS was asked for is
+//! asked again in plain HTTP. Redirects are followed within the same server only: the daemon is on the
+//! host's network, and no Pod's answer may send it elsewhere.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::sync::Arc;
+
+use http_body_util::Empty;
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper::header::{ACCEPT, AUTHORIZATION, HOST, HeaderName, HeaderValue, LOCATION, USER_AGENT};
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+/// How many redirects are followed.
+const REDIRECTS: usize = 10;
+/// How much of the head of an answer is read, in bytes: a hook of each container of the node may be answered at a time.
+const MAX_HEAD: usize = 16 * 1024;
+
+/// What to ask whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Get {
+    /// Whether to speak TLS.
+    pub tls: bool,
+    /// Host name or address.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+    /// Path, with query if there is one; a missing slash at the start is added.
+    pub path: String,
+    /// Headers, in order.
+    pub headers: Vec<(String, String)>,
+}
+
+/// Why no answer came.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Nobody listens.
+    #[error("connecting to {host}:{port}: {why}")]
+    Connect {
+        /// The host.
+        host: String,
+        /// The port.
+        port: u16,
+        /// What the network said.
+        why: String,
+    },
+    /// There is no TLS with the server.
+    #[error("TLS handshake with {host}:{port} failed: {why}")]
+    Tls {
+        /// Whether that is because it speaks something else.
+        plain: bool,
+        /// The host.
+        host: String,
+        /// The port.
+        port: u16,
+        /// What went wrong.
+        why: String,
+    },
+    /// The request cannot be made as the hook has it.
+    #[error("httpGet cannot be sent: {0}")]
+    Invalid(String),
+    /// The connection broke.
+    #[error("request to {host}:{port} failed: {why}")]
+    Broken {
+        /// The host.
+        host: String,
+        /// The port.
+        port: u16,
+        /// What the connection said.
+        why: String,
+    },
+}
+
+/// Sends the request and waits for the head of the answer.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn get(request: &Get) -> Result<(), Error> {
+    let mut request = request.clone();
+    for _ in 0..=REDIRECTS {
+        let answer = match once(&request).await {
+            Err(Error::Tls { plain: true, .. }) => {
+                request.tls = false;
+                request
+                    .headers
+                    .retain(|(name, _)| !name.eq_ignore_ascii_case(AUTHORIZATION.as_str()));
+                once(&request).await?
+            }
+            answer => answer?,
+        };
+        let Some(answer) = answer else {
+            return Ok(());
+        };
+        let location = answer
+            .headers()
+            .get(LOCATION)
+            .and_then(|value| value.to_str().ok());
+        match location
+            .filter(|_| answer.status().is_redirection())
+            .and_then(|to| redirect(&request, to))
+        {
+            Some(path) => request.path = path,
+            None => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+/// The path to go on with, where the redirect stays with the same server.
+pub(crate) fn redirect(request: &Get, location: &str) -> Option<String> {
+    if location.starts_with('/') && !location.starts_with("//") {
+        return Some(location.to_owned());
+    }
+    let scheme = if request.tls { "https" } else { "http" };
+    let rest = location.strip_prefix(&format!("{scheme}://{}", authority(request)))?;
+    rest.starts_with('/').then(|| rest.to_owned())
+}
+
+fn authority(request: &Get) -> String {
+    let bare_v6 = request.host.contains(':') && !request.host.starts_with('[');
+    let host = if bare_v6 {
+        format!("[{}]", request.host)
+    } else {
+        request.host.clone()
+    };
+    format!("{host}:{}", request.port)
+}
+
+/// One answer, `None` where its head is longer than what is read of one.
+async fn once(request: &Get) -> Result<Option<Response<Incoming>>, Error> {
+    let host = request.host.trim_matches(['[', ']']).to_owned();
+    let stream = TcpStream::connect((host.as_str(), request.port))
+        .await
+        .map_err(|error| Error::Connect {
+            host: host.clone(),
+            port: request.port,
+            why: error.to_string(),
+        })?;
+    if !request.tls {
+        return exchange(request, stream).await;
+    }
+    let tls = |plain, why: String| Error::Tls {
+        plain,
+        host: host.clone(),
+        port: request.port,
+        why,
+    };
+    // Names of Pods and Services may hold what names in TLS may not; such a server is asked for by its address.
+    let name = match (ServerName::try_from(host.clone()), stream.peer_addr()) {
+        (Ok(name), _) => name,
+        (Err(_), Ok(address)) => ServerName::IpAddress(address.ip().into()),
+        (Err(error), Err(_)) => return Err(tls(false, error.to_string())),
+    };
+    let stream = TlsConnector::from(config()?)
+        .connect(name, stream)
+        .await
+        .map_err(|error| tls(is_plain(&error), error.to_string()))?;
+    exchange(request, stream).await
+}
+
+/// Whether the server answered in something that is no TLS.
+fn is_plain(error: &std::io::Error) -> bool {
+    let inner = error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    matches!(inner, Some(rustls::Error::InvalidMessage(_)))
+}
+
+async fn exchange<S>(request: &Get, stream: S) -> Result<Option<Response<Incoming>>, Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let message = message(request)?;
+    let broken = |error: hyper::Error| Error::Broken {
+        host: request.host.clone(),
+        port: request.port,
+        why: error.to_string(),
+    };
+    let (mut sender, connection) = http1::Builder::new()
+        .max_buf_size(MAX_HEAD)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(broken)?;
+    tokio::select! {
+        answer = sender.send_request(message) => match answer {
+            Ok(answer) => Ok(Some(answer)),
+            Err(error) if error.is_parse_too_large() => Ok(None),
+            Err(error) => Err(broken(error)),
+        },
+        // The connection ends only after the answer, or with an error that the request reports as well.
+        // The connection is driven here; how it ends is told by the request as well.
+        never = async { let _ = connection.await; pending::<Infallible>().await } => match never {},
+    }
+}
+
+/// The path as it goes over the wire: what is allowed in a URL stays, also what is escaped already, and a fragment is not
+/// sent.
+fn escaped(path: &str) -> String {
+    let path = path.split('#').next().unwrap_or_default();
+    let bytes = path.as_bytes();
+    let mut text = String::with_capacity(path.len());
+    for (at, byte) in bytes.iter().enumerate() {
+        let escape = bytes
+            .get(at + 1..at + 3)
+            .is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit));
+        match byte {
+            b'%' if escape => text.push('%'),
+            b'%' | b'"' | b'<' | b'>' | b'\\' | b'^' | b'`' | b'{' | b'|' | b'}' => {
+                text.push_str(&format!("%{byte:02X}"))
+            }
+            byte if byte.is_ascii_graphic() => text.push(char::from(*byte)),
+            byte => text.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    text
+}
+
+fn message(get: &Get) -> Result<Request<Empty<Bytes>>, Error> {
+    let invalid = |error: &dyn std::fmt::Display| Error::Invalid(error.to_string());
+    let slash = if get.path.starts_with('/') { "" } else { "/" };
+    let mut request = Request::get(format!("{slash}{}", escaped(&get.path)))
+        .body(Empty::<Bytes>::new())
+        .map_err(|error| Error::Invalid(format!("its path: {error}")))?;
+    let headers = request.headers_mut();
+    for (name, value) in &get.headers {
+        let name = HeaderName::from_bytes(name.as_bytes())
+            .map_err(|error| Error::Invalid(format!("header {name:?}: {error}")))?;
+        let value = HeaderValue::from_str(value)
+            .map_err(|error| Error::Invalid(format!("header {name}: {error}")))?;
+        headers.append(name, value);
+    }
+    if !headers.contains_key(HOST) {
+        headers.insert(
+            HOST,
+            HeaderValue::from_str(&authority(get)).map_err(|error| invalid(&error))?,
+        );
+    }
+    let agent = HeaderValue::from_static(concat!("kruise-daemon/", env!("CARGO_PKG_VERSION")));
+    headers.entry(USER_AGENT).or_insert(agent);
+    headers.entry(ACCEPT).or_insert(HeaderValue::from_static("*/*"));
+    Ok(request)
+}
+
+fn config() -> Result<Arc<ClientConfig>, Error> {
+    let provider = Arc::new(ring::default_provider());
+    let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| Error::Invalid(error.to_string()))?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AnyServer(provider)))
+        .with_no_client_auth();
+    Ok(Arc::new(config))
+}
+
+/// Takes any certificate, as kubelet does for hooks and probes: what is asked is a Pod, by its address.
+#[derive(Debug)]
+struct AnyServer(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for AnyServer {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(
+            message,
+            certificate,
+            signed,
+            &self.0.signature_verification_algorithms,
+        )
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(
+            message,
+            certificate,
+            signed,
+            &self.0.signature_verification_algorithms,
+        )
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used)]
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    /// Answers each connection with the next of `answers` and returns what it was asked.
+    async fn server(answers: Vec<&'static str>) -> (u16, tokio::task::JoinHandle<Vec<String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let task = tokio::spawn(async move {
+            let mut asked = Vec::new();
+            for answer in answers {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut text = vec![0; 4096];
+                let length = stream.read(&mut text).await.unwrap();
+                asked.push(String::from_utf8_lossy(&text[..length]).into_owned());
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+            asked
+        });
+        (port, task)
+    }
+
+    fn hook(port: u16, tls: bool) -> Get {
+        Get {
+            tls,
+            host: "127.0.0.1".into(),
+            port,
+            path: "bye?now=1".into(),
+            headers: vec![
+                ("Authorization".into(), "secret".into()),
+                ("X-A".into(), "1".into()),
+            ],
+        }
+    }
+
+    const DONE: &str = "HTTP/1.1 500 Oops\r\ncontent-length: 0\r\n\r\n";
+
+    #[tokio::test]
+    async fn any_answer_is_a_delivery() {
+        let (port, asked) = server(vec![DONE]).await;
+        get(&hook(port, false)).await.unwrap();
+        let asked = asked.await.unwrap().remove(0).to_lowercase();
+        assert!(asked.starts_with("get /bye?now=1 http/1.1\r\n"), "{asked}");
+        for header in [
+            format!("host: 127.0.0.1:{port}"),
+            "x-a: 1".into(),
+            "authorization: secret".into(),
+        ] {
+            assert!(asked.contains(&header), "{header} in {asked}");
+        }
+    }
+
+    /// Nothing more is read of it, and nobody waits for its end.
+    #[tokio::test]
+    async fn an_answer_with_a_head_without_end_is_a_delivery() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\nx: ").await.unwrap();
+            let mut sent = 0;
+            while stream.write_all(&[b'a'; 1024]).await.is_ok() && sent < 4 * MAX_HEAD {
+                sent += 1024;
+            }
+            // Held open until the other end is gone.
+            let _ = stream.read_to_end(&mut Vec::new()).await;
+        });
+        let hook = hook(port, false);
+        let answered = tokio::time::timeout(std::time::Duration::from_secs(60), get(&hook));
+        answered.await.expect("waits for the end of the head").unwrap();
+        server.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_plain_server_behind_https_is_asked_again_without_the_secret() {
+        let (port, asked) = server(vec!["HTTP/1.0 400 Bad Request\r\n\r\n", DONE]).await;
+        get(&hook(port, true)).await.unwrap();
+        let second = asked.await.unwrap().remove(1).to_lowercase();
+        assert!(
+            second.starts_with("get /bye") && !second.contains("secret"),
+            "{second}"
+        );
+    }
+
+    #[tokio::test]
+    async fn redirects_are_followed_on_the_same_server_only() {
+        let (port, asked) = server(vec![
+            "HTTP/1.1 301 M\r\nlocation: /else\r\ncontent-length: 0\r\n\r\n",
+            DONE,
+        ])
+        .await;
+        get(&hook(port, false)).await.unwrap();
+        assert!(asked.await.unwrap()[1].starts_with("GET /else "));
+        let here = hook(80, false);
+        assert_eq!(redirect(&here, "http://127.0.0.1:80/x").as_deref(), Some("/x"));
+        for there in [
+            "http://169.254.169.254/latest",
+            "//evil/x",
+            "http://127.0.0.1:800/x",
+            "https://127.0.0.1:80/x",
+        ] {
+            assert_eq!(redirect(&here, there), None, "{there}");
+        }
+    }
+
+    #[test]
+    fn paths_are_escaped_as_kubelet_does() {
+        for (path, sent) in [
+            ("/a b?c=é", "/a%20b?c=%C3%A9"),
+            ("/50%/%41#x", "/50%25/%41"),
+            ("a\"b\n", "a%22b%0A"),
+        ] {
+            assert_eq!(escaped(path), sent);
+            let get = Get {
+                path: path.to_owned(),
+                ..hook(80, false)
+            };
+            assert!(message(&get).is_ok());
+        }
+    }
+
+    #[tokio::test]
+    async fn nobody_there_is_an_error_in_words() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        drop(listener);
+        let error = get(&hook(port, false))
+            .await
+            .expect_err("nobody listens")
+            .to_string();
+        assert!(
+            error.starts_with(&format!("connecting to 127.0.0.1:{port}:")),
+            "{error}"
+        );
+    }
+}

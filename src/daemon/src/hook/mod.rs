@@ -1,0 +1,203 @@
+//! Runs preStop hooks as kubelet does.
+//!
+//! In:  a hook from a Pod's spec, the container it is for, how long it may take.
+//! Out: commands in the container, HTTP requests to it, or just time; how that ended.
+
+pub(super) mod http;
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{HTTPGetAction, LifecycleHandler};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use crate::pods::{Port, seconds};
+use kruise_cri::{self as cri, Runtime};
+
+/// Bytes that are read of what a hook prints: it matters to nobody, and many hooks run at once.
+const PRINTED: usize = 16 << 10;
+
+/// Why a hook failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It did not end within the container's grace period.
+    #[error("it did not end within {}s, the grace period", .0.as_secs())]
+    TimedOut(Duration),
+    /// The command could not be run; what the runtime says may quote it.
+    #[error("the container runtime could not run its command ({})", .0.category())]
+    Exec(cri::Error),
+    /// The command ran and failed.
+    #[error("its command ended with exit code {code} and printed {printed} bytes")]
+    ExitCode {
+        /// Its exit code.
+        code: i32,
+        /// The length of what it printed, which may hold secrets.
+        printed: usize,
+    },
+    /// The hook names a port that the container does not have.
+    #[error("httpGet.port {port:?} is neither a port number nor the name of a port of the container")]
+    Port {
+        /// What the hook says.
+        port: String,
+    },
+    /// The hook names no host and the Pod has no address.
+    #[error("httpGet names no host and the Pod has no address")]
+    NoHost,
+    /// The request failed.
+    #[error(transparent)]
+    Http(#[from] http::Error),
+    /// Kubelet does not run such hooks either.
+    #[error("{0} is not a hook that can be run; use exec, httpGet or sleep")]
+    Unsupported(&'static str),
+}
+
+/// What a hook is run against.
+pub struct Target<'a> {
+    /// The runtime of the container.
+    pub runtime: &'a dyn Runtime,
+    /// ID of the container, without scheme.
+    pub container: &'a str,
+    /// UID that the runtime knows the Pod by.
+    pub pod_uid: &'a str,
+    /// The Pod's address, if it is known.
+    pub host: Option<String>,
+    /// The container's ports.
+    pub ports: &'a [Port],
+}
+
+/// Runs `hook` to its end, for at most `limit`. Dropping the result breaks it off; what an exec hook has
+/// started in the container then runs on.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn run(hook: &LifecycleHandler, target: &Target<'_>, limit: Duration) -> Result<(), Error> {
+    let work = async {
+        if let Some(exec) = &hook.exec {
+            return exec_hook(exec.command.clone().unwrap_or_default(), target, limit).await;
+        }
+        if let Some(get) = &hook.http_get {
+            return http_hook(get, target).await;
+        }
+        if let Some(sleep) = &hook.sleep {
+            tokio::time::sleep(seconds(sleep.seconds)).await;
+            return Ok(());
+        }
+        Err(Error::Unsupported(if hook.tcp_socket.is_some() {
+            "tcpSocket"
+        } else {
+            "an empty handler"
+        }))
+    };
+    tokio::time::timeout(limit, work)
+        .await
+        .unwrap_or(Err(Error::TimedOut(limit)))
+}
+
+async fn exec_hook(command: Vec<String>, target: &Target<'_>, limit: Duration) -> Result<(), Error> {
+    let (runtime, container) = (target.runtime, target.container);
+    match runtime.exec_sync(container, &command, limit, PRINTED).await {
+        // One that printed more than is read has ended; it is not known how.
+        Ok(None) => Ok(()),
+        Ok(Some(output)) if output.exit_code == 0 => Ok(()),
+        Ok(Some(output)) => {
+            let text = String::from_utf8_lossy(&output.stderr);
+            tracing::debug!(container = target.container, ?command, %text, "preStop hook failed");
+            Err(Error::ExitCode {
+                code: output.exit_code,
+                printed: output.stdout.len() + output.stderr.len(),
+            })
+        }
+        Err(error) => {
+            tracing::debug!(container = target.container, ?command, %error, "preStop hook failed");
+            Err(Error::Exec(error))
+        }
+    }
+}
+
+async fn http_hook(get: &HTTPGetAction, target: &Target<'_>) -> Result<(), Error> {
+    let host = match get
+        .host
+        .clone()
+        .filter(|host| !host.is_empty())
+        .or_else(|| target.host.clone())
+    {
+        Some(host) => host,
+        None => target
+            .runtime
+            .pod_ips(target.pod_uid)
+            .await
+            .ok()
+            .and_then(|ips| ips.into_iter().next())
+            .ok_or(Error::NoHost)?,
+    };
+    let headers = get.http_headers.iter().flatten();
+    let request = http::Get {
+        tls: get
+            .scheme
+            .as_deref()
+            .is_some_and(|scheme| scheme.eq_ignore_ascii_case("https")),
+        host,
+        port: port(&get.port, target.ports)?,
+        path: get.path.clone().unwrap_or_default(),
+        headers: headers
+            .map(|header| (header.name.clone(), header.value.clone()))
+            .collect(),
+    };
+    Ok(http::get(&request).await?)
+}
+
+fn port(wanted: &IntOrString, ports: &[Port]) -> Result<u16, Error> {
+    let (number, text) = match wanted {
+        IntOrString::Int(number) => (Some(*number), number.to_string()),
+        IntOrString::String(name) => {
+            let named = ports
+                .iter()
+                .find(|port| port.name == *name)
+                .map(|port| port.number);
+            (named.or_else(|| name.parse().ok()), name.clone())
+        }
+    };
+    number
+        .and_then(|number| u16::try_from(number).ok())
+        .filter(|number| *number > 0)
+        .ok_or(Error::Port { port: text })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn ports_go_by_number_by_name_and_by_number_in_a_string() {
+        let ports = [Port {
+            name: "http".into(),
+            number: 8080,
+        }];
+        let of = |wanted: IntOrString| port(&wanted, &ports).ok();
+        assert_eq!(of(IntOrString::Int(81)), Some(81));
+        assert_eq!(of(IntOrString::String("http".into())), Some(8080));
+        assert_eq!(of(IntOrString::String("82".into())), Some(82));
+        for wrong in [
+            IntOrString::Int(0),
+            IntOrString::Int(70_000),
+            IntOrString::String("grpc".into()),
+        ] {
+            assert_eq!(of(wrong), None);
+        }
+    }
+
+    /// Events and logs are read by more people than may read the Pod's secrets.
+    #[test]
+    fn an_error_quotes_neither_command_nor_output() {
+        let refused = cri::Error::Refused {
+            socket: "/s".into(),
+            method: "ExecSync",
+            code: tonic::Code::Unknown,
+            message: "exec \"curl -H secret\": not found".to_owned(),
+        };
+        assert_eq!(
+            Error::Exec(refused).to_string(),
+            "the container runtime could not run its command (refused)"
+        );
+    }
+}

@@ -1,0 +1,65 @@
+//! Pulls the images that this node's NodeImage asks for.
+//!
+//! In:  our NodeImage (watch), pull secrets (by name), the runtime's image service.
+//! Out: NodeImage status, events on the NodeImage and the tags' owners, metrics `image_pull_*`, live bytes.
+//!
+//! One task per tag; at most `--max-workers-for-pull-image` attempts at once, shared fairly between namespaces and
+//! owners. See [`plan`] for every decision. After a crash of ours the runtime keeps what it has fetched, unfinished tags start
+//! again and keep their deadline, and finished ones are not repeated; attempts are counted anew.
+
+pub mod act;
+mod duty;
+mod observe;
+pub mod plan;
+mod report;
+
+use kube::Api;
+use kube::api::ListParams;
+
+use super::Context;
+use kruise_api::node_image::NodeImage;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) use observe::read;
+
+/// Why the duty ended before it should.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The watch on the NodeImage ended, which it never does by itself.
+    #[error("the watch on the NodeImage ended")]
+    WatchEnded,
+}
+
+impl Error {
+    /// Whether starting again may help.
+    #[must_use]
+    pub fn retryable(&self) -> bool {
+        true
+    }
+
+    /// The word used as metric label and reason.
+    #[must_use]
+    pub fn category(&self) -> &'static str {
+        match self {
+            Self::WatchEnded => "watch_ended",
+        }
+    }
+}
+
+/// Pulls until shutdown; what is known by then is written before this returns.
+///
+/// # Errors
+/// When the watch ends by itself.
+pub async fn run(mut ctx: Context) -> Result<(), Error> {
+    // OpenKruise's name of the source of these events, which field selectors of clients may hold.
+    ctx.cluster.events = ctx.cluster.events.of("kruise-daemon-imagepuller");
+    let api: Api<NodeImage> = Api::all(ctx.cluster.client.clone());
+    let config = ListParams::default().fields(&format!("metadata.name={}", ctx.node_name));
+    let (seen, watch) = ctx
+        .cluster
+        .mirror(api, config, |image| Some(observe::observe(image)));
+    let duty = duty::Duty::new(ctx, seen.subscribe());
+    tokio::select! {
+        () = watch => Err(Error::WatchEnded),
+        () = duty.run() => Ok(()),
+    }
+}

@@ -1,0 +1,67 @@
+//! The daemon: one folder per duty, each with its own front door.
+//!
+//! In:  options from the command line, the node's name, the runtime's sockets, the API server.
+//! Out: what the duties do; health, metrics and the control API about it.
+
+pub mod container_meta;
+pub mod control;
+mod fence;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+mod hook;
+pub mod image_pull;
+pub mod live;
+mod options;
+pub mod pods;
+pub mod pull_command;
+pub mod recreate;
+mod run;
+pub mod slots;
+
+use tokio_util::sync::CancellationToken;
+
+use kruise_cluster::Cluster;
+use kruise_cri::Runtimes;
+use kruise_ops::Health;
+
+pub use live::Live;
+pub use options::Options;
+pub use run::{Error, run};
+
+/// What every duty is given; cheap to clone.
+#[derive(Clone)]
+pub struct Context {
+    /// The node's name in the cluster.
+    pub node_name: String,
+    /// The connection to the cluster.
+    pub cluster: Cluster,
+    /// The container runtimes of this node.
+    pub runtimes: Runtimes,
+    /// Who may stop a container now.
+    pub stops: std::sync::Arc<slots::Slots>,
+    /// Where the duty shows what it is doing.
+    pub live: Live,
+    /// Where the duty says how it is.
+    pub health: Health,
+    /// The options of the process.
+    pub options: std::sync::Arc<Options>,
+    /// Cancelled when the process shall end; what is being written then is finished first.
+    pub shutdown: CancellationToken,
+}
+
+#[cfg(test)]
+impl Context {
+    /// A context of node `n`, whose runtime panics.
+    pub(crate) fn of(client: kube::Client) -> Self {
+        Self {
+            node_name: "n".to_owned(),
+            cluster: Cluster::of(client),
+            runtimes: Runtimes::of(kruise_cri::panicking::Panicking),
+            stops: std::sync::Arc::default(),
+            live: Live::default(),
+            health: Health::default(),
+            options: std::sync::Arc::default(),
+            shutdown: CancellationToken::new(),
+        }
+    }
+}

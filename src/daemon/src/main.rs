@@ -1,0 +1,57 @@
+//! The node daemon: pulls images ahead of time, recreates containers in place, and says what it does.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use kruise_daemon as node;
+
+/// Pulls images ahead of time, and recreates and updates containers in place on this node
+///
+/// Without a subcommand it runs as the node's daemon: it watches this node's NodeImage, its Pods and the
+/// ContainerRecreateRequests for them, and talks CRI to the container runtime.
+#[derive(Parser)]
+#[command(
+    name = "kruise-daemon",
+    version = kruise_ops::VERSION_AND_COMMIT,
+    args_override_self = true,
+    args_conflicts_with_subcommands = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    options: node::Options,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Shows what the daemon on this node is doing
+    Status(node::control::status::StatusArgs),
+    /// Pulls images through the local container runtime, without a cluster
+    Pull(node::pull_command::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error),
+    };
+    let done = runtime.block_on(async {
+        match cli.command {
+            None => node::run(cli.options).await.map_err(|e| fail(&e)),
+            Some(Command::Pull(args)) => Err(node::pull_command::run(args).await),
+            Some(Command::Status(args)) => node::control::status::run(&args).await.map_err(|e| fail(&e)),
+        }
+    });
+    // What still runs on the blocking pool must not hold the process back.
+    runtime.shutdown_background();
+    done.map_or_else(|code| code, |()| ExitCode::SUCCESS)
+}
+
+fn fail(error: &dyn std::error::Error) -> ExitCode {
+    // Who does not read it has the exit status.
+    let _ = writeln!(std::io::stderr(), "kruise-daemon: {error}");
+    ExitCode::FAILURE
+}

@@ -1,0 +1,125 @@
+//! The daemon's command line; names and meanings are upstream's where upstream has them.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::control::DEFAULT_SOCKET;
+use kruise_ops::Gates;
+use kruise_ops::logs::Format;
+use kruise_ops::upstream_flags::UpstreamFlags;
+use kruise_ops::values::{or, path};
+
+/// Options of `kruise-daemon` without a subcommand.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// The node's name in the cluster
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    pub node_name: Option<String>,
+
+    /// Path to a kubeconfig file; the default is the first that exists of KUBECONFIG, ~/.kube/config and the Pod's service account
+    #[arg(long, value_parser = path, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// CRI socket: an absolute path, or one relative to /hostvarrun (/run if that is not mounted). If set, sockets are not detected
+    #[arg(long, value_parser = path, value_name = "PATH")]
+    pub socket_file: Option<PathBuf>,
+
+    /// Address of /healthz, /readyz and /metrics: HOST:PORT, or :PORT for all interfaces
+    #[arg(long, value_parser = or(ADDRESS), default_value = ADDRESS, value_name = "ADDRESS")]
+    pub addr: String,
+
+    /// Maximum number of images pulled in parallel on this node; 0 or less means the default: there is always a limit
+    #[arg(long, default_value_t = DEFAULT_PULLS, value_name = "N", allow_negative_numbers = true)]
+    pub max_workers_for_pull_image: i32,
+
+    /// Unix socket of the node control API ('kruise-daemon status')
+    #[arg(long, default_value = DEFAULT_SOCKET, value_name = "PATH")]
+    pub control_socket: PathBuf,
+
+    /// Log format. The environment variable RUST_LOG sets the level, for example RUST_LOG=info,kruise=debug
+    #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub log_format: Format,
+
+    /// Feature gates, as NAME=true|false separated by commas: DaemonWatchingPod, InPlaceUpdateEnvFromMetadata (both on by default)
+    #[arg(long, default_value = "", hide_default_value = true, value_parser = Gates::read, value_name = "GATES")]
+    pub feature_gates: Gates,
+
+    /// Flags of OpenKruise's daemon that have no effect here
+    #[command(flatten)]
+    pub upstream: UpstreamFlags,
+}
+
+/// Default of `--addr`.
+const ADDRESS: &str = "127.0.0.1:10221";
+/// Pulls at once, unless asked otherwise.
+const DEFAULT_PULLS: i32 = 5;
+
+impl Options {
+    /// How many images are pulled at once, at least 1.
+    #[must_use]
+    pub fn max_pulls(&self) -> usize {
+        let wanted = if self.max_workers_for_pull_image > 0 {
+            self.max_workers_for_pull_image
+        } else {
+            DEFAULT_PULLS
+        };
+        usize::try_from(wanted).unwrap_or(1)
+    }
+
+    /// Logs which flags have no effect, and which have another than in OpenKruise's daemon.
+    pub fn log_differences(&self) {
+        self.upstream.log();
+        if self.max_workers_for_pull_image <= 0 {
+            tracing::info!(
+                flag = "--max-workers-for-pull-image",
+                given = self.max_workers_for_pull_image,
+                used = self.max_pulls(),
+                "pulls are always limited; the default is used"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+impl Default for Options {
+    /// What an empty command line says.
+    fn default() -> Self {
+        kruise_ops::values::of_no_arguments()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use clap::Parser;
+
+    use super::*;
+    use kruise_ops::logs::lines_of;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn lines(args: &[&str]) -> Vec<String> {
+        let options = Cli::try_parse_from(args).unwrap().options;
+        lines_of(|| options.log_differences())
+    }
+
+    #[test]
+    fn a_daemon_asked_for_unlimited_pulls_logs_the_limit_that_it_uses() {
+        for given in ["-1", "0"] {
+            let flag = format!("--max-workers-for-pull-image={given}");
+            let lines = lines(&["x", &flag]);
+            assert_eq!(lines.len(), 1, "{lines:?}");
+            let given = format!("given={given}");
+            for words in ["INFO", "--max-workers-for-pull-image", &given, "used=5"] {
+                assert!(lines[0].contains(words), "{words} is not in {lines:?}");
+            }
+        }
+        assert!(lines(&["x", "--max-workers-for-pull-image=20"]).is_empty());
+        assert!(lines(&["x"]).is_empty());
+    }
+}

@@ -1,0 +1,533 @@
+//! The Pods of this node, reduced to what the duties look at.
+//!
+//! A mirror of these costs a fraction of the Pods themselves: no managed fields, volumes or commands, and of labels,
+//! annotations and environment only what [`MetaView`] says. Each Pod is reduced as it is read, before the next one.
+
+mod meta;
+mod raw;
+mod restart;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::Api;
+use kube::api::ListParams;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+use kruise_cluster::{Cluster, Form, Mirror};
+
+pub use meta::{MetaView, Variable, Wanted};
+use restart::RawRule;
+pub use restart::{RestartPolicy, Rule};
+
+/// A Pod of this node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PodView {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID; another Pod of the same name has another one.
+    pub uid: String,
+    /// The UID that the runtime knows its containers by: its own but for a static Pod, which the API server has a mirror
+    /// of with another UID.
+    pub runtime_uid: String,
+    /// The node that it is bound to.
+    pub node: String,
+    /// Whether its deletion has been asked for.
+    pub deleting: bool,
+    /// Whether it has ended for good (phase Succeeded or Failed).
+    pub ended: bool,
+    /// When its containers start again after they have ended.
+    pub restart: RestartPolicy,
+    /// Whether kubelet says that it starts all of its containers again (condition `AllContainersRestarting`).
+    pub restarting_all: bool,
+    /// Seconds that its containers get to stop; kubelet's 30 where the Pod does not say.
+    pub grace_seconds: i64,
+    /// Its addresses, primary first; the node's where it uses the host's network.
+    pub ips: Vec<String>,
+    /// Its containers and init containers, in the order of its spec.
+    pub containers: Vec<ContainerView>,
+    /// What is told of its containers, if anything is.
+    pub meta: Option<Box<MetaView>>,
+}
+
+/// What a container of a Pod is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// One of `spec.containers`.
+    #[default]
+    Main,
+    /// One of `spec.initContainers` with `restartPolicy: Always`: a native sidecar.
+    Sidecar,
+    /// One of `spec.initContainers` that ends before the main ones begin.
+    Init,
+}
+
+/// One container of a Pod: what its spec asks for and what kubelet says of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ContainerView {
+    /// Its name.
+    pub name: String,
+    /// What it is for.
+    pub role: Role,
+    /// The port that its hook names, if it names one.
+    pub ports: Vec<Port>,
+    /// What is to be run before it is stopped.
+    pub pre_stop: Option<core::LifecycleHandler>,
+    /// Its own restart policy, which goes before the Pod's.
+    pub restart: Option<RestartPolicy>,
+    /// The rules that go before either.
+    pub rules: Vec<Rule>,
+    /// What kubelet said last; nothing before the first report.
+    pub status: Option<StatusView>,
+}
+
+/// A port of a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Port {
+    /// Its name, or empty.
+    pub name: String,
+    /// Its number.
+    pub number: i32,
+}
+
+/// What kubelet says of a container.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StatusView {
+    /// `RUNTIME://ID` of the newest container; empty before there is one.
+    pub container_id: String,
+    /// Whether it is ready: it runs and its readiness probe, if any, says so.
+    pub ready: bool,
+    /// How often it was started again.
+    pub restart_count: i32,
+    /// Whether it runs.
+    pub running: bool,
+    /// Why it does not run, where kubelet holds it back: the reason and the message of state `waiting`.
+    pub waiting: Option<(String, String)>,
+    /// How this container ended, or the one before it.
+    pub ended: Option<Ended>,
+}
+
+/// How a container ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// Its exit code.
+    pub code: i32,
+    /// When it was started, by the node's clock.
+    pub started: Option<Timestamp>,
+    /// When it ended, by the node's clock.
+    pub finished: Option<Timestamp>,
+}
+
+/// The longest span that a number of an object can ask for: a year, far below where sums of spans overflow and where gRPC
+/// has no way to write them (1e8 hours).
+const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+
+/// Seconds of a field of an object, between none and a year.
+#[must_use]
+pub fn seconds(number: i64) -> Duration {
+    Duration::from_secs(u64::try_from(number).unwrap_or(0)).min(LONGEST)
+}
+
+/// Labels that kubelet leaves on its containers in the runtime.
+const POD_UID: &str = "io.kubernetes.pod.uid";
+const POD_NAME: &str = "io.kubernetes.pod.name";
+const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
+
+/// Annotations of kubelet on the mirror of a static Pod, and of that Pod itself: its UID in the runtime.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+
+/// Condition of a Pod, since Kubernetes 1.35.
+const ALL_RESTARTING: &str = "AllContainersRestarting";
+
+/// More containers than kubelet could run; each costs some hundred bytes.
+const MOST_CONTAINERS: usize = 500;
+/// Bytes of all preStop hooks of a Pod, as JSON.
+const MOST_HOOKS: usize = 64 << 10;
+/// Bytes of all variables that the containers of a Pod take from labels and annotations: one annotation can be taken
+/// thousands of times.
+const MOST_ENV: usize = 256 << 10;
+
+/// Why a Pod is not looked at: its author can make it so long that no other Pod of the node could be.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("it has more than {} containers", MOST_CONTAINERS)]
+    Containers,
+    #[error("its preStop hooks have more than {} bytes", MOST_HOOKS)]
+    Hooks,
+    #[error(
+        "the environment that it takes from labels and annotations has more than {} bytes",
+        MOST_ENV
+    )]
+    Environment,
+}
+
+/// A mirror of the Pods on `node`, and the task that keeps it up to date.
+pub fn watch(cluster: &Cluster, node: &str) -> (Mirror<PodView>, impl Future<Output = ()> + Send + use<>) {
+    let api: Api<core::Pod> = Api::all(cluster.client.clone());
+    let here = ListParams::default().fields(&format!("spec.nodeName={node}"));
+    cluster.mirror(api, here, Some::<PodView>)
+}
+
+impl PodView {
+    /// The container of that name.
+    #[must_use]
+    pub fn container(&self, name: &str) -> Option<&ContainerView> {
+        self.containers.iter().find(|container| container.name == name)
+    }
+
+    /// Whether a container with these labels in the runtime is the Pod's. Whoever creates Pods may call one of theirs a
+    /// mirror, so there name and namespace have to be right, too.
+    #[must_use]
+    pub fn owns(&self, labels: &BTreeMap<String, String>) -> bool {
+        let is = |key: &str, value: &str| labels.get(key).is_some_and(|label| label == value);
+        let named = is(POD_NAME, &self.name) && is(POD_NAMESPACE, &self.namespace);
+        is(POD_UID, &self.runtime_uid) && (self.runtime_uid == self.uid || named)
+    }
+
+    /// A container of the Pod, as events name it.
+    #[must_use]
+    pub fn reference(&self, container: &str) -> core::ObjectReference {
+        let list = match self.container(container).map(|view| view.role) {
+            Some(Role::Init | Role::Sidecar) => "initContainers",
+            _ => "containers",
+        };
+        core::ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: Some(self.namespace.clone()),
+            name: Some(self.name.clone()),
+            uid: Some(self.uid.clone()),
+            field_path: Some(format!("spec.{list}{{{container}}}")),
+            ..core::ObjectReference::default()
+        }
+    }
+
+    /// Reduces a Pod to this.
+    fn of(pod: raw::Pod<'_>) -> Result<Self, Error> {
+        let raw::Pod {
+            metadata,
+            spec,
+            status,
+        } = pod;
+        let (init, main) = (
+            spec.init_containers.unwrap_or_default(),
+            spec.containers.unwrap_or_default(),
+        );
+        if init.len() + main.len() > MOST_CONTAINERS {
+            return Err(Error::Containers);
+        }
+        let ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+        let meta = if ended {
+            None
+        } else {
+            MetaView::of(&metadata, &main, &status)?
+        };
+        let mut statuses = BTreeMap::new();
+        let lists = [&status.container_statuses, &status.init_container_statuses];
+        for text in lists.into_iter().flatten().flatten() {
+            let status: core::ContainerStatus = serde_json::from_str(text.get())?;
+            statuses.insert(status.name.clone(), StatusView::of(&status));
+        }
+        let init = init.into_iter().map(|text| (text, Role::Init));
+        let main = main.into_iter().map(|text| (text, Role::Main));
+        let (mut containers, mut hooks) = (Vec::new(), MOST_HOOKS);
+        for (text, role) in init.chain(main) {
+            let container: raw::Container<'_> = serde_json::from_str(text.get())?;
+            let hook = container.pre_stop().filter(|_| !ended);
+            hooks = hooks
+                .checked_sub(hook.map_or(0, |text| text.get().len()))
+                .ok_or(Error::Hooks)?;
+            let status = statuses.remove(&container.name);
+            containers.push(ContainerView::of(container, hook, role, status)?);
+        }
+        let uid = metadata.uid.unwrap_or_default();
+        let annotations = metadata.annotations.unwrap_or_default();
+        let own = annotations.get(MIRROR).and_then(|_| annotations.get(CONFIG_HASH));
+        let runtime_uid = own.unwrap_or(&uid).clone();
+        Ok(Self {
+            meta,
+            namespace: metadata.namespace.unwrap_or_default(),
+            name: metadata.name.unwrap_or_default(),
+            uid,
+            runtime_uid,
+            node: spec.node_name.unwrap_or_default(),
+            deleting: metadata.deletion_timestamp.is_some(),
+            ended,
+            restart: RestartPolicy::of(spec.restart_policy.as_deref()).unwrap_or_default(),
+            restarting_all: status.is(ALL_RESTARTING, "True"),
+            grace_seconds: spec.termination_grace_period_seconds.unwrap_or(30),
+            ips: ips(status.pod_ips, status.pod_ip),
+            containers,
+        })
+    }
+}
+
+impl Form for PodView {
+    type Kind = core::Pod;
+}
+
+impl<'de> Deserialize<'de> for PodView {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::of(raw::Pod::deserialize(deserializer)?).map_err(D::Error::custom)
+    }
+}
+
+fn ips(all: Option<Vec<raw::Ip>>, first: Option<String>) -> Vec<String> {
+    let mut ips: Vec<String> = all.unwrap_or_default().into_iter().map(|ip| ip.ip).collect();
+    if ips.is_empty() {
+        ips.extend(first.filter(|ip| !ip.is_empty()));
+    }
+    ips
+}
+
+impl ContainerView {
+    fn of(
+        container: raw::Container<'_>,
+        hook: Option<&RawValue>,
+        role: Role,
+        status: Option<StatusView>,
+    ) -> Result<Self, Error> {
+        let pre_stop: Option<core::LifecycleHandler> =
+            hook.map(|text| serde_json::from_str(text.get())).transpose()?;
+        let restart = RestartPolicy::of(container.restart_policy.as_deref());
+        let rules = container.restart_policy_rules.into_iter().flatten();
+        Ok(Self {
+            role: match restart {
+                Some(RestartPolicy::Always) if role == Role::Init => Role::Sidecar,
+                _ => role,
+            },
+            ports: match (pre_stop.as_ref().and_then(port_name), container.ports) {
+                (Some(name), Some(ports)) => ports_named(name, ports)?,
+                _ => Vec::new(),
+            },
+            pre_stop,
+            restart,
+            rules: rules.filter_map(RawRule::read).collect(),
+            status,
+            name: container.name,
+        })
+    }
+}
+
+/// The name of the port that a hook is for, if it goes by name.
+fn port_name(hook: &core::LifecycleHandler) -> Option<&str> {
+    match &hook.http_get.as_ref()?.port {
+        IntOrString::String(name) => Some(name),
+        IntOrString::Int(_) => None,
+    }
+}
+
+fn ports_named(name: &str, ports: &RawValue) -> Result<Vec<Port>, Error> {
+    let ports: Vec<raw::Port> = serde_json::from_str(ports.get())?;
+    let named = ports.into_iter().filter_map(|port| {
+        let number = port.container_port;
+        let name = port.name.filter(|other| other == name)?;
+        Some(Port { name, number })
+    });
+    Ok(named.take(1).collect())
+}
+
+impl StatusView {
+    fn of(status: &core::ContainerStatus) -> Self {
+        let state = status.state.as_ref();
+        let last = status.last_state.as_ref();
+        let ended = state
+            .and_then(|state| state.terminated.as_ref())
+            .or_else(|| last.and_then(|state| state.terminated.as_ref()));
+        let waiting = state.and_then(|state| state.waiting.as_ref());
+        Self {
+            container_id: status.container_id.clone().unwrap_or_default(),
+            ready: status.ready,
+            restart_count: status.restart_count,
+            running: state.is_some_and(|state| state.running.is_some()),
+            waiting: waiting.map(|waiting| {
+                let word = |text: &Option<String>| text.clone().unwrap_or_default();
+                (word(&waiting.reason), word(&waiting.message))
+            }),
+            ended: ended.map(|end| Ended {
+                code: end.exit_code,
+                started: end.started_at.as_ref().map(|time| time.0),
+                finished: end.finished_at.as_ref().map(|time| time.0),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use serde_json::{Value, json};
+
+    /// Four containers of three roles, whose statuses come in another order than their specs.
+    fn pod() -> Value {
+        json!({
+            "metadata": {"namespace": "ns", "name": "web", "uid": "u1", "deletionTimestamp": "2026-01-02T03:04:05Z"},
+            "spec": {
+                "nodeName": "n1", "restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 7,
+                "initContainers": [{"name": "setup"}, {"name": "mesh", "restartPolicy": "Always"}],
+                "containers": [
+                    {"name": "b", "lifecycle": {"preStop": {"sleep": {"seconds": 3}}}},
+                    {"name": "a", "ports": [{"name": "http", "containerPort": 8080}]},
+                ],
+            },
+            "status": {
+                "phase": "Running", "podIP": "10.0.0.9",
+                "containerStatuses": [
+                    {"name": "a", "image": "i", "imageID": "", "ready": true, "restartCount": 2,
+                     "containerID": "containerd://aaa", "state": {"running": {}},
+                     "lastState": {"terminated": {"exitCode": 3, "finishedAt": "2026-01-02T03:04:00Z"}}},
+                    {"name": "b", "image": "i", "imageID": "", "ready": false, "restartCount": 1,
+                     "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}},
+                ],
+                "initContainerStatuses": [
+                    {"name": "mesh", "image": "i", "imageID": "", "ready": true, "restartCount": 0,
+                     "containerID": "containerd://mmm", "state": {"running": {}}},
+                ],
+            },
+        })
+    }
+
+    fn read(pod: &Value) -> Result<PodView, String> {
+        serde_json::from_str(&pod.to_string()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn containers_of_a_static_pod_go_by_its_own_uid() {
+        let mut pod = pod();
+        assert_eq!(read(&pod).unwrap().runtime_uid, "u1");
+        pod["metadata"]["annotations"] = json!({"kubernetes.io/config.hash": "static"});
+        assert_eq!(
+            read(&pod).unwrap().runtime_uid,
+            "u1",
+            "anybody may write one of them"
+        );
+        pod["metadata"]["annotations"]["kubernetes.io/config.mirror"] = json!("static");
+        let view = read(&pod).unwrap();
+        assert_eq!((view.uid.as_str(), view.runtime_uid.as_str()), ("u1", "static"));
+        let owns = |labels: &[(&str, &str)]| {
+            let labels = labels
+                .iter()
+                .map(|(k, v)| (format!("io.kubernetes.pod.{k}"), (*v).to_owned()));
+            view.owns(&labels.collect())
+        };
+        assert!(owns(&[("uid", "static"), ("name", "web"), ("namespace", "ns")]));
+        assert!(!owns(&[
+            ("uid", "static"),
+            ("name", "web"),
+            ("namespace", "other")
+        ]));
+        assert!(!owns(&[("uid", "static")]) && !owns(&[("uid", "u1"), ("name", "web"), ("namespace", "ns")]));
+    }
+
+    #[test]
+    fn a_pod_is_reduced_by_name_not_by_position() {
+        let view = read(&pod()).unwrap();
+        assert!(view.deleting && !view.ended);
+        assert_eq!((view.restart, view.grace_seconds), (RestartPolicy::OnFailure, 7));
+        assert_eq!(view.ips, ["10.0.0.9"]);
+        let roles: Vec<_> = view
+            .containers
+            .iter()
+            .map(|c| (c.name.as_str(), c.role))
+            .collect();
+        let want = [
+            ("setup", Role::Init),
+            ("mesh", Role::Sidecar),
+            ("b", Role::Main),
+            ("a", Role::Main),
+        ];
+        assert_eq!(roles, want);
+        let a = view.container("a").unwrap();
+        let status = a.status.as_ref().unwrap();
+        assert_eq!(
+            (status.container_id.as_str(), status.ready),
+            ("containerd://aaa", true)
+        );
+        assert_eq!(status.ended.unwrap().code, 3);
+        let b = view.container("b").unwrap();
+        assert!(b.pre_stop.as_ref().unwrap().sleep.is_some());
+        assert_eq!(
+            b.status.as_ref().unwrap().waiting.as_ref().unwrap().0,
+            "CrashLoopBackOff"
+        );
+        assert_eq!(
+            view.container("mesh")
+                .unwrap()
+                .status
+                .as_ref()
+                .unwrap()
+                .container_id,
+            "containerd://mmm"
+        );
+    }
+
+    #[test]
+    fn of_ports_only_the_one_that_the_hook_names_is_kept() {
+        let mut pod = pod();
+        let container = &mut pod["spec"]["containers"][1];
+        container["ports"] = json!([{"containerPort": 1}, {"name": "http", "containerPort": 8080}]);
+        let ports = |pod: &Value| read(pod).unwrap().container("a").unwrap().ports.clone();
+        assert_eq!(ports(&pod), []);
+        for (port, kept) in [
+            (json!("http"), vec![8080]),
+            (json!(1), vec![]),
+            (json!("x"), vec![]),
+        ] {
+            pod["spec"]["containers"][1]["lifecycle"] = json!({"preStop": {"httpGet": {"port": port}}});
+            let numbers: Vec<_> = ports(&pod).iter().map(|port| port.number).collect();
+            assert_eq!(numbers, kept, "{port}");
+        }
+    }
+
+    /// Each of these would cost the daemon many times what it costs its author.
+    #[test]
+    fn a_pod_that_is_too_long_is_not_looked_at() {
+        let long = |key: &str, value: Value| {
+            let mut pod = pod();
+            pod["metadata"]["annotations"] =
+                json!({"kruise.io/sidecarset-hash": "{}", "long": "x".repeat(100_000)});
+            pod["spec"][key] = value;
+            pod
+        };
+        let hook = |bytes: usize| {
+            let command = "x".repeat(bytes);
+            json!([{"name": "a", "lifecycle": {"preStop": {"exec": {"command": [command]}}}}])
+        };
+        let from =
+            json!({"name": "V", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['long']"}}});
+        let taken = |times: usize| json!([{"name": "a", "env": vec![from.clone(); times]}]);
+        let some = |number: usize| {
+            let names = (0..number).map(|n| json!({"name": format!("c{n}")}));
+            names.collect::<Vec<_>>()
+        };
+        for (good, bad, why) in [
+            (hook(60_000), hook(70_000), "preStop hooks"),
+            (taken(2), taken(3), "labels and annotations"),
+            (json!(some(498)), json!(some(499)), "containers"),
+        ] {
+            read(&long("containers", good)).unwrap();
+            let mut pod = long("containers", bad);
+            let error = read(&pod).unwrap_err();
+            assert!(error.contains(why), "{error}");
+            pod["status"]["phase"] = json!("Failed");
+            assert_eq!(read(&pod).is_ok(), why != "containers", "{why}: it runs no more");
+        }
+        // What nobody looks at may be long, and is not kept.
+        let mut pod = pod();
+        let short = read(&pod).unwrap();
+        pod["spec"]["containers"][0]["args"] = json!(vec!["x"; 100_000]);
+        pod["spec"]["volumes"] = json!([7]);
+        assert_eq!(read(&pod).unwrap(), short);
+    }
+}

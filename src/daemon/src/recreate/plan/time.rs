@@ -1,0 +1,263 @@
+//! Spans of time that must be right even where a clock is not.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp, Unit};
+
+use super::types::{Now, Phase, Request, Seen};
+use crate::pods::StatusView;
+use kruise_api::backoff::Backoff;
+
+pub use crate::pods::seconds;
+
+/// A point that never comes: half the range, so that sums do not overflow.
+const NEVER: Duration = Duration::from_secs(u64::MAX / 4);
+
+/// Half the time after which kruise-manager ends a request that no daemon has taken up.
+const LATE: Duration = Duration::from_secs(30);
+
+/// What lies between two stamps of one clock; nothing where they are in the wrong order.
+fn between(earlier: Timestamp, later: Timestamp) -> Duration {
+    Duration::try_from(later.duration_since(earlier)).unwrap_or_default()
+}
+
+/// When the request ends, done or not, by the API server's clock.
+pub fn deadline(request: &Request) -> Option<Timestamp> {
+    let after = SignedDuration::from_secs(request.deadline_seconds?.max(0));
+    request.created.checked_add(after).ok()
+}
+
+/// Whether nobody has taken the request up for so long that kruise-manager may be about to end it.
+pub fn late(request: &Request, now: Now) -> bool {
+    request.status.phase == Phase::Empty && between(request.created, now.api) >= LATE
+}
+
+/// A moment of the API server's clock, in the daemon's own count.
+pub fn mono(at: Timestamp, now: Now) -> Duration {
+    (now.mono + between(now.api, at)).min(NEVER)
+}
+
+/// How long a container has been running.
+///
+/// The runtime's stamp and the node's clock give that to the nanosecond, unless the clock was set in
+/// between. So the result is believed only if it lies between two spans that no clock can bend: since the
+/// daemon first saw the container run, and since the one before was stopped or, where the daemon did not
+/// do that in this life, since the request was made. Otherwise the first of these counts, which errs on
+/// the side of waiting.
+pub fn running_for(seen: &Seen, request: &Request, stopped: Option<Duration>, now: Now) -> Duration {
+    let at_least = seen
+        .running_since
+        .map_or(Duration::ZERO, |since| now.mono.saturating_sub(since));
+    let at_most = match stopped {
+        Some(stopped) => now.mono.saturating_sub(stopped),
+        None => between(request.created, now.api) + Duration::from_secs(1),
+    };
+    match seen.started {
+        Some(started) if started <= now.wall => {
+            let stamped = between(started, now.wall);
+            if stamped <= at_most {
+                stamped.max(at_least)
+            } else {
+                at_least
+            }
+        }
+        _ => at_least,
+    }
+}
+
+/// How long the Pod has been not ready on the request's behalf.
+///
+/// The stamp is cut to seconds and comes from another machine, so it counts from a second later on, and
+/// only where it is younger than the request; the daemon's own first sight of it is always true.
+pub fn unready_for(since: Timestamp, first_seen: Option<Duration>, request: &Request, now: Now) -> Duration {
+    let own = first_seen.map_or(Duration::ZERO, |seen| now.mono.saturating_sub(seen));
+    let later = since.checked_add(SignedDuration::from_secs(1));
+    if later.is_ok_and(|later| later < request.created) {
+        return own;
+    }
+    own.max(between(since, now.api).saturating_sub(Duration::from_secs(1)))
+}
+
+/// Until when kubelet holds a container back, by the API server's clock: its message names the span
+/// (`back-off 10s restarting …`), which counts from the end of the container before, by the node's clock.
+pub fn back_off_until(message: &str, ended: Option<Timestamp>, now: Now) -> Option<Timestamp> {
+    let span = go_duration(message.strip_prefix("back-off ")?.split(' ').next()?)?;
+    let gone = ended.map_or(Duration::ZERO, |ended| between(ended, now.wall));
+    let left = span.checked_sub(gone)?;
+    // Whole seconds, so that the same moment is not said in two ways.
+    now.api.checked_add(left).ok()?.round(Unit::Second).ok()
+}
+
+/// A restart back-off that kubelet is expected to keep.
+pub struct Hold {
+    /// Its length.
+    pub span: Duration,
+    /// Its end, by the API server's clock.
+    pub until: Timestamp,
+    /// What is left of it.
+    pub left: Duration,
+}
+
+/// The restart back-off of a container that has just ended. Kubelet says nothing of it before its next pass
+/// over the Pod, which is about when it is over, so this goes by kubelet's own rule: none at the first
+/// restart, then 10 s, doubling up to 5 min, counted from the end; forgotten after 10 min without a restart.
+pub fn expected_back_off(status: &StatusView, now: Now) -> Option<Hold> {
+    let doublings = u32::try_from(status.restart_count).ok()?.checked_sub(1)?;
+    let ended = status.ended.filter(|_| !status.running)?;
+    let finished = ended.finished?;
+    if between(ended.started?, finished) > FORGOTTEN {
+        return None;
+    }
+    let span = KUBELET.pause(doublings);
+    let left = span
+        .checked_sub(between(finished, now.wall))
+        .filter(|left| !left.is_zero())?;
+    let until = now.api.checked_add(left).ok()?.round(Unit::Second).ok()?;
+    Some(Hold { span, until, left })
+}
+
+/// Kubelet's restart back-off, and the pause after which it starts from the beginning.
+const KUBELET: Backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(300));
+const FORGOTTEN: Duration = Duration::from_secs(600);
+
+/// Reads `1m20s`, `10s`, `2h`, as Go prints durations of whole seconds.
+fn go_duration(text: &str) -> Option<Duration> {
+    let mut total = 0_u64;
+    let mut number = None;
+    for character in text.chars() {
+        if let Some(digit) = character.to_digit(10) {
+            number = Some(
+                number
+                    .unwrap_or(0_u64)
+                    .checked_mul(10)?
+                    .checked_add(u64::from(digit))?,
+            );
+            continue;
+        }
+        let unit = match character {
+            'h' => 3600,
+            'm' => 60,
+            's' => 1,
+            _ => return None,
+        };
+        total = total.checked_add(number.take()?.checked_mul(unit)?)?;
+    }
+    number.is_none().then(|| Duration::from_secs(total))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::pods::Ended;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(1_700_000_000 + second).unwrap()
+    }
+
+    fn now(api: i64, wall: i64, mono: u64) -> Now {
+        Now {
+            api: at(api),
+            wall: at(wall),
+            mono: Duration::from_secs(mono),
+        }
+    }
+
+    #[test]
+    fn back_off_ends_when_kubelet_says() {
+        let text = "back-off 1m20s restarting failed container=a pod=b";
+        // The node's clock is an hour ahead, which must not show.
+        let until = back_off_until(text, Some(at(3600)), now(5, 3605, 0));
+        assert_eq!(until, Some(at(80)));
+        assert_eq!(
+            back_off_until("back-off 10s x", Some(at(0)), now(11, 11, 0)),
+            None,
+            "it is over"
+        );
+        assert_eq!(back_off_until("no such image", None, now(0, 0, 0)), None);
+        assert_eq!(go_duration("5m0s"), Some(Duration::from_secs(300)));
+        assert_eq!(go_duration("5"), None);
+    }
+
+    #[test]
+    fn the_back_off_is_foretold_from_the_second_restart_on() {
+        let status = |restart_count, started, finished| StatusView {
+            restart_count,
+            ended: Some(Ended {
+                code: 0,
+                started: Some(at(started)),
+                finished: Some(at(finished)),
+            }),
+            ..StatusView::default()
+        };
+        // The node's clock is an hour ahead, which must not show.
+        let foretold =
+            |status: &StatusView| expected_back_off(status, now(50, 3650, 0)).map(|hold| hold.until);
+        assert_eq!(
+            foretold(&status(0, 3600, 3649)),
+            None,
+            "the first restart comes at once"
+        );
+        assert_eq!(foretold(&status(1, 3600, 3649)), Some(at(59)));
+        assert_eq!(foretold(&status(3, 3600, 3649)), Some(at(89)));
+        assert_eq!(foretold(&status(60, 3600, 3649)), Some(at(349)));
+        assert_eq!(foretold(&status(1, 3600, 3640)), None, "it is over");
+        assert_eq!(
+            foretold(&status(1, 3000, 3649)),
+            None,
+            "it ran long enough to be forgiven"
+        );
+    }
+
+    #[test]
+    fn a_clock_that_is_wrong_by_an_hour_makes_no_container_older() {
+        let request = Request {
+            created: at(0),
+            ..Request::default()
+        };
+        let seen = |started| Seen {
+            started: Some(at(started)),
+            running_since: Some(Duration::from_secs(97)),
+            ..Seen::default()
+        };
+        let right = running_for(&seen(5), &request, None, now(9, 9, 100));
+        assert_eq!(right, Duration::from_secs(4), "the runtime's stamp");
+        for wall in [9 + 3600, 9 - 3600] {
+            let wrong = running_for(&seen(5), &request, None, now(9, wall, 100));
+            assert_eq!(wrong, Duration::from_secs(3), "since first seen, clock at {wall}");
+        }
+        let old = Request {
+            created: at(-86_400),
+            ..Request::default()
+        };
+        let stopped = Some(Duration::from_secs(94));
+        let wrong = running_for(&seen(5), &old, stopped, now(9, 9 + 3600, 100));
+        assert_eq!(
+            wrong,
+            Duration::from_secs(3),
+            "an old request does not make it believable"
+        );
+    }
+
+    #[test]
+    fn the_unready_grace_is_never_short() {
+        let request = Request {
+            created: at(0),
+            ..Request::default()
+        };
+        let fresh = unready_for(at(2), Some(Duration::from_secs(50)), &request, now(2, 0, 50));
+        assert_eq!(fresh, Duration::ZERO);
+        let restarted = unready_for(at(2), Some(Duration::from_secs(50)), &request, now(30, 0, 50));
+        assert_eq!(
+            restarted,
+            Duration::from_secs(27),
+            "counts across a restart of the daemon"
+        );
+        let skewed = unready_for(at(-3600), Some(Duration::from_secs(50)), &request, now(30, 0, 51));
+        assert_eq!(
+            skewed,
+            Duration::from_secs(1),
+            "a stamp from before the request is no stamp"
+        );
+    }
+}

@@ -1,0 +1,397 @@
+//! What the plan is told and what it answers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::LifecycleHandler;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+use super::words::{Step, Wait};
+use crate::pods::{PodView, Port};
+
+/// The three clocks of one moment. Nothing is ever compared across two of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Now {
+    /// The API server's time: deadlines and grace periods of objects count on it.
+    pub api: Timestamp,
+    /// The node's wall clock: the runtime's and kubelet's time stamps count on it. It may be wrong.
+    pub wall: Timestamp,
+    /// Time since the daemon started; never steps.
+    pub mono: Duration,
+}
+
+/// How far a request or a container is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    /// Nothing was said yet.
+    #[default]
+    Empty,
+    /// Not begun.
+    Pending,
+    /// Begun.
+    Recreating,
+    /// A new container is ready (containers only).
+    Succeeded,
+    /// Given up (containers only).
+    Failed,
+    /// Over (requests only).
+    Completed,
+}
+
+impl Phase {
+    /// Whether nothing can change any more.
+    #[must_use]
+    pub fn settled(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed | Self::Completed)
+    }
+}
+
+/// A ContainerRecreateRequest, reduced to what is decided on.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Request {
+    /// Its UID: who it is.
+    pub uid: String,
+    /// Its namespace, which is also its Pod's.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The version that `status` was read at; a write on top of another one is a conflict.
+    pub resource_version: String,
+    /// When it was created.
+    pub created: Timestamp,
+    /// Whether its deletion has been asked for.
+    pub deleting: bool,
+    /// The Pod's name.
+    pub pod_name: String,
+    /// The Pod's UID as admission recorded it; none where admission was down.
+    pub pod_uid: Option<String>,
+    /// What to recreate, in order.
+    pub containers: Vec<Wanted>,
+    /// Whether a container's failure leaves the others alone.
+    pub ignore_failures: bool,
+    /// One container after the other.
+    pub ordered: bool,
+    /// Stop containers even where they were replaced since the request was made.
+    pub force: bool,
+    /// Seconds that a container gets to stop; the Pod's own where none.
+    pub grace_seconds: Option<i64>,
+    /// Seconds that the Pod is not ready before anything is stopped.
+    pub unready_seconds: Option<i64>,
+    /// Seconds that a new container must have been running.
+    pub min_started_seconds: i64,
+    /// Seconds from its creation to its end, done or not.
+    pub deadline_seconds: Option<i64>,
+    /// What its status says.
+    pub status: Status,
+    /// The conditions of its status, all of them.
+    pub conditions: Vec<Condition>,
+}
+
+/// One container of a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Its name.
+    pub name: String,
+    /// ID (with scheme) that ran when the request was made; none where admission was down.
+    pub recorded: Option<String>,
+}
+
+/// A request's status, as far as the daemon reads or writes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// How far it is.
+    pub phase: Phase,
+    /// When it ended.
+    pub completed: Option<Timestamp>,
+    /// Why it waits or why it ended before its time; empty otherwise.
+    pub message: String,
+    /// What kind of thing the message says that it waits for, if it waits; only written.
+    pub waits: Option<&'static str>,
+    /// How far each container is.
+    pub states: Vec<State>,
+    /// What kubelet says of the new containers.
+    pub snapshot: Vec<Snapshot>,
+    /// Since when the Pod is not ready on the request's behalf; written by the manager only.
+    pub unready_since: Option<Timestamp>,
+}
+
+/// How far one container is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// Its name.
+    pub name: String,
+    /// How far it is.
+    pub phase: Phase,
+    /// Why.
+    pub message: String,
+    /// Whether the daemon has begun to stop the old container.
+    pub killed: bool,
+    /// ID (with scheme) of the container to replace, where the request itself does not say it.
+    pub target: Option<String>,
+}
+
+/// What kubelet says of one container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Its name.
+    pub name: String,
+    /// Whether it is ready.
+    pub ready: bool,
+    /// How often it was started again.
+    pub restart_count: i32,
+    /// ID (with scheme).
+    pub container_id: String,
+}
+
+/// What is known about the Pod.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PodSight {
+    /// It is here.
+    Here(Arc<PodView>),
+    /// The API server has no such Pod on this node.
+    Gone,
+    /// Not known for now, and why.
+    Unknown(String),
+}
+
+/// What is known about the Pod's containers.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RuntimeSight {
+    /// The newest container of each name.
+    Seen {
+        /// The scheme of container IDs.
+        scheme: String,
+        /// The containers.
+        containers: Vec<Seen>,
+    },
+    /// Not known for now, and why.
+    Unknown(String),
+    /// It cannot be known, and why.
+    Impossible(String),
+}
+
+/// The newest container of one name, as the runtime says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// ID without scheme.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// What it is doing.
+    pub state: RunState,
+    /// When it was started, by the node's clock.
+    pub started: Option<Timestamp>,
+    /// When the daemon first saw it running.
+    pub running_since: Option<Duration>,
+    /// Whether the daemon is restarting it for its environment.
+    pub restarting: bool,
+}
+
+/// What a container is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RunState {
+    /// Made, not started.
+    Created,
+    /// Its process runs, or the runtime cannot say that it does not.
+    #[default]
+    Running,
+    /// Its process has ended.
+    Exited,
+}
+
+/// One container of one request.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// UID of the request.
+    pub request: String,
+    /// Name of the container.
+    pub container: String,
+}
+
+/// How far the daemon is with stopping one container; forgotten when it restarts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// Name of the request.
+    pub request: String,
+    /// ID (without scheme) of the container to be stopped.
+    pub target: String,
+    /// When its preStop hook or its stop was begun first; none while it waits for a slot.
+    pub begun: Option<Duration>,
+    /// Whether its preStop hook is over, if it has one; where the runtime went away meanwhile it runs again.
+    pub hooked: bool,
+    /// How much of the grace period is used up: by the hook, and by stops that the runtime carried out without success.
+    pub spent: Duration,
+    /// How far it is.
+    pub stage: Stage,
+    /// Whether it is in progress right now. Where it is not, the stage says how it ended.
+    pub live: bool,
+}
+
+/// A step of stopping a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Waits for a slot among the stops of this node.
+    Queued,
+    /// The preStop hook runs.
+    Hook,
+    /// The runtime has been asked to stop it.
+    Stopping,
+    /// The runtime says that it is stopped, since then.
+    Stopped(Duration),
+    /// The runtime could not; it is asked again.
+    Retry {
+        /// When.
+        at: Duration,
+        /// What it said.
+        error: String,
+    },
+    /// The runtime will not.
+    Refused(String),
+}
+
+/// What the daemon remembers about a Pod between two looks at it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Memory {
+    /// Stops begun.
+    pub attempts: BTreeMap<Key, Attempt>,
+    /// IDs (with scheme) that the API server was told are to be replaced; it may have dropped them.
+    pub targets: BTreeMap<Key, String>,
+    /// Containers that are done, though the API server may not know it yet.
+    pub settled: BTreeMap<Key, Settled>,
+    /// When a request's condition `PreRecreateGrace` was first seen true, by request UID.
+    pub unready_seen: BTreeMap<String, Duration>,
+}
+
+/// The end of one container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settled {
+    /// Succeeded, or failed with this message.
+    pub failed: Option<String>,
+}
+
+/// Everything that is known about one Pod.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Observed {
+    /// The requests for the Pod that are not over.
+    pub requests: Vec<Arc<Request>>,
+    /// The Pod.
+    pub pod: PodSight,
+    /// Its containers.
+    pub runtime: RuntimeSight,
+    /// What we did so far.
+    pub memory: Memory,
+}
+
+/// What to do about one Pod.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// Hooks and stops in progress to break off.
+    pub cancel: Vec<Key>,
+    /// Hooks and stops to begin now.
+    pub begin: Vec<Begin>,
+    /// Statuses to write.
+    pub writes: Vec<Write>,
+    /// Containers found done in this look.
+    pub settle: Vec<(Key, Settled)>,
+    /// When to look again at the latest, and why.
+    pub wake: Option<Wake>,
+    /// What each request is at.
+    pub steps: Vec<View>,
+}
+
+/// One act of stopping a container.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Begin {
+    /// Which container of which request.
+    pub key: Key,
+    /// Name of the request, for the event.
+    pub request: String,
+    /// ID (without scheme) of the container.
+    pub target: String,
+    /// Whether this is the first act on the container, which is when an event is due.
+    pub first: bool,
+    /// The request's deadline, by the daemon's own count: what has no slot by then is not begun.
+    pub until: Option<Duration>,
+    /// What to do.
+    pub act: Act,
+}
+
+/// How a container is stopped: its preStop hook where it is still to be run, then TERM, then KILL.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Act {
+    /// The hook.
+    pub hook: Option<Hook>,
+    /// What is left of the grace period, for hook and stop together.
+    pub grace: Duration,
+}
+
+/// The least that a container gets between TERM and KILL, as kubelet has it.
+pub const LEAST_GRACE: Duration = Duration::from_secs(2);
+
+impl Act {
+    /// The time between TERM and KILL after a hook that has taken `hook`; of that only whole seconds count.
+    #[must_use]
+    pub fn term(&self, hook: Duration) -> Duration {
+        left(self.grace, hook).max(LEAST_GRACE)
+    }
+}
+
+/// What is left of a grace period; of the time spent only whole seconds count, as kubelet has it.
+pub fn left(grace: Duration, spent: Duration) -> Duration {
+    grace.saturating_sub(Duration::from_secs(spent.as_secs()))
+}
+
+/// A preStop hook, from the Pod's own spec.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hook {
+    /// What to run.
+    pub handler: LifecycleHandler,
+    /// Ports of the container, for a hook that names one.
+    pub ports: Vec<Port>,
+    /// The Pod's address, for a hook that names no host.
+    pub host: Option<String>,
+}
+
+/// A status to be written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Write {
+    /// UID of the request.
+    pub request: String,
+    /// The whole status that the daemon wants; it has no say in `unready_since`.
+    pub status: Status,
+    /// How soon.
+    pub urgency: Urgency,
+}
+
+/// How soon a status must be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Urgency {
+    /// At once: somebody waits for it.
+    Now,
+    /// Within a tenth of a second, together with what changes meanwhile.
+    Soon,
+    /// Only if it stays like this for some seconds.
+    IfItLasts,
+}
+
+/// When to look again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wake {
+    /// The moment, by the daemon's own count.
+    pub at: Duration,
+    /// What is expected then.
+    pub why: Wait,
+}
+
+/// What one request is at, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// UID of the request.
+    pub request: String,
+    /// Why the request as a whole waits.
+    pub wait: Option<Wait>,
+    /// Where each container is.
+    pub containers: Vec<(String, Step)>,
+}

@@ -1,0 +1,99 @@
+//! What reads text from outside, as functions of bytes: `fuzz/` looks for bytes that break one, and the tests replay
+//! those that it found. What only one program reads is in its own `fuzzing`.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use kruise_api::image_reference::Reference;
+use kruise_api::keys;
+use kruise_daemon::fuzzing::{docker_config, hook_answer, pod, registry};
+use kruise_manager::admission::fuzzing::{conversion, review};
+use kruise_manager::fuzzing::revision;
+use kruise_workload::in_place::Template;
+use kruise_workload::in_place::complete::progress;
+use kruise_workload::in_place::pod::Pod;
+use kruise_workload::in_place::refresh::refresh;
+use serde_json::{Value, json};
+
+/// Takes any bytes, and must neither panic nor take long.
+pub type Target = fn(&[u8]);
+
+/// Every target, by the name of its corpus' folder.
+pub const TARGETS: [(&str, Target); 10] = [
+    ("annotations", annotations),
+    ("conversion", conversion),
+    ("docker_config", docker_config),
+    ("hook_answer", hook_answer),
+    ("node_image", node_image),
+    ("pod", pod),
+    ("reference", reference),
+    ("registry", registry),
+    ("review", review),
+    ("revision", revision),
+];
+
+/// A NodeImage: as the daemon reads it and pulls for it, and as the manager does and asks for more.
+fn node_image(data: &[u8]) {
+    kruise_daemon::fuzzing::node_image(data);
+    kruise_manager::fuzzing::node_image(data);
+}
+
+/// The first line, and what follows it.
+fn two(data: &[u8]) -> (String, String) {
+    let text = String::from_utf8_lossy(data);
+    let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
+    (first.to_owned(), rest.to_owned())
+}
+
+/// A reference, and a NodeImage's name and tag: what is read is written so that it is read as the same.
+fn reference(data: &[u8]) {
+    let (name, tag) = two(data);
+    let read = [Reference::parse(&name), Reference::from_name_and_tag(&name, &tag)];
+    for reference in read.into_iter().flatten() {
+        let again = Reference::parse(&reference.to_string());
+        assert_eq!(again.map(|r| r.to_string()), Ok(reference.to_string()));
+        let stored = Reference::from_name_and_tag(&reference.familiar_name(), reference.tag_or_digest());
+        assert_eq!(stored.map(|r| r.to_string()), Ok(reference.to_string()));
+    }
+}
+
+/// A Pod; and the annotations of updates in place, on a Pod that is fine.
+fn annotations(data: &[u8]) {
+    let (state, grace) = two(data);
+    let annotations: BTreeMap<_, _> = [
+        (keys::IN_PLACE_UPDATE_STATE, state),
+        (keys::IN_PLACE_UPDATE_GRACE, grace),
+    ]
+    .into();
+    let pod = json!({
+        "metadata": {"name": "p", "namespace": "n", "uid": "u", "annotations": annotations},
+        "spec": {"containers": [{"name": "app", "image": "a:1"}]},
+        "status": {"containerStatuses": [{"name": "app", "image": "a:1", "imageID": "a@sha256:1", "containerID": "c://1"}]},
+    });
+    let whole = serde_json::from_slice::<Value>(data).ok();
+    let revision =
+        json!({ "spec": { "template": { "spec": { "containers": [{ "name": "app", "image": "a:2" }] } } } });
+    for pod in whole.iter().chain([&pod]).map(Pod::of) {
+        let _ = progress(&pod);
+        let _ = refresh(&pod, |_| true, Template::of(&revision), Timestamp::UNIX_EPOCH);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn the_fuzz_corpus_breaks_nothing() {
+        let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
+        for (name, target) in TARGETS {
+            let files: Vec<_> = std::fs::read_dir(corpus.join(name)).unwrap().collect();
+            assert!(!files.is_empty(), "{name} has no corpus");
+            for file in files {
+                target(&std::fs::read(file.unwrap().path()).unwrap());
+            }
+        }
+    }
+}

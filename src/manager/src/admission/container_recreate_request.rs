@@ -1,0 +1,312 @@
+//! ContainerRecreateRequest, when it is created: checks the Pod and records what runs in it.
+//!
+//! The daemon trusts none of what is recorded here but the container ID, which only says what was
+//! running; hooks and ports it takes from the Pod itself.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::{
+    Container, ContainerPort, ContainerStatus, Lifecycle, LifecycleHandler, Pod, PodSpec, PodStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::review::{Decision, Request};
+use kruise_api::json::{default, set};
+use kruise_api::validation::FieldErrors;
+use kruise_api::{keys, names};
+use kruise_cluster::Form;
+
+/// Containers in one request; a Pod has few.
+const MOST_CONTAINERS: usize = 256;
+
+/// What was found for a request.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seen {
+    /// The Pod it names, if there is one.
+    pub pod: Option<Pod>,
+    /// Whether it is on a virtual node, where there is no daemon.
+    pub virtual_node: bool,
+}
+
+/// What is read of a Pod: the rest, such as its environment, may take a hundred times the memory of its text.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Target {
+    metadata: TargetMetadata,
+    spec: Option<TargetSpec>,
+    status: Option<PodStatus>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TargetMetadata {
+    uid: Option<String>,
+    deletion_timestamp: Option<Time>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TargetSpec {
+    node_name: Option<String>,
+    termination_grace_period_seconds: Option<i64>,
+    containers: Vec<TargetContainer>,
+    init_containers: Option<Vec<TargetContainer>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TargetContainer {
+    name: String,
+    lifecycle: Option<TargetLifecycle>,
+    ports: Option<Vec<ContainerPort>>,
+    restart_policy: Option<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TargetLifecycle {
+    pre_stop: Option<LifecycleHandler>,
+}
+
+impl Form for Target {
+    type Kind = Pod;
+}
+
+impl From<Target> for Pod {
+    fn from(target: Target) -> Self {
+        let Target {
+            metadata,
+            spec,
+            status,
+        } = target;
+        let spec = spec.map(|spec| PodSpec {
+            node_name: spec.node_name,
+            termination_grace_period_seconds: spec.termination_grace_period_seconds,
+            containers: spec.containers.into_iter().map(Container::from).collect(),
+            init_containers: spec
+                .init_containers
+                .map(|all| all.into_iter().map(Container::from).collect()),
+            ..PodSpec::default()
+        });
+        Self {
+            metadata: ObjectMeta {
+                uid: metadata.uid,
+                deletion_timestamp: metadata.deletion_timestamp,
+                ..ObjectMeta::default()
+            },
+            spec,
+            status,
+        }
+    }
+}
+
+impl From<TargetContainer> for Container {
+    fn from(container: TargetContainer) -> Self {
+        let lifecycle = container.lifecycle.map(|lifecycle| Lifecycle {
+            pre_stop: lifecycle.pre_stop,
+            ..Lifecycle::default()
+        });
+        Self {
+            name: container.name,
+            lifecycle,
+            ports: container.ports,
+            restart_policy: container.restart_policy,
+            ..Self::default()
+        }
+    }
+}
+
+/// Whether the request may be created, and how it is completed.
+pub(super) fn decide(asked: &Request, seen: &Seen) -> Decision {
+    let mut errors = FieldErrors::default();
+    let mut object = asked.object.to_json();
+    let spec = &asked.object["spec"];
+    let node = match check_pod(asked, seen.pod.as_ref()) {
+        Ok(node) => node,
+        Err(why) => {
+            errors.add("spec.podName", &spec["podName"], why);
+            return Decision::of(errors, object, Vec::new());
+        }
+    };
+    let Some(pod) = &seen.pod else {
+        return Decision::of(errors, object, Vec::new());
+    };
+    check_containers(spec, pod, &mut errors);
+    if !errors.is_empty() {
+        return Decision::of(errors, object, Vec::new());
+    }
+    fill_in(&mut object, pod);
+    label(&mut object, pod, node, seen.virtual_node);
+    Decision::of(errors, object, Vec::new())
+}
+
+/// The Pod's node, if the Pod can take requests.
+fn check_pod<'a>(asked: &Request, pod: Option<&'a Pod>) -> Result<&'a str, String> {
+    let Some(pod) = pod else {
+        return Err(match asked.object["spec"]["podName"].as_str() {
+            None | Some("") => "name the Pod whose containers should be recreated".to_owned(),
+            Some(name) if !names::is_subdomain(name) => names::SUBDOMAIN.to_owned(),
+            Some(_) => format!("there is no such Pod in namespace {:?}", asked.namespace),
+        });
+    };
+    let status = pod.status.clone().unwrap_or_default();
+    let sidecars_end = status
+        .conditions
+        .iter()
+        .flatten()
+        .any(|condition| condition.type_ == keys::SIDECAR_TERMINATED);
+    let phase = status.phase.unwrap_or_default();
+    if matches!(phase.as_str(), "Succeeded" | "Failed") && !sidecars_end {
+        return Err(format!("the Pod has ended, its phase is {phase}"));
+    }
+    if pod.metadata.deletion_timestamp.is_some() && !sidecars_end {
+        return Err("the Pod is being deleted".to_owned());
+    }
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+    node.filter(|node| !node.is_empty())
+        .ok_or_else(|| "the Pod is not on a node yet".to_owned())
+}
+
+fn check_containers(spec: &Value, pod: &Pod, errors: &mut FieldErrors) {
+    let wanted = spec["containers"]
+        .as_array()
+        .map(Vec::as_slice)
+        .unwrap_or_default();
+    if wanted.is_empty() {
+        errors.add("spec.containers", &Value::Null, "name at least one container");
+    }
+    if wanted.len() > MOST_CONTAINERS {
+        errors.too_many("spec.containers", wanted.len(), MOST_CONTAINERS);
+        return;
+    }
+    let mut seen = BTreeSet::new();
+    for (at, container) in wanted.iter().enumerate() {
+        let field = format!("spec.containers[{at}]");
+        let name = container["name"].as_str().unwrap_or_default();
+        if let Err(why) = find(pod, name) {
+            errors.add(format!("{field}.name"), &container["name"], why);
+        } else if !seen.insert(name) {
+            errors.add(
+                format!("{field}.name"),
+                &container["name"],
+                "this container is in the list twice",
+            );
+        }
+        for read_only in ["preStop", "ports", "statusContext"] {
+            if !container[read_only].is_null() {
+                errors.add(
+                    format!("{field}.{read_only}"),
+                    &container[read_only],
+                    "this field is read-only and filled in from the Pod; leave it out",
+                );
+            }
+        }
+    }
+}
+
+/// The container of that name and its status, or why it cannot be recreated.
+fn find<'a>(pod: &'a Pod, name: &str) -> Result<(&'a Container, &'a ContainerStatus), String> {
+    let spec = pod.spec.as_ref().ok_or("the Pod has no spec")?;
+    let inits = spec.init_containers.iter().flatten();
+    let sidecars = inits
+        .clone()
+        .filter(|init| init.restart_policy.as_deref() == Some("Always"));
+    let all: Vec<_> = spec.containers.iter().chain(sidecars).collect();
+    let Some(container) = all.iter().find(|container| container.name == name) else {
+        let known: Vec<_> = all.iter().map(|container| container.name.as_str()).collect();
+        let known = known.join(", ");
+        return Err(if inits.clone().any(|init| init.name == name) {
+            format!(
+                "this is an init container that runs only once; containers that can be recreated: {known}"
+            )
+        } else {
+            format!("the Pod has no such container; containers that can be recreated: {known}")
+        });
+    };
+    let status = pod.status.as_ref();
+    let statuses = status
+        .and_then(|status| status.container_statuses.as_ref())
+        .into_iter()
+        .flatten();
+    let inits = status
+        .and_then(|status| status.init_container_statuses.as_ref())
+        .into_iter()
+        .flatten();
+    let status = statuses.chain(inits).find(|status| status.name == name);
+    match status.filter(|status| status.container_id.as_deref().is_some_and(|id| !id.is_empty())) {
+        Some(status) => Ok((container, status)),
+        None => Err("this container has not been started yet, so there is nothing to recreate".to_owned()),
+    }
+}
+
+/// Hooks, ports and identity of each container, and the strategy's defaults.
+fn fill_in(object: &mut Value, pod: &Pod) {
+    let Some(spec) = object.get_mut("spec") else {
+        return;
+    };
+    default(spec, &["strategy", "failurePolicy"], json!("Fail"));
+    let grace = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.termination_grace_period_seconds);
+    if let Some(grace) = grace {
+        // A Pod may have more than the field takes.
+        let grace = grace.min(i64::from(i32::MAX));
+        default(spec, &["strategy", "terminationGracePeriodSeconds"], json!(grace));
+    }
+    for wanted in spec
+        .get_mut("containers")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
+        let Ok((container, status)) = find(pod, wanted["name"].as_str().unwrap_or_default()) else {
+            continue;
+        };
+        let hook = container
+            .lifecycle
+            .as_ref()
+            .and_then(|lifecycle| lifecycle.pre_stop.as_ref());
+        if let Some(hook) = hook {
+            default(wanted, &["preStop"], recorded(hook));
+            if hook.http_get.is_some() && container.ports.is_some() {
+                default(wanted, &["ports"], json!(container.ports));
+            }
+        }
+        let context = json!({ "containerID": status.container_id, "restartCount": status.restart_count });
+        default(wanted, &["statusContext"], context);
+    }
+}
+
+fn recorded(hook: &LifecycleHandler) -> Value {
+    // Every kind of hook is named, so that a new one must be thought of here.
+    let LifecycleHandler {
+        exec,
+        http_get,
+        sleep,
+        tcp_socket,
+    } = hook;
+    let mut all = json!({ "exec": exec, "httpGet": http_get, "sleep": sleep, "tcpSocket": tcp_socket });
+    if let Some(all) = all.as_object_mut() {
+        all.retain(|_, hook| !hook.is_null());
+    }
+    all
+}
+
+fn label(object: &mut Value, pod: &Pod, node_name: &str, virtual_node: bool) {
+    let mut labels = object["metadata"]["labels"]
+        .as_object()
+        .cloned()
+        .unwrap_or_default();
+    labels.insert(keys::CRR_ACTIVE.into(), json!(keys::TRUE));
+    labels.insert(keys::CRR_NODE_NAME.into(), json!(keys::node_label(node_name)));
+    labels.insert(keys::CRR_POD_UID.into(), json!(pod.metadata.uid));
+    if virtual_node {
+        labels.insert(keys::TYPE.into(), json!(keys::TYPE_VIRTUAL_KUBELET));
+    }
+    set(object, &["metadata", "labels"], Value::Object(labels));
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! Ids of Pods, which their claims have, too.
+
+use std::collections::{BTreeSet, HashSet};
+
+use super::view::View;
+use kruise_api::keys;
+use kruise_workload::claim::Claim;
+use kruise_workload::in_place::Pod;
+
+/// Characters of an instance id.
+const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+/// How many of them it has.
+const LENGTH: usize = 5;
+/// Name of the Pod of that id.
+pub(super) fn pod_name(view: &View<'_>, id: &str) -> String {
+    format!(
+        "{}-{id}",
+        view.observed.set.metadata.name.as_deref().unwrap_or_default()
+    )
+}
+
+/// Ids of Pods that were to be made before, as far as they are missing or may turn up yet, these first. They are tried
+/// again under the same name, so that there is one Pod at most.
+pub(super) fn tried<'a>(view: &View<'a>) -> Vec<&'a str> {
+    let names = &view.observed.left.pods;
+    if names.is_empty() {
+        return Vec::new();
+    }
+    let prefix = pod_name(view, "");
+    let id = |(name, _): (&'a String, _)| name.strip_prefix(&prefix);
+    let (doubt, refused): (Vec<_>, Vec<_>) = names
+        .iter()
+        .partition(|(_, until)| until.is_some_and(|until| until > view.now));
+    let missing = view.numbers(|pod| view.scaled_as_updated(pod)).scale_up;
+    let count = doubt.len().max(usize::try_from(missing).unwrap_or_default());
+    doubt
+        .into_iter()
+        .chain(refused)
+        .filter_map(id)
+        .take(count)
+        .collect()
+}
+
+/// Ids that a new Pod cannot have: those of Pods, and of claims that are being deleted, which keep their names for a
+/// while.
+pub(super) fn taken<'a>(view: &View<'a>, claims: &BTreeSet<&str>) -> HashSet<&'a str> {
+    let observed = view.observed;
+    let of_pod = |pod: &'a std::sync::Arc<Pod>| {
+        let last = pod.name.rsplit_once('-').map(|(_, id)| id);
+        let label = pod.labels.get(keys::CLONESET_INSTANCE_ID);
+        label.map(String::as_str).into_iter().chain(last)
+    };
+    let going = observed.claims.iter().filter(|claim| !stays(claims, claim));
+    let pods = observed.pods.iter().flat_map(of_pod);
+    pods.chain(going.map(|claim| claim.instance.as_str())).collect()
+}
+
+/// Ids of claims that stay and that no Pod has.
+pub(super) fn spare<'a>(
+    view: &View<'a>,
+    claims: &BTreeSet<&str>,
+    taken: &HashSet<&str>,
+) -> BTreeSet<&'a str> {
+    let all = view.observed.claims.iter().filter(|claim| stays(claims, claim));
+    all.map(|claim| claim.instance.as_str())
+        .filter(|id| !id.is_empty() && !taken.contains(id))
+        .collect()
+}
+
+pub(super) fn stays(claims: &BTreeSet<&str>, claim: &Claim) -> bool {
+    claims.contains(claim.name.as_str())
+}
+
+/// Ids that no Pod has, sorted: first those that were tried already, then those of the claims that stay without a Pod,
+/// then new ones.
+pub(super) fn instance_ids<'a>(
+    view: &View<'a>,
+    mut taken: HashSet<&'a str>,
+    spare: BTreeSet<&'a str>,
+    count: usize,
+) -> BTreeSet<String> {
+    let mut ids = BTreeSet::new();
+    for id in tried(view).iter().chain(&spare) {
+        if ids.len() < count && !taken.contains(id) {
+            ids.insert((*id).to_owned());
+        }
+    }
+    taken.extend(spare);
+    let mut seed = view.observed.seed;
+    while ids.len() < count {
+        let id = random_id(&mut seed);
+        if !taken.contains(id.as_str()) {
+            ids.insert(id);
+        }
+    }
+    ids
+}
+
+/// The next id out of `seed` (splitmix64).
+fn random_id(seed: &mut u64) -> String {
+    *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut bits = *seed;
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^= bits >> 31;
+    let letters = ALPHABET.len() as u64;
+    let letter = |_| {
+        let at = usize::try_from(bits % letters).unwrap_or_default();
+        bits /= letters;
+        char::from(ALPHABET[at])
+    };
+    (0..LENGTH).map(letter).collect()
+}

@@ -1,0 +1,198 @@
+//! The limits that a CloneSet sets, as numbers of Pods.
+
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use super::types::Switches;
+use kruise_api::cloneset::{CloneSetSpec, CloneSetUpdateStrategyType};
+
+/// What `maxUnavailable` is when it is absent.
+const DEFAULT_MAX_UNAVAILABLE: f64 = 20.0;
+
+/// The limits of one CloneSet; all 0 or greater.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// How many Pods there are to be.
+    pub replicas: i64,
+    /// How many of them are to keep the current revision.
+    pub partition: i64,
+    /// How many Pods there may be beyond `replicas`.
+    pub surge: i64,
+    /// How many Pods may be unavailable.
+    pub unavailable: i64,
+    /// How many may be unavailable while Pods are made.
+    pub scale_unavailable: i64,
+    /// Whether Pods that wait for their deletion are not counted.
+    pub exclude_preparing_delete: bool,
+    /// Whether raising `partition` takes Pods back.
+    pub rollback: bool,
+    /// Whether the Pods are updated by somebody's deleting them, so that none are made ahead of that.
+    pub on_delete: bool,
+}
+
+impl Limits {
+    /// The limits that `spec` sets.
+    #[must_use]
+    pub fn of(spec: &CloneSetSpec, switches: &Switches) -> Self {
+        let replicas = i64::from(spec.wanted());
+        let rolling = spec.rolling_update();
+        let scale = spec.scale_strategy.as_ref();
+        let surge = rolling.filter(|r| !r.paused).and_then(|r| r.max_surge.as_ref());
+        let surge = surge.map_or(0, |value| up(value, replicas));
+        let unavailable = match rolling.map(|r| r.max_unavailable.as_ref()) {
+            // As upstream's `OnDelete`; our CRD fills in `rollingUpdate` for every type.
+            None => share(DEFAULT_MAX_UNAVAILABLE, replicas, f64::floor),
+            Some(None) if surge == 0 => share(DEFAULT_MAX_UNAVAILABLE, replicas, f64::ceil),
+            Some(None) => share(DEFAULT_MAX_UNAVAILABLE, replicas, f64::floor),
+            Some(Some(value)) if surge == 0 => up(value, replicas),
+            Some(Some(value)) => number(value, replicas, f64::floor),
+        };
+        Self {
+            replicas,
+            partition: partition(rolling.and_then(|r| r.partition.as_ref()), replicas),
+            surge,
+            unavailable,
+            scale_unavailable: scale
+                .and_then(|s| s.max_unavailable.as_ref())
+                .map_or(i64::from(i32::MAX), |value| up(value, replicas)),
+            exclude_preparing_delete: switches.exclude_preparing_delete
+                || scale.is_some_and(|s| s.exclude_preparing_delete),
+            rollback: switches.partition_rollback,
+            on_delete: on_delete(spec),
+        }
+    }
+}
+
+/// Whether the Pods are updated by somebody's deleting them.
+#[must_use]
+pub fn on_delete(spec: &CloneSetSpec) -> bool {
+    let type_ = spec.update_strategy.as_ref().and_then(|s| s.type_.as_ref());
+    type_ == Some(&CloneSetUpdateStrategyType::OnDelete)
+}
+
+/// How many Pods keep the current revision. A percentage below 100 leaves at least one Pod to update.
+fn partition(value: Option<&IntOrString>, replicas: i64) -> i64 {
+    let Some(value) = value else {
+        return 0;
+    };
+    let kept = up(value, replicas);
+    let all =
+        matches!(value, IntOrString::String(text) if text != "100%") && replicas > 1 && kept == replicas;
+    (kept - i64::from(all)).clamp(0, replicas)
+}
+
+fn up(value: &IntOrString, of: i64) -> i64 {
+    number(value, of, f64::ceil)
+}
+
+/// A number, or a percentage of `of`; what is neither, or below 0, is 0.
+fn number(value: &IntOrString, of: i64, round: fn(f64) -> f64) -> i64 {
+    match value {
+        IntOrString::Int(number) => i64::from(*number).max(0),
+        IntOrString::String(text) => {
+            let percent = text.strip_suffix('%').unwrap_or(text).parse().unwrap_or(0.0);
+            share(percent, of, round)
+        }
+    }
+}
+
+/// So many percent of `of`; 0 or greater.
+#[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
+pub(super) fn share(percent: f64, of: i64, round: fn(f64) -> f64) -> i64 {
+    // A whole number of Pods must not be rounded up for an inexact product.
+    let exact = (percent * of as f64 * 1e4).round() / 1e6;
+    (round(exact) as i64).max(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kruise_api::cloneset::{CloneSetUpdateStrategy, RollingUpdateCloneSetStrategy};
+
+    fn text(text: &str) -> Option<IntOrString> {
+        Some(IntOrString::String(text.to_owned()))
+    }
+
+    fn limits(replicas: i32, rolling: RollingUpdateCloneSetStrategy) -> Limits {
+        let spec = CloneSetSpec {
+            replicas: Some(replicas),
+            update_strategy: Some(CloneSetUpdateStrategy {
+                type_: None,
+                rolling_update: Some(rolling),
+            }),
+            ..CloneSetSpec::default()
+        };
+        Limits::of(&spec, &Switches::default())
+    }
+
+    #[test]
+    fn percentages_round_as_the_field_says() {
+        for (partition, kept) in [
+            ("99%", 3),
+            ("100%", 4),
+            ("50%", 2),
+            ("12.5%", 1),
+            ("0%", 0),
+            ("x", 0),
+        ] {
+            let rolling = RollingUpdateCloneSetStrategy {
+                partition: text(partition),
+                ..Default::default()
+            };
+            assert_eq!(limits(4, rolling).partition, kept, "{partition}");
+        }
+        let rolling = |surge: &str| RollingUpdateCloneSetStrategy {
+            max_unavailable: text("25%"),
+            max_surge: text(surge),
+            ..Default::default()
+        };
+        assert_eq!(
+            (limits(5, rolling("0")).unavailable, limits(5, rolling("0")).surge),
+            (2, 0)
+        );
+        assert_eq!(
+            (
+                limits(5, rolling("1%")).unavailable,
+                limits(5, rolling("1%")).surge
+            ),
+            (1, 1)
+        );
+        assert_eq!(limits(4, RollingUpdateCloneSetStrategy::default()).unavailable, 1);
+        assert_eq!(limits(10_000, rolling("7%")).surge, 700);
+    }
+
+    /// The schema refuses such numbers, of which upstream makes 0; those that are stored already count as they read.
+    #[test]
+    fn a_share_with_a_fraction_counts_as_it_reads() {
+        let rolling = |unavailable: &str, surge: &str| RollingUpdateCloneSetStrategy {
+            max_unavailable: text(unavailable),
+            max_surge: text(surge),
+            ..Default::default()
+        };
+        for (unavailable, surge, replicas, both) in [
+            ("12.5%", "0", 8, (1, 0)),
+            ("12.5%", "0", 9, (2, 0)),
+            ("12.5%", "0", 1000, (125, 0)),
+            // Rounded down beside a surge, which itself is rounded up.
+            ("12.5%", "12.5%", 8, (1, 1)),
+            ("12.5%", "12.5%", 9, (1, 2)),
+            ("12.5%", "12.5%", 7, (0, 1)),
+            ("0", "12.5%", 1000, (0, 125)),
+            ("0.1%", "0", 1000, (1, 0)),
+            ("0", "0.1%", 1001, (0, 2)),
+        ] {
+            let limits = limits(replicas, rolling(unavailable, surge));
+            let told = format!("maxUnavailable {unavailable}, maxSurge {surge} of {replicas}");
+            assert_eq!((limits.unavailable, limits.surge), both, "{told}");
+        }
+    }
+
+    #[test]
+    fn nothing_surges_while_paused() {
+        let rolling = RollingUpdateCloneSetStrategy {
+            max_surge: Some(IntOrString::Int(3)),
+            paused: true,
+            ..Default::default()
+        };
+        assert_eq!(limits(4, rolling).surge, 0);
+    }
+}

@@ -1,0 +1,27 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod ahead;
+mod bounded;
+mod cases;
+mod deadline;
+mod ended;
+mod ends;
+mod faults;
+mod happenings;
+mod histories;
+mod hooks;
+mod ids;
+mod limits;
+mod node;
+mod numbers;
+mod odd;
+mod owners;
+mod partition;
+mod predownload;
+mod refused;
+mod rest;
+mod retries;
+mod sizes;
+mod waiting;
+mod whole;
+mod world;
+mod young;

@@ -1,0 +1,182 @@
+//! What the manager reads, for `kruise-fuzzing`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use kruise_api::keys;
+use kruise_api::node_image::{ImageSpec, ImageTagStatus, NodeImage, ReferenceObject};
+use kruise_workload::in_place::pod::Pod;
+use kruise_workload::revision::Revision;
+use serde_json::json;
+
+use crate::cloneset::plan::{Observed, plan};
+use crate::image_pull_job::plan::entry::{Ask, Setting, add, awaits, owned};
+use crate::image_pull_job::plan::job::Job;
+use crate::view::NodeImageView;
+
+/// A NodeImage, and jobs that ask for more: what a job asks for is there once it was added, or waits; it is added once.
+pub fn node_image(data: &[u8]) {
+    let Ok(object) = serde_json::from_slice::<NodeImage>(data) else {
+        return;
+    };
+    let (images, status) = (
+        object.spec.images.clone(),
+        object.status.clone().unwrap_or_default(),
+    );
+    let view = NodeImageView::from(object);
+    for tag in &view.tags {
+        assert!(view.tag(&tag.image, &tag.tag).is_some() && view.knows(&tag.image));
+        let _ = view.status_of(tag);
+    }
+    for (image, spec) in &images {
+        let statuses = status.image_statuses.get(image);
+        let statuses = statuses.map_or(&[][..], |of| &of.tags);
+        let tags = spec.tags.iter().map(|tag| tag.tag.as_str());
+        for tag in tags.chain(["another"]) {
+            for asked in ["IfNotPresent", "Always"] {
+                let _ = asked_for(spec, statuses, tag, &job(image, asked));
+            }
+        }
+    }
+}
+
+/// The image's entry, once the job has asked for the tag, if it is not the same.
+fn asked_for(spec: &ImageSpec, statuses: &[ImageTagStatus], tag: &str, job: &Job) -> Option<ImageSpec> {
+    let mode = Some(keys::MODE_BATCH.to_owned());
+    let secret = ReferenceObject {
+        namespace: "n".to_owned(),
+        name: "s".to_owned(),
+        mode,
+    };
+    let ask = Ask {
+        job,
+        secrets: &[secret],
+        ended: &BTreeSet::new(),
+    };
+    let setting = Setting {
+        default_ttl: 300,
+        seed: 0,
+        now: Timestamp::UNIX_EPOCH,
+    };
+    let added = add(Some(spec), statuses, tag, &[ask], setting);
+    let after = added.as_ref().unwrap_or(spec);
+    let there = after
+        .tags
+        .iter()
+        .any(|one| one.tag == tag && owned(one, &job.uid));
+    assert!(
+        there || awaits(Some(spec), statuses, tag, ask).is_some(),
+        "{tag} of {after:?}"
+    );
+    assert_eq!(
+        add(Some(after), statuses, tag, &[ask], setting),
+        None,
+        "added twice"
+    );
+    added
+}
+
+/// A job of this image.
+fn job(image: &str, policy: &str) -> Job {
+    let job = json!({
+        "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob",
+        "metadata": { "name": "j", "namespace": "n", "uid": "j", "creationTimestamp": "2026-01-01T00:00:00Z" },
+        "spec": { "image": image, "imagePullPolicy": policy, "completionPolicy": {} },
+    });
+    let job = serde_json::from_value(job);
+    Job::read(&job.unwrap_or_else(|why| unreachable!("the job above is one: {why}")))
+}
+
+/// A stored ControllerRevision: as the one that Pods are made and updated to, and as the one that they have.
+pub fn revision(data: &[u8]) {
+    let Ok(stored) = serde_json::from_slice::<ControllerRevision>(data) else {
+        return;
+    };
+    let hostile = Revision::from(&stored);
+    let _ = hostile.template();
+    if hostile.unfit.is_some() {
+        return;
+    }
+    let template =
+        json!({ "spec": { "template": { "spec": { "containers": [{ "name": "app", "image": "a:1" }] } } } });
+    let good = Revision {
+        name: "good".to_owned(),
+        data: template.to_string(),
+        ..Revision::default()
+    };
+    for (update, current) in [(&hostile, &good), (&good, &hostile)] {
+        let _ = plan(&observed(update, current), Timestamp::UNIX_EPOCH);
+    }
+}
+
+/// A CloneSet of two Pods with one Pod, which has the current revision.
+fn observed(update: &Revision, current: &Revision) -> Observed {
+    let set = json!({
+        "metadata": { "name": "s", "namespace": "n", "uid": "u", "generation": 1 },
+        "spec": {
+            "replicas": 2,
+            "selector": { "matchLabels": { "app": "s" } },
+            "updateStrategy": { "rollingUpdate": { "podUpdatePolicy": "InPlaceIfPossible", "maxUnavailable": "100%" } },
+            "volumeClaimTemplates": [{ "metadata": { "name": "data" } }],
+            "template": { "metadata": { "labels": { "app": "s" } }, "spec": { "containers": [{ "name": "app", "image": "a:2" }] } },
+        },
+    });
+    let pod = json!({
+        "metadata": { "name": "p", "namespace": "n", "uid": "p",
+            "labels": { "app": "s", "controller-revision-hash": current.name },
+            "ownerReferences": [{ "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet", "name": "s", "uid": "u", "controller": true }] },
+        "spec": { "nodeName": "node", "containers": [{ "name": "app", "image": "a:1" }], "readinessGates": [{ "conditionType": "InPlaceUpdateReady" }] },
+        "status": { "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }],
+            "containerStatuses": [{ "name": "app", "image": "a:1", "imageID": "a@sha256:1", "containerID": "c://1", "ready": true }] },
+    });
+    let set = serde_json::from_value(set);
+    Observed {
+        set: Arc::new(set.unwrap_or_else(|why| unreachable!("the CloneSet above is one: {why}"))),
+        pods: vec![Arc::new(Pod::of(&pod))],
+        claims: Vec::new(),
+        given: BTreeMap::new(),
+        revisions: [current, update].map(|one| Arc::new(one.into())).to_vec(),
+        current: current.name.clone(),
+        update: update.name.clone(),
+        template: Default::default(),
+        collisions: None,
+        unread: Vec::new(),
+        memory: update.memory.max(current.memory),
+        jobs: Vec::new(),
+        nodes: BTreeMap::new(),
+        failures: BTreeMap::new(),
+        left: Default::default(),
+        switches: Default::default(),
+        seed: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    /// What the target asserts of jobs is not said of none.
+    #[test]
+    fn the_target_asks_for_tags() {
+        let pulled = json!({ "images": { "i": { "tags": [{ "tag": "1", "createdAt": "2025-01-01T00:00:00Z", "version": 1,
+            "ownerReferences": [{ "kind": "ImagePullJob", "namespace": "other", "name": "o", "uid": "o" }] }] } } });
+        let status = json!({ "desired": 1, "imageStatuses": { "i": { "tags": [{ "tag": "1", "phase": "Pulling", "version": 1 }] } } });
+        let object = json!({ "metadata": { "name": "n" }, "spec": pulled, "status": status });
+        node_image(object.to_string().as_bytes());
+        let object: NodeImage = serde_json::from_value(object).unwrap();
+        let statuses = &object.status.as_ref().unwrap().image_statuses["i"].tags;
+        let added = |tag: &str, policy: &str| {
+            let asked = asked_for(&object.spec.images["i"], statuses, tag, &job("i", policy));
+            asked.map(|spec| spec.tags.len())
+        };
+        assert_eq!(
+            (added("1", "IfNotPresent"), added("2", "Always")),
+            (Some(1), Some(2))
+        );
+        assert_eq!(added("1", "Always"), None, "it waits for the pull that there is");
+    }
+}

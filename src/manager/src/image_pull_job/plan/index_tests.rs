@@ -1,0 +1,334 @@
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::super::status::judge;
+use super::*;
+use crate::view::{NodeView, Owner, TagStatusView, TagView};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kruise_api::image_pull_job::{
+    CompletionPolicyType, ImagePullJob, ImagePullJobNodeSelector, ImagePullJobSpec,
+};
+
+const NODES: u8 = 6;
+
+fn job(n: u8, parallelism: i32, never: bool) -> Job {
+    let mut spec = ImagePullJobSpec {
+        image: ["nginx:1", "nginx:1", "nginx:2"][usize::from(n)].to_owned(),
+        parallelism: Some(IntOrString::Int(parallelism)),
+        ..ImagePullJobSpec::default()
+    };
+    if never {
+        spec.completion_policy.type_ = Some(CompletionPolicyType::Never);
+    }
+    if n == 2 {
+        spec.selector = Some(ImagePullJobNodeSelector {
+            match_labels: [("even".to_owned(), "true".to_owned())].into(),
+            ..ImagePullJobNodeSelector::default()
+        });
+    }
+    let mut object = ImagePullJob::new(&format!("j{n}"), spec);
+    object.metadata.uid = Some(format!("uid{n}"));
+    object.metadata.namespace = Some("ns".to_owned());
+    Job::read(&object)
+}
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(seconds).unwrap()
+}
+
+/// What the API server holds, and what has been sent to the watch.
+#[derive(Default)]
+struct World {
+    index: Index,
+    views: BTreeMap<u8, NodeImageView>,
+    writes: Vec<(u8, Uid)>,
+    jobs: BTreeMap<Uid, Job>,
+    /// Nodes, and whether they are ready.
+    nodes: BTreeMap<u8, bool>,
+    /// Nodes that are ready and had no NodeImage when they were seen, and when that was first so.
+    arrivals: BTreeMap<u8, i64>,
+    now: i64,
+}
+
+/// Nodes of even numbers have a label.
+fn labels(n: u8) -> BTreeMap<String, String> {
+    let even = n
+        .is_multiple_of(2)
+        .then(|| ("even".to_owned(), "true".to_owned()));
+    even.into_iter().collect()
+}
+
+impl World {
+    fn tell(&mut self, n: u8) {
+        let view = self.views.get(&n).cloned().map(Arc::new);
+        self.index.node_image(&format!("n{n}"), view);
+    }
+
+    fn add_node(&mut self, n: u8) {
+        self.views.entry(n).or_insert_with(|| NodeImageView {
+            uid: format!("node{n}"),
+            labels: labels(n),
+            ..NodeImageView::default()
+        });
+        self.arrivals.remove(&n);
+        self.tell(n);
+    }
+
+    /// A Node has come, or is ready or not ready now.
+    fn node(&mut self, n: u8, ready: bool) {
+        self.nodes.insert(n, ready);
+        if !ready || self.views.contains_key(&n) {
+            self.arrivals.remove(&n);
+        } else {
+            self.arrivals.entry(n).or_insert(self.now);
+        }
+        let view = NodeView {
+            labels: labels(n),
+            ready,
+            ready_since: Some(at(0)),
+            ..NodeView::default()
+        };
+        self.index.node_is(&format!("n{n}"), Some(&view), at(self.now));
+    }
+
+    /// Another leader begins with what the API server holds. What the old one has sent may still arrive.
+    fn new_leader(&mut self) {
+        self.index = Index::default();
+        self.arrivals.clear();
+        for (n, ready) in self.nodes.clone() {
+            self.node(n, ready);
+        }
+        for n in self.views.keys().copied().collect::<Vec<_>>() {
+            self.tell(n);
+        }
+        for job in self.jobs.values() {
+            self.index.put_job(job.clone(), at(self.now));
+        }
+    }
+
+    /// Hands out, and checks that no job has more nodes at work than it may because of that.
+    fn hand_out(&mut self) {
+        for uid in self.index.take_open(at(self.now)) {
+            for node in self.index.assign(&uid, at(self.now)) {
+                let limit = self.jobs[&uid].parallelism.clone().unwrap();
+                let active = self.index.tally(&uid, false, at(self.now)).unwrap().active;
+                assert!(active <= limit, "{uid} has {active} at work and may have {limit}");
+                self.writes.push((node[1..].parse().unwrap(), Arc::clone(&uid)));
+            }
+        }
+    }
+
+    /// The API server takes the oldest write.
+    fn write(&mut self) -> bool {
+        if self.writes.is_empty() {
+            return false;
+        }
+        let (n, uid) = self.writes.remove(0);
+        let Some(job) = self.jobs.get(&uid) else {
+            return true;
+        };
+        let (image, tag) = job.image.clone().unwrap();
+        if let Some(view) = self.views.get_mut(&n) {
+            let owner = Owner {
+                uid: uid.to_string(),
+                job: None,
+            };
+            match view.tags.iter_mut().find(|t| t.image == image && t.tag == tag) {
+                Some(entry) if entry.owners.contains(&owner) => {}
+                Some(entry) => {
+                    entry.owners.push(owner);
+                    entry.version += 1;
+                }
+                None => {
+                    view.tags.push(TagView {
+                        image,
+                        tag,
+                        owners: vec![owner],
+                        created: Some(at(self.now)),
+                        ..TagView::default()
+                    });
+                    view.tags
+                        .sort_by(|a, b| (&a.image, &a.tag).cmp(&(&b.image, &b.tag)));
+                }
+            }
+        }
+        self.tell(n);
+        true
+    }
+
+    /// The daemon of a node answers all it is asked.
+    fn answer(&mut self, n: u8, ok: bool) {
+        let Some(view) = self.views.get_mut(&n) else {
+            return;
+        };
+        view.statuses = view
+            .tags
+            .iter()
+            .map(|t| TagStatusView {
+                image: t.image.clone(),
+                tag: t.tag.clone(),
+                version: t.version,
+                phase: if ok {
+                    ImagePullPhase::Succeeded
+                } else {
+                    ImagePullPhase::Failed
+                },
+                completed: Some(at(self.now)),
+                error: None,
+                pulse: 0,
+            })
+            .collect();
+        self.tell(n);
+    }
+
+    /// Counters are those of the states, and states those of the nodes that the job is for.
+    fn check(&self) -> Result<(), TestCaseError> {
+        for (uid, job) in &self.jobs {
+            let states = self.index.states(uid);
+            let tally = self.index.tally(uid, true, at(self.now)).unwrap();
+            let count = |f: fn(&State) -> bool| states.values().filter(|s| f(s)).count();
+            prop_assert_eq!(tally.desired, states.len());
+            prop_assert_eq!(
+                tally.active,
+                count(|s| matches!(s, State::Assigned(_) | State::Pulling))
+            );
+            prop_assert_eq!(tally.succeeded, count(|s| *s == State::Succeeded));
+            prop_assert_eq!(tally.failed.len(), count(|s| *s == State::Failed));
+            prop_assert_eq!(
+                tally.unfinished.len(),
+                tally.desired - tally.succeeded - tally.failed.len()
+            );
+            let quiet = tally.silent.union(&tally.lost);
+            prop_assert!(
+                quiet
+                    .into_iter()
+                    .all(|node| states.get(node) == Some(&State::Pulling))
+            );
+            let waited = self.arrivals.iter().filter(|(n, since)| {
+                self.now < *since + 30 && job.targets.include(&format!("n{n}"), &labels(**n))
+            });
+            prop_assert_eq!(tally.awaited.len(), waited.count());
+            let members = self
+                .views
+                .iter()
+                .filter(|(n, v)| job.targets.include(&format!("n{n}"), &v.labels));
+            prop_assert_eq!(states.len(), members.count());
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Add(u8),
+    Remove(u8),
+    Ready(u8, bool),
+    Put(u8),
+    Drop(u8),
+    HandOut,
+    Write,
+    Answer(u8, bool),
+    Expire(u8),
+    Pass(i64),
+    NewLeader,
+    Refuse(u8),
+}
+
+fn any_op() -> impl Strategy<Value = Op> {
+    let node = 0..NODES;
+    prop_oneof![
+        1 => node.clone().prop_map(Op::Add),
+        1 => node.clone().prop_map(Op::Remove),
+        1 => (node.clone(), any::<bool>()).prop_map(|(n, r)| Op::Ready(n, r)),
+        1 => (0_u8..3).prop_map(Op::Put),
+        1 => (0_u8..3).prop_map(Op::Drop),
+        3 => Just(Op::HandOut),
+        4 => Just(Op::Write),
+        3 => (node.clone(), any::<bool>()).prop_map(|(n, ok)| Op::Answer(n, ok)),
+        1 => node.clone().prop_map(Op::Expire),
+        1 => node.prop_map(Op::Refuse),
+        1 => Just(Op::NewLeader),
+        1 => (0_i64..20).prop_map(Op::Pass),
+    ]
+}
+
+fn play(world: &mut World, op: Op, limits: &BTreeMap<Uid, usize>, never: bool) {
+    match op {
+        Op::Add(n) => world.add_node(n),
+        Op::Remove(n) => {
+            world.views.remove(&n);
+            world.tell(n);
+        }
+        Op::Ready(n, ready) => world.node(n, ready),
+        Op::Put(n) => {
+            let uid: Uid = format!("uid{n}").into();
+            let job = job(n, i32::try_from(limits[&uid]).unwrap(), never);
+            world.index.put_job(job.clone(), at(world.now));
+            world.jobs.insert(uid, job);
+        }
+        Op::Drop(n) => {
+            let uid: Uid = format!("uid{n}").into();
+            world.index.drop_job(&uid);
+            world.jobs.remove(&uid);
+        }
+        Op::HandOut => world.hand_out(),
+        Op::Write => {
+            world.write();
+        }
+        Op::Answer(n, ok) => world.answer(n, ok),
+        Op::Expire(n) => {
+            if let Some(view) = world.views.get_mut(&n) {
+                view.tags.clear();
+                world.tell(n);
+            }
+        }
+        Op::Pass(seconds) => world.now += seconds,
+        Op::NewLeader => world.new_leader(),
+        Op::Refuse(n) => {
+            for uid in world.jobs.keys() {
+                world.index.refused(uid, &format!("n{n}").into(), "refused");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.max(400)))]
+    /// Whatever happens, counters are right and no job has more nodes at work than it may; and when the world
+    /// goes on working, every job ends.
+    #[test]
+    fn jobs_count_right_and_end(
+        ops in prop::collection::vec(any_op(), 0..80),
+        parallelism in prop::collection::vec(1_usize..4, 3),
+        never in any::<bool>(),
+    ) {
+        let limits: BTreeMap<Uid, usize> =
+            (0..3).map(|n| (Uid::from(format!("uid{n}")), parallelism[n])).collect();
+        let mut world = World::default();
+        for op in ops {
+            play(&mut world, op, &limits, never);
+            world.check()?;
+        }
+        for _ in 0..60 {
+            world.now += 31;
+            world.hand_out();
+            while world.write() {}
+            for n in 0..NODES { world.answer(n, true); }
+            world.check()?;
+        }
+        for (uid, job) in &world.jobs {
+            let tally = world.index.tally(uid, false, at(world.now)).unwrap();
+            prop_assert_eq!(tally.desired, tally.succeeded + tally.failed.len(), "{} does not end", job.key);
+            if !never {
+                let verdict = judge(&world.index.job(uid).unwrap(), &tally, at(world.now));
+                prop_assert!(verdict.status.completion_time.is_some());
+            }
+        }
+    }
+}
+
+#[path = "index_cases.rs"]
+mod cases;

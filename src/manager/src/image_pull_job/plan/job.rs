@@ -1,0 +1,207 @@
+//! An ImagePullJob as its decisions see it: references and numbers read, mistakes named.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use crate::view::matches;
+use kruise_api::image_pull_job::{CompletionPolicyType, ImagePullJob, ImagePullJobSpec, ImagePullJobStatus};
+use kruise_api::image_reference::Reference;
+use kruise_api::keys;
+use kruise_cluster::Key;
+
+/// One job.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Its namespace and name.
+    pub key: Key,
+    /// Identity of the object.
+    pub uid: String,
+    /// When it was made.
+    pub created: Option<Timestamp>,
+    /// The image's name and tag as a NodeImage has them, or what is wrong with the reference.
+    pub image: Result<(String, String), String>,
+    /// How many nodes pull at a time, or what is wrong with the number.
+    pub parallelism: Result<usize, String>,
+    /// Which nodes.
+    pub targets: Targets,
+    /// The specification, but for the selectors, which may be as large as an object and are in `targets`.
+    pub spec: ImagePullJobSpec,
+    /// The status as it is.
+    pub status: ImagePullJobStatus,
+    /// Whether the job is being deleted.
+    pub deleting: bool,
+    /// Whether our finalizer is on it.
+    pub finalizer: bool,
+}
+
+/// Which nodes a job is for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Targets {
+    /// All that have a NodeImage.
+    All,
+    /// These, as far as they have a NodeImage.
+    Names(BTreeSet<String>),
+    /// Those whose labels match.
+    Labels(LabelSelector),
+    /// Those of the job's namespace's Pods whose labels match.
+    Pods(LabelSelector),
+}
+
+impl Targets {
+    /// Whether a node of that name and with these labels is one; Pods are looked at elsewhere.
+    #[must_use]
+    pub fn include(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
+        match self {
+            Self::All => true,
+            Self::Names(names) => names.contains(name),
+            Self::Labels(selector) => matches(selector, labels),
+            Self::Pods(_) => false,
+        }
+    }
+}
+
+impl Job {
+    /// Reads a job; nothing in it can make this fail.
+    #[must_use]
+    pub fn read(object: &ImagePullJob) -> Self {
+        let spec = without_selectors(&object.spec);
+        let image = Reference::parse(&spec.image)
+            .map(|r| (r.familiar_name(), r.tag_or_digest().to_owned()))
+            .map_err(|e| format!("spec.image: {e}"));
+        let finalizers = object.metadata.finalizers.iter().flatten();
+        Self {
+            key: Key::of(object),
+            uid: object.metadata.uid.clone().unwrap_or_default(),
+            created: object.metadata.creation_timestamp.as_ref().map(|at| at.0),
+            image,
+            parallelism: parallelism(spec.parallelism.as_ref()),
+            targets: targets(&object.spec),
+            status: object.status.clone().unwrap_or_default(),
+            deleting: object.metadata.deletion_timestamp.is_some(),
+            finalizer: finalizers.into_iter().any(|f| f == keys::DELETION_PROTECTION),
+            spec,
+        }
+    }
+
+    /// Whether the job goes on for ever.
+    #[must_use]
+    pub fn never_ends(&self) -> bool {
+        self.spec.completion_policy.type_ == Some(CompletionPolicyType::Never)
+    }
+
+    /// Whether nothing is left to do on nodes.
+    #[must_use]
+    pub fn over(&self) -> bool {
+        self.deleting || self.status.completion_time.is_some()
+    }
+
+    /// When the job is ended, once it was started.
+    #[must_use]
+    pub fn deadline(&self, started: Timestamp) -> Option<Timestamp> {
+        let seconds = self.spec.completion_policy.active_deadline_seconds?;
+        (!self.never_ends()).then(|| after(started, seconds))
+    }
+
+    /// When the job is deleted, once it is complete.
+    #[must_use]
+    pub fn expiry(&self) -> Option<Timestamp> {
+        let ttl = self.spec.completion_policy.ttl_seconds_after_finished?;
+        let completed = self.status.completion_time.as_ref()?.0;
+        (!self.never_ends()).then(|| after(completed, i64::from(ttl)))
+    }
+}
+
+/// `at` plus `seconds`, at most the end of time.
+#[must_use]
+pub fn after(at: Timestamp, seconds: i64) -> Timestamp {
+    at.checked_add(SignedDuration::from_secs(seconds))
+        .unwrap_or(Timestamp::MAX)
+}
+
+fn parallelism(value: Option<&IntOrString>) -> Result<usize, String> {
+    let wrong = |given: &str| {
+        Err(format!(
+            "spec.parallelism: {given:?} is not a number of nodes; expected 0 or greater, not per cent"
+        ))
+    };
+    match value {
+        None => Ok(1),
+        Some(IntOrString::Int(n)) => usize::try_from(*n).or_else(|_| wrong(&n.to_string())),
+        Some(IntOrString::String(text)) => match text.parse::<i32>() {
+            Ok(n) => usize::try_from(n).or_else(|_| wrong(text)),
+            Err(_) => wrong(text),
+        },
+    }
+}
+
+fn without_selectors(spec: &ImagePullJobSpec) -> ImagePullJobSpec {
+    let ImagePullJobSpec {
+        image,
+        selector: _,
+        pod_selector: _,
+        parallelism,
+        pull_secrets,
+        pull_policy,
+        completion_policy,
+        sandbox_config,
+        image_pull_policy,
+    } = spec;
+    ImagePullJobSpec {
+        image: image.clone(),
+        selector: None,
+        pod_selector: None,
+        parallelism: parallelism.clone(),
+        pull_secrets: pull_secrets.clone(),
+        pull_policy: pull_policy.clone(),
+        completion_policy: completion_policy.clone(),
+        sandbox_config: sandbox_config.clone(),
+        image_pull_policy: image_pull_policy.clone(),
+    }
+}
+
+fn targets(spec: &ImagePullJobSpec) -> Targets {
+    if let Some(pods) = &spec.pod_selector {
+        return Targets::Pods(pods.into());
+    }
+    match &spec.selector {
+        None => Targets::All,
+        Some(nodes) if !nodes.names.is_empty() => Targets::Names(nodes.names.iter().cloned().collect()),
+        Some(nodes) => Targets::Labels(nodes.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kruise_api::image_pull_job::ImagePullJobNodeSelector;
+
+    #[test]
+    fn selectors_are_held_once() {
+        let spec = ImagePullJobSpec {
+            selector: Some(ImagePullJobNodeSelector {
+                names: vec!["n".into()],
+                ..ImagePullJobNodeSelector::default()
+            }),
+            pod_selector: None,
+            ..ImagePullJobSpec::default()
+        };
+        let job = Job::read(&ImagePullJob::new("j", spec));
+        assert_eq!(job.targets, Targets::Names(["n".to_owned()].into()));
+        assert_eq!((job.spec.selector, job.spec.pod_selector), (None, None));
+    }
+
+    #[test]
+    fn parallelism_is_a_number_and_never_a_share() {
+        let int = |n| parallelism(Some(&IntOrString::Int(n)));
+        let text = |t: &str| parallelism(Some(&IntOrString::String(t.to_owned())));
+        assert_eq!(parallelism(None), Ok(1));
+        assert_eq!(int(0), Ok(0));
+        assert_eq!(text("7"), Ok(7));
+        for wrong in [int(-1), text("-1"), text("50%"), text(""), text("many")] {
+            assert!(wrong.is_err_and(|e| e.starts_with("spec.parallelism")));
+        }
+    }
+}

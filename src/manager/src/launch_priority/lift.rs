@@ -1,0 +1,101 @@
+//! The writes: a Pod's ConfigMap, and the word on the Pod that all is done.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use serde_json::json;
+
+use crate::Context;
+use crate::view::{PodView, RawPod, barrier_key, barrier_of};
+use kruise_api::keys;
+use kruise_api::owner::{Owner, OwnerKind};
+use kruise_cluster::{Error, EventType, Key, write};
+
+/// Puts the keys of this priority and of all higher ones into the Pod's ConfigMap; false where that is somebody else's,
+/// which is told on the Pod.
+///
+/// # Errors
+/// When the API server does not do it.
+pub async fn lift(ctx: &Context, key: &Key, pod: &PodView, priority: i64) -> Result<bool, Error> {
+    let name = barrier_of(&key.name);
+    let api = ctx.api::<ConfigMap>(key);
+    let lifted = pod.barriers.iter().filter(|(_, p)| *p >= priority);
+    let lifted = lifted.map(|(_, p)| barrier_key(*p));
+    let data: BTreeMap<String, String> = lifted.map(|key| (key, keys::TRUE.to_owned())).collect();
+    if let Some(there) = write::get(&api, &name).await? {
+        let owners = there.metadata.owner_references.unwrap_or_default();
+        let own = Owner::pod(&key.name, &pod.uid);
+        if owners.iter().any(|owner| Owner::of(owner) == own) {
+            let known = there.data.unwrap_or_default();
+            if data.iter().all(|(key, word)| known.get(key) == Some(word)) {
+                return Ok(true);
+            }
+            let patch = json!({ "metadata": { "uid": there.metadata.uid }, "data": data });
+            return write::patch_merge(&api, &name, &patch).await.map(|_| true);
+        }
+        let pods = |owner: &OwnerReference| Owner::of(owner).kind == OwnerKind::Pod;
+        let before = |owner: &OwnerReference| pods(owner) && owner.name == key.name;
+        if owners.is_empty() || !owners.iter().all(before) {
+            not_ours(ctx, key, pod, &name);
+            return Ok(false);
+        }
+        // It is of a Pod that had the name before, and would be collected one day.
+        write::delete(&api, &name, there.metadata.uid.as_deref().unwrap_or_default()).await?;
+    }
+    let owner = OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Pod".to_owned(),
+        name: key.name.clone(),
+        uid: pod.uid.clone(),
+        ..OwnerReference::default()
+    };
+    let map = ConfigMap {
+        metadata: ObjectMeta {
+            name: Some(name),
+            owner_references: Some(vec![owner]),
+            ..ObjectMeta::default()
+        },
+        data: Some(data),
+        ..ConfigMap::default()
+    };
+    write::create(&api, &map).await.map(|_| true)
+}
+
+/// Says on the Pod why its containers wait.
+fn not_ours(ctx: &Context, key: &Key, pod: &PodView, map: &str) {
+    let reference = ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        name: Some(key.name.clone()),
+        namespace: key.namespace.clone(),
+        uid: Some(pod.uid.clone()),
+        ..ObjectReference::default()
+    };
+    let note = format!(
+        "containers wait for keys of ConfigMap {map}, which the Pod does not own: delete the ConfigMap"
+    );
+    tracing::warn!(pod = %key, note);
+    let events = &ctx.cluster.events;
+    events.publish(
+        reference,
+        EventType::Warning,
+        "LaunchPriorityBlocked",
+        "Lifting",
+        note,
+    );
+}
+
+/// Says on the Pod that all of its containers may start.
+///
+/// # Errors
+/// When the API server does not do it.
+pub async fn complete(ctx: &Context, key: &Key, uid: &str) -> Result<(), Error> {
+    let annotations = json!({ keys::CONTAINER_LAUNCH_COMPLETED: keys::TRUE });
+    let patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
+    match write::patch_merge(&ctx.api::<RawPod>(key), &key.name, &patch).await {
+        // Another Pod has the name now; its own event brings it here.
+        Err(error) if !error.not_found() && !error.conflict() => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,29 @@
+//! The companion of the daemons: fans jobs out to nodes, and keeps what needs one view of the whole cluster.
+//!
+//! In:  Nodes, NodeImages, ImagePullJobs, ContainerRecreateRequests and Pods (watches, reduced).
+//! Out: NodeImages, status of jobs and requests, copies of pull secrets, Pod conditions, barriers, events.
+//! Controllers run in the replica that holds the Lease; admission and conversion run in every replica, or in processes
+//! of their own.
+
+pub mod admission;
+pub mod cloneset;
+pub mod container_recreate;
+mod context;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+pub mod image_pull_job;
+pub mod launch_priority;
+mod names;
+pub mod node_image;
+mod options;
+pub mod pod_readiness;
+mod run;
+mod status_pace;
+mod stores;
+pub mod view;
+
+pub use context::Context;
+pub use kruise_ops::{Gate, Gates};
+pub use options::{Options, Role};
+pub use run::{Error, LEASE, run};
+pub use stores::Stores;

@@ -1,0 +1,64 @@
+//! Keeps the condition behind readiness gate `KruisePodReady`.
+//!
+//! In:  Pods (watch).
+//! Out: the condition, made true on Pods that have the gate; [`hold`] makes it false on somebody's behalf.
+
+pub mod plan;
+
+use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::mpsc;
+
+use super::Context;
+use kruise_cluster::queue::Again;
+use kruise_cluster::{Error, Key, write};
+use kruise_workload::not_ready::{NotReadyKey, change, initial};
+use plan::lacks_condition;
+
+/// Runs until shutdown.
+pub async fn run(ctx: Context) {
+    let (pods_tx, pods_rx) = mpsc::unbounded_channel();
+    let mut changes = ctx.stores.pods.subscribe();
+    let wake = async move {
+        while let Some(change) = changes.recv().await {
+            if change.new.is_some_and(|pod| lacks_condition(&pod)) && pods_tx.send(change.key).is_err() {
+                return;
+            }
+        }
+    };
+    let workers = ctx.options.podreadiness_workers;
+    let work = |key| make_condition(ctx.clone(), key);
+    ctx.work("podreadiness", workers, pods_rx, wake, work).await;
+}
+
+async fn make_condition(ctx: Context, key: Key) -> Result<Again, Error> {
+    let Some(pod) = ctx.stores.pods.get(&key).filter(|p| lacks_condition(p)) else {
+        return Ok(None);
+    };
+    let patch = initial(&pod.uid, ctx.cluster.clock.now());
+    match write::patch_status_strategic(&ctx.api::<Pod>(&key), &key.name, &patch).await {
+        // Another Pod has the name now; its own event brings it here.
+        Err(error) if !error.not_found() && !error.conflict() => Err(error),
+        _ => Ok(None),
+    }
+}
+
+/// Holds a Pod out of its Services on somebody's behalf, or lets it go. A Pod that has gone is let go.
+///
+/// # Errors
+/// [`Error::conflict`] when the Pod changed meanwhile: try again.
+pub async fn hold(ctx: &Context, pod: &Key, uid: &str, who: &NotReadyKey, hold: bool) -> Result<(), Error> {
+    let api = ctx.api::<Pod>(pod);
+    let Some(object) = write::get(&api, &pod.name).await? else {
+        return Ok(());
+    };
+    if object.metadata.uid.as_deref() != Some(uid) {
+        return Ok(());
+    }
+    let Some(patch) = change(&object, who, hold, ctx.cluster.clock.now()) else {
+        return Ok(());
+    };
+    match write::patch_status_strategic(&api, &pod.name, &patch).await {
+        Err(error) if !error.not_found() => Err(error),
+        _ => Ok(()),
+    }
+}

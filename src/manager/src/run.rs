@@ -1,0 +1,265 @@
+//! Starts the manager, or the half of it that is asked for: health first, then admission, then the controllers once the
+//! Lease is held.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Context, Gate, Options, Role, Stores, cloneset, container_recreate, image_pull_job, launch_priority,
+    node_image, pod_readiness,
+};
+use crate::admission;
+use kruise_cluster::lease::{Election, Held, Lost, Standby, WrongTiming};
+use kruise_cluster::pod_template::Defaults;
+use kruise_cluster::{self as cluster, Cluster, Fence};
+use kruise_ops::http::{self, Serve};
+use kruise_ops::metrics::{self, Program, metrics};
+use kruise_ops::supervise::{self, Supervisor};
+use kruise_ops::values;
+use kruise_ops::{COMMIT, Health, Progress, VERSION, logs, raise_open_files};
+
+/// Name of the Lease unless asked otherwise; upstream's, so that of two managers of either make only one leads.
+pub const LEASE: &str = "kruise-manager";
+
+/// Why the manager did not start, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no way to reach a cluster.
+    #[error(transparent)]
+    Cluster(#[from] cluster::Error),
+    /// The flags of leader election do not go together.
+    #[error(transparent)]
+    LeaderElection(#[from] WrongTiming),
+    /// A listener cannot be opened.
+    #[error("{flag}: {source}")]
+    Listen {
+        /// The flag that gives its address.
+        flag: &'static str,
+        /// Why.
+        source: http::Error,
+    },
+    /// A task ended that should not.
+    #[error(transparent)]
+    Ended(#[from] supervise::Error),
+}
+
+/// Runs the manager until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When it cannot start, or a task of it ends by itself.
+pub async fn run(options: Options) -> Result<(), Error> {
+    metrics::start(Program::Manager);
+    logs::init(options.log_format);
+    raise_open_files();
+    tracing::info!(version = VERSION, commit = COMMIT, role = ?options.role, "kruise-manager starts");
+    options.upstream.log();
+    options.timing()?;
+    for gate in options.feature_gates.unknown() {
+        tracing::warn!(gate, "unknown feature gate; it has no effect");
+    }
+    let mut supervisor = Supervisor::default();
+    let health = Health::default();
+    listen(&mut supervisor, &options, &health).await?;
+    let cluster = Cluster::connect(&cluster::Options {
+        kubeconfig: values::given(options.kubeconfig.as_ref()),
+        component: match options.role {
+            Role::Webhooks => "kruise-webhook",
+            Role::All | Role::Controllers => "kruise-manager",
+        }
+        .to_owned(),
+        host: None,
+    })
+    .await?
+    .reporting_to(&health.watches);
+    let options = Arc::new(options);
+    let shutdown = supervisor.shutdown.clone();
+    let (leading_tx, leading) = watch::channel(false);
+    let fence = Fence::closed();
+    let webhooks_only = options.role == Role::Webhooks;
+    let leader = if options.enable_leader_election && !webhooks_only {
+        cluster.behind(&fence)?
+    } else {
+        cluster.clone()
+    };
+    let webhooks = admission::Options {
+        serve: options.role != Role::Controllers,
+        manage: !webhooks_only,
+        namespace: options.pod_namespace.clone(),
+        host: options.webhook_host.clone().filter(|host| !host.is_empty()),
+        port: options.webhook_port,
+        defaults: Defaults::of(&options.feature_gates),
+        vertical: options.feature_gates.on(Gate::InPlaceWorkloadVerticalScaling),
+        off: admission::switched_off(&options.feature_gates),
+    };
+    supervisor.spawn(
+        "admission",
+        admission::run(
+            cluster.clone(),
+            leader.clone(),
+            webhooks,
+            leading,
+            health.clone(),
+            shutdown.clone(),
+        ),
+    );
+    if !webhooks_only {
+        supervisor.spawn(
+            "controllers",
+            lead(cluster, leader, fence, options, health, leading_tx, shutdown),
+        );
+    }
+    Ok(supervisor.run().await?)
+}
+
+async fn listen(supervisor: &mut Supervisor, options: &Options, health: &Health) -> Result<(), Error> {
+    let same = options.metrics_addr == options.health_probe_addr;
+    let probes = if same { Serve::Both } else { Serve::Health };
+    let mut serve = async |flag, address: &str, what| {
+        let listener = http::listen(address)
+            .await
+            .map_err(|source| Error::Listen { flag, source })?;
+        let shutdown = supervisor.shutdown.clone();
+        supervisor.spawn("http", http::serve(listener, what, health.clone(), shutdown));
+        Ok::<(), Error>(())
+    };
+    // As in controller-runtime: 0 switches either off, and so does nothing for probes.
+    let off = |address: &str| ["", "0"].contains(&address);
+    if !off(&options.health_probe_addr) {
+        serve("--health-probe-addr", &options.health_probe_addr, probes).await?;
+    }
+    if !same && !off(&options.metrics_addr) {
+        serve("--metrics-addr", &options.metrics_addr, Serve::Metrics).await?;
+    }
+    Ok(())
+}
+
+/// Runs the controllers whenever the Lease is held, until shutdown. `leader` is the cluster behind `fence`.
+async fn lead(
+    cluster: Cluster,
+    leader: Cluster,
+    fence: Fence,
+    options: Arc<Options>,
+    health: Health,
+    leading_tx: watch::Sender<bool>,
+    shutdown: CancellationToken,
+) -> Result<(), Error> {
+    if !options.enable_leader_election {
+        leading_tx.send_replace(true);
+        return controllers(leader, options, health, shutdown).await;
+    }
+    let (namespace, name) = (options.lease_namespace(), options.leader_election_id.as_str());
+    let election = Election::new(&cluster, namespace, name, identity(), options.timing()?, fence);
+    let leads = metrics().leader.get_or_create_owned(&[("name", name.to_owned())]);
+    loop {
+        health.ready("leader election", "standing by");
+        leads.set(0);
+        let tell = |standby: Standby<'_>| match standby {
+            Standby::Behind(leader) => {
+                health.ready("leader election", format!("standing by; {leader} leads"));
+            }
+            Standby::Failed(why) => {
+                let lease = format!("{namespace}/{name}");
+                health.unready(
+                    "leader election",
+                    format!("standing by; cannot acquire Lease {lease}: {why}"),
+                );
+            }
+        };
+        let acquired = Box::pin(election.acquire(tell));
+        let Some(held) = shutdown.run_until_cancelled(acquired).await else {
+            return Ok(());
+        };
+        tracing::info!(lease = name, "became leader");
+        health.ready("leader election", "leading");
+        leads.set(1);
+        leading_tx.send_replace(true);
+        let work = Box::pin(controllers(
+            leader.clone(),
+            Arc::clone(&options),
+            health.clone(),
+            shutdown.clone(),
+        ));
+        match under(&election, name, held, work, &health.progress).await {
+            Ok(worked) => return worked,
+            Err(lost) => tracing::error!(%lost, "lost the Lease; stopped the controllers"),
+        }
+        leading_tx.send_replace(false);
+    }
+}
+
+/// Runs `work` for as long as the Lease is held. Where it is lost, `work` is dropped on the spot, with every task
+/// of it: nothing of ours writes while another one leads.
+async fn under<T>(
+    election: &Election,
+    name: &str,
+    held: Held,
+    work: impl Future<Output = T>,
+    progress: &Progress,
+) -> Result<T, Lost> {
+    // The Lease is released last, so that nobody starts while we still write.
+    let done = CancellationToken::new();
+    let mut holding = Box::pin(election.hold(held, done.clone(), progress.waiting("leader election")));
+    tokio::select! {
+        biased;
+        lost = &mut holding => match lost {
+            Err(lost) => Err(lost),
+            // Only `done` makes it end so, and that is not cancelled here.
+            Ok(()) => Err(Lost::Taken { name: name.to_owned(), by: String::new() }),
+        },
+        result = work => {
+            done.cancel();
+            if let Err(lost) = holding.await {
+                tracing::warn!(%lost, "lost the Lease during shutdown");
+            }
+            Ok(result)
+        }
+    }
+}
+
+/// Runs all controllers until shutdown.
+async fn controllers(
+    cluster: Cluster,
+    options: Arc<Options>,
+    health: Health,
+    shutdown: CancellationToken,
+) -> Result<(), Error> {
+    let mut supervisor = Supervisor::default();
+    // A child: a controller that fails must not look like an orderly end of the process.
+    supervisor.shutdown = shutdown.child_token();
+    let stores = Stores::start(&cluster, &mut supervisor);
+    let ctx = Context {
+        cluster,
+        stores,
+        options,
+        progress: health.progress.clone(),
+        shutdown: supervisor.shutdown.clone(),
+    };
+    let gates = ctx.options.feature_gates.clone();
+    if gates.on(Gate::KruiseDaemon) {
+        supervisor.spawn("nodeimage", endless(node_image::run(ctx.clone())));
+        let requests = container_recreate::run(ctx.clone());
+        supervisor.spawn("containerrecreaterequest", endless(requests));
+    }
+    if gates.on(Gate::ImagePullJobGate) {
+        supervisor.spawn("imagepulljob", endless(image_pull_job::run(ctx.clone())));
+    }
+    supervisor.spawn("podreadiness", endless(pod_readiness::run(ctx.clone())));
+    supervisor.spawn("launchpriority", endless(launch_priority::run(ctx.clone())));
+    supervisor.spawn("cloneset", endless(cloneset::run(ctx.clone())));
+    Ok(supervisor.run().await?)
+}
+
+/// A controller ends at shutdown only.
+async fn endless(controller: impl Future<Output = ()>) -> Result<(), String> {
+    controller.await;
+    Ok(())
+}
+
+/// Who we are in the Lease: the Pod's or machine's name, the process, and the moment of its start.
+fn identity() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let start = jiff::Timestamp::now().as_nanosecond();
+    format!("{}_{}_{start:x}", host.trim(), std::process::id())
+}

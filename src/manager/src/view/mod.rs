@@ -1,0 +1,21 @@
+//! What the manager keeps of each watched object: the few fields that its decisions need.
+//!
+//! In:  objects as the API server sends them.
+//! Out: plain data, shared by the controllers.
+//!
+//! Objects are reduced at the watch, so ten thousand nodes cost megabytes.
+
+mod clone_set;
+mod node;
+mod node_image;
+mod owned;
+mod pod;
+mod raw_pod;
+
+pub use clone_set::CloneSetView;
+pub use kruise_api::selector::matches;
+pub use node::NodeView;
+pub use node_image::{NodeImageView, Owner, TagStatusView, TagView, pulse};
+pub use owned::{ClaimView, RevisionView};
+pub use pod::{ContainerView, PodView, barrier_key, barrier_of};
+pub use raw_pod::RawPod;

@@ -1,0 +1,44 @@
+//! A Node, reduced.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+
+use kruise_api::keys;
+
+/// What the manager knows of a Node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeView {
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Whether condition Ready is true.
+    pub ready: bool,
+    /// Since when condition Ready is what it is; `None` when kubelet has not said anything yet.
+    pub ready_since: Option<Timestamp>,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+}
+
+impl NodeView {
+    /// Whether no daemon of ours can run there.
+    #[must_use]
+    pub fn is_virtual(&self) -> bool {
+        self.labels
+            .get(keys::TYPE)
+            .is_some_and(|v| v == keys::TYPE_VIRTUAL_KUBELET)
+    }
+}
+
+impl From<Node> for NodeView {
+    fn from(node: Node) -> Self {
+        let conditions = node.status.and_then(|s| s.conditions).unwrap_or_default();
+        let ready = conditions.into_iter().find(|c| c.type_ == "Ready");
+        Self {
+            labels: node.metadata.labels.unwrap_or_default(),
+            ready: ready.as_ref().is_some_and(|c| c.status == "True"),
+            ready_since: ready.and_then(|c| c.last_transition_time).map(|t| t.0),
+            deleting: node.metadata.deletion_timestamp.is_some(),
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! A NodeImage, reduced.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use jiff::Timestamp;
+
+use kruise_api::keys;
+use kruise_api::node_image::{ImagePullPhase, ImageTagSpec, ImageTagStatus, NodeImage, ReferenceObject};
+use kruise_cluster::Key;
+
+/// What the manager knows of a NodeImage.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodeImageView {
+    /// Identity of the object.
+    pub uid: String,
+    /// What the next conditional write must name.
+    pub resource_version: String,
+    /// Its labels, which mirror the Node's.
+    pub labels: BTreeMap<String, String>,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Tags asked for, sorted by image and tag.
+    pub tags: Vec<TagView>,
+    /// States of tags, sorted by image and tag; also of tags that are no longer asked for.
+    pub statuses: Vec<TagStatusView>,
+    /// Secrets that are not removed with their image, each with the image it is for.
+    pub old_secrets: Vec<(String, ReferenceObject)>,
+}
+
+/// One tag that the node is asked to hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TagView {
+    /// Image name.
+    pub image: String,
+    /// Tag or digest.
+    pub tag: String,
+    /// Version of the request.
+    pub version: i64,
+    /// When it was asked for.
+    pub created: Option<Timestamp>,
+    /// On whose behalf.
+    pub owners: Vec<Owner>,
+    /// Seconds after its end when it is removed.
+    pub ttl: Option<i64>,
+    /// Seconds after its start when the daemon gives up.
+    pub deadline: Option<i64>,
+    /// Seconds that a living daemon can take at most: every attempt to its timeout, and the pauses between.
+    pub budget: i64,
+}
+
+/// Somebody who wants a tag.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Owner {
+    /// UID of the object.
+    pub uid: String,
+    /// Which ImagePullJob it is; `None` for other kinds, of which we know nothing.
+    pub job: Option<Key>,
+}
+
+/// State of one tag.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TagStatusView {
+    /// Image name.
+    pub image: String,
+    /// Tag or digest.
+    pub tag: String,
+    /// Version of the request that it answers.
+    pub version: i64,
+    /// How far.
+    pub phase: ImagePullPhase,
+    /// When it ended.
+    pub completed: Option<Timestamp>,
+    /// Why it failed.
+    pub error: Option<String>,
+    /// A number that changes with every word of the daemon: progress, message, begin.
+    pub pulse: u64,
+}
+
+impl TagStatusView {
+    /// Whether the pull has ended. Of an outcome it may not be known when.
+    #[must_use]
+    pub fn ended(&self) -> bool {
+        self.completed.is_some() || self.phase.is_outcome()
+    }
+}
+
+impl NodeImageView {
+    /// The tag asked for, if it is.
+    #[must_use]
+    pub fn tag(&self, image: &str, tag: &str) -> Option<&TagView> {
+        let found = self
+            .tags
+            .binary_search_by(|t| (t.image.as_str(), t.tag.as_str()).cmp(&(image, tag)));
+        found.ok().and_then(|at| self.tags.get(at))
+    }
+
+    /// The state of a tag, whatever version it is for.
+    #[must_use]
+    pub fn status(&self, image: &str, tag: &str) -> Option<&TagStatusView> {
+        let found = self
+            .statuses
+            .binary_search_by(|s| (s.image.as_str(), s.tag.as_str()).cmp(&(image, tag)));
+        found.ok().and_then(|at| self.statuses.get(at))
+    }
+
+    /// The state of the very version that is asked for.
+    #[must_use]
+    pub fn status_of(&self, tag: &TagView) -> Option<&TagStatusView> {
+        self.status(&tag.image, &tag.tag)
+            .filter(|s| s.version == tag.version)
+    }
+
+    /// Whether anything is asked or known of that image.
+    #[must_use]
+    pub fn knows(&self, image: &str) -> bool {
+        self.tags.iter().any(|t| t.image == image) || self.statuses.iter().any(|s| s.image == image)
+    }
+
+    /// Whether it may exist without a Node.
+    #[must_use]
+    pub fn is_fake(&self) -> bool {
+        self.labels.contains_key(keys::FAKE_NODE_IMAGE)
+    }
+}
+
+impl From<NodeImage> for NodeImageView {
+    fn from(object: NodeImage) -> Self {
+        let mut tags = Vec::new();
+        let mut old_secrets = Vec::new();
+        for (image, spec) in object.spec.images {
+            tags.extend(spec.tags.into_iter().map(|t| tag_view(&image, t)));
+            let old = spec
+                .pull_secrets
+                .into_iter()
+                .filter(|s| s.mode.as_deref() != Some(keys::MODE_BATCH));
+            old_secrets.extend(old.map(|s| (image.clone(), s)));
+        }
+        let mut statuses = Vec::new();
+        for (image, status) in object.status.unwrap_or_default().image_statuses {
+            statuses.extend(status.tags.into_iter().map(|t| status_view(&image, t)));
+        }
+        tags.sort_by(|a, b| (&a.image, &a.tag).cmp(&(&b.image, &b.tag)));
+        statuses.sort_by(|a, b| (&a.image, &a.tag).cmp(&(&b.image, &b.tag)));
+        Self {
+            uid: object.metadata.uid.unwrap_or_default(),
+            resource_version: object.metadata.resource_version.unwrap_or_default(),
+            labels: object.metadata.labels.unwrap_or_default(),
+            deleting: object.metadata.deletion_timestamp.is_some(),
+            tags,
+            statuses,
+            old_secrets,
+        }
+    }
+}
+
+/// Seconds that one attempt takes at most when the tag says nothing.
+const DEFAULT_TIMEOUT: i64 = 600;
+/// How often a failed attempt is repeated when the tag says nothing.
+const DEFAULT_BACKOFF: i64 = 3;
+/// The longest pause between two attempts, in seconds.
+const LONGEST_PAUSE: i64 = 30;
+
+fn tag_view(image: &str, tag: ImageTagSpec) -> TagView {
+    let policy = tag.pull_policy.unwrap_or_default();
+    let timeout = policy.timeout_seconds.map_or(DEFAULT_TIMEOUT, i64::from).max(0);
+    let repeats = policy.backoff_limit.map_or(DEFAULT_BACKOFF, i64::from).max(0);
+    let owner = |o: k8s_openapi::api::core::v1::ObjectReference| Owner {
+        job: (o.kind.as_deref() == Some("ImagePullJob")).then(|| Key {
+            namespace: o.namespace,
+            name: o.name.unwrap_or_default(),
+        }),
+        uid: o.uid.unwrap_or_default(),
+    };
+    TagView {
+        image: image.to_owned(),
+        tag: tag.tag,
+        version: tag.version,
+        created: tag.created_at.map(|t| t.0),
+        owners: tag.owner_references.into_iter().map(owner).collect(),
+        ttl: policy.ttl_seconds_after_finished.map(i64::from),
+        deadline: policy.active_deadline_seconds,
+        budget: (repeats + 1).saturating_mul(timeout.saturating_add(LONGEST_PAUSE)),
+    }
+}
+
+/// A number that changes with every word of the daemon about a tag: progress, message, begin.
+#[must_use]
+pub fn pulse(status: &ImageTagStatus) -> u64 {
+    let mut pulse = DefaultHasher::new();
+    (status.progress, &status.message).hash(&mut pulse);
+    status.start_time.as_ref().map(|t| t.0).hash(&mut pulse);
+    pulse.finish()
+}
+
+fn status_view(image: &str, status: ImageTagStatus) -> TagStatusView {
+    let pulse = pulse(&status);
+    let failed = status.phase == ImagePullPhase::Failed;
+    TagStatusView {
+        image: image.to_owned(),
+        tag: status.tag,
+        version: status.version,
+        phase: status.phase,
+        completed: status.completion_time.map(|t| t.0),
+        error: status.message.filter(|_| failed),
+        pulse,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_tag_that_cannot_be_read_hides_no_other() {
+        const FAR: &str = "9999-12-31T23:59:59Z";
+        let object = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage",
+            "metadata": { "name": "n", "uid": "u", "resourceVersion": "7" },
+            "spec": { "images": { "nginx": { "tags": [
+                { "tag": "1", "createdAt": FAR },
+                { "tag": "2", "createdAt": "2026-01-01T00:00:00Z", "pullPolicy": "x" },
+                { "tag": "3", "createdAt": "2026-01-01T00:00:00Z" }] } } },
+            "status": { "desired": 1, "imageStatuses": { "nginx": { "tags": [
+                { "tag": "1", "phase": "Pulling", "startTime": FAR, "completionTime": FAR }, { "tag": "2" },
+                { "tag": "3", "phase": "Succeeded", "completionTime": FAR }] } } } });
+        let view = NodeImageView::from(serde_json::from_value::<NodeImage>(object).unwrap());
+        let tags: Vec<_> = view.tags.iter().map(|t| (&*t.tag, t.created.is_some())).collect();
+        assert_eq!(tags, [("1", false), ("2", false), ("3", true)]);
+        let states: Vec<_> = view.statuses.iter().map(|s| (&*s.tag, s.ended())).collect();
+        assert_eq!(states, [("1", false), ("3", true)]);
+    }
+}

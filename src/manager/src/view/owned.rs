@@ -1,0 +1,141 @@
+//! What CloneSets own besides Pods, reduced: revisions and claims.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+
+use kruise_api::keys;
+use kruise_api::owner::{Owner, OwnerKind};
+use kruise_workload::claim::Claim;
+use kruise_workload::revision::Revision;
+
+/// What the manager knows of a ControllerRevision.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RevisionView {
+    /// Identity of the object.
+    pub uid: String,
+    /// Its version.
+    pub resource_version: String,
+    /// The CloneSet that controls it, if any does.
+    pub controller: Option<Owner>,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// What it holds.
+    pub revision: Arc<Revision>,
+}
+
+/// What the manager knows of a claim.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClaimView {
+    /// Its version.
+    pub resource_version: String,
+    /// The owner that counts, whoever else has it: the CloneSet, or else a Pod that takes it along.
+    pub owner: Option<Owner>,
+    /// What it is.
+    pub claim: Claim,
+}
+
+impl RevisionView {
+    /// Reduces a revision; `None` for those that others control.
+    #[must_use]
+    pub fn of(object: &ControllerRevision) -> Option<Self> {
+        let controller = Owner::controller(&object.metadata);
+        if controller
+            .as_ref()
+            .is_some_and(|owner| owner.kind != OwnerKind::CloneSet)
+        {
+            return None;
+        }
+        let metadata = &object.metadata;
+        Some(Self {
+            uid: metadata.uid.clone().unwrap_or_default(),
+            resource_version: metadata.resource_version.clone().unwrap_or_default(),
+            controller,
+            deleting: metadata.deletion_timestamp.is_some(),
+            revision: Arc::new(Revision::from(object)),
+        })
+    }
+}
+
+/// How much an owner of a claim counts; nothing if it is somebody else. Of two CloneSets, the one that controls it does.
+fn rank(owner: &OwnerReference) -> Option<u8> {
+    match Owner::of(owner).kind {
+        OwnerKind::CloneSet => Some(if owner.controller == Some(true) { 2 } else { 1 }),
+        OwnerKind::Pod => Some(0),
+        OwnerKind::Other => None,
+    }
+}
+
+impl ClaimView {
+    /// Reduces a claim.
+    #[must_use]
+    pub fn of(object: &PersistentVolumeClaim) -> Self {
+        let metadata = &object.metadata;
+        let labels = metadata.labels.as_ref();
+        let instance = labels.and_then(|l| l.get(keys::CLONESET_INSTANCE_ID));
+        let phase = object.status.as_ref().and_then(|s| s.phase.as_deref());
+        let class = object.spec.as_ref().and_then(|s| s.storage_class_name.clone());
+        let owners = metadata.owner_references.iter().flatten();
+        let ranked = owners.clone().filter_map(|owner| Some((rank(owner)?, owner)));
+        let owner = ranked.max_by_key(|(rank, _)| *rank);
+        Self {
+            resource_version: metadata.resource_version.clone().unwrap_or_default(),
+            owner: owner.map(|(_, owner)| Owner::of(owner)),
+            claim: Claim {
+                name: metadata.name.clone().unwrap_or_default(),
+                uid: metadata.uid.clone().unwrap_or_default(),
+                instance: instance.cloned().unwrap_or_default(),
+                deleting: metadata.deletion_timestamp.is_some(),
+                shared: owners.clone().any(|owner| rank(owner).is_none()),
+                controlled: owners
+                    .clone()
+                    .any(|owner| owner.controller == Some(true) && rank(owner).is_none()),
+                unbound: (phase != Some("Bound")).then(|| class.unwrap_or_default()),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn owner(kind: &str, uid: &str, controls: bool) -> Value {
+        let group = match kind {
+            "CloneSet" => "apps.kruise.io/v1alpha1",
+            "Pod" => "v1",
+            _ => "example.com/v1",
+        };
+        json!({ "apiVersion": group, "kind": kind, "name": uid, "uid": uid, "controller": controls })
+    }
+
+    /// Whose a claim with these owners is, and whether somebody else controls it.
+    fn whose(owners: &[Value]) -> (Option<String>, bool) {
+        let claim = json!({ "metadata": { "name": "c", "ownerReferences": owners }, "spec": {} });
+        let view = ClaimView::of(&serde_json::from_value(claim).unwrap());
+        (view.owner.map(|owner| owner.uid), view.claim.controlled)
+    }
+
+    #[test]
+    fn a_claim_is_the_cloneset_s_whoever_else_owns_it() {
+        let (web, backup) = (owner("CloneSet", "web", true), owner("Backup", "b", false));
+        let ours = (Some("web".to_owned()), false);
+        assert_eq!(whose(&[web.clone(), backup.clone()]), ours);
+        assert_eq!(whose(&[backup.clone(), web.clone()]), ours);
+        assert_eq!(whose(&[owner("Pod", "p", false), web.clone()]), ours);
+        assert_eq!(whose(&[owner("CloneSet", "other", false), web]), ours);
+        let theirs = [owner("Backup", "b", true), owner("CloneSet", "web", false)];
+        assert_eq!(whose(&theirs), (ours.0, true));
+
+        let pod = (Some("p".to_owned()), false);
+        assert_eq!(whose(&[backup.clone(), owner("Pod", "p", true)]), pod);
+        assert_eq!(whose(&[backup]), (None, false));
+        let alike = json!({ "apiVersion": "example.com/v1", "kind": "CloneSet", "name": "x", "uid": "x" });
+        assert_eq!(whose(&[alike]), (None, false));
+    }
+}

@@ -1,0 +1,149 @@
+//! A Pod, reduced.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::RawPod;
+use kruise_api::cloneset::texts;
+use kruise_api::keys;
+use kruise_api::owner::{Owner, OwnerKind};
+use kruise_workload::in_place;
+
+/// What the manager knows of a Pod.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PodView {
+    /// Identity of the object.
+    pub uid: String,
+    /// Its labels.
+    pub labels: Arc<BTreeMap<String, String>>,
+    /// The node it is on, once it is.
+    pub node: Option<String>,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Whether it has ended: phase Succeeded or Failed.
+    pub ended: bool,
+    /// Whether it has readiness gate `KruisePodReady`.
+    pub gate: bool,
+    /// Status of condition `KruisePodReady`, where there is one.
+    pub kruise_ready: Option<bool>,
+    /// What is known of its containers, restartable init containers included.
+    pub containers: Vec<ContainerView>,
+    /// Containers with a barrier that the Pod's own ConfigMap lifts, and their launch priorities; none once all may
+    /// start.
+    pub barriers: Vec<(String, i64)>,
+    /// What a workload needs of it: only of Pods that a CloneSet controls, or nobody.
+    pub workload: Option<Arc<in_place::Pod>>,
+}
+
+/// What the Pod's status says of one container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContainerView {
+    /// Its name.
+    pub name: String,
+    /// Its ID, as `RUNTIME://ID`; empty while there is none.
+    pub id: String,
+    /// Whether it is ready.
+    pub ready: bool,
+    /// Whether it runs.
+    pub running: bool,
+    /// How often it was restarted.
+    pub restarts: i32,
+}
+
+impl PodView {
+    /// Whether its containers run or will run.
+    #[must_use]
+    pub fn active(&self) -> bool {
+        !self.deleting && !self.ended
+    }
+
+    /// Whether a CloneSet controls it.
+    #[must_use]
+    pub fn of_clone_set(&self) -> bool {
+        self.workload.as_ref().is_some_and(|pod| pod.controller.is_some())
+    }
+}
+
+impl From<&RawPod> for PodView {
+    fn from(pod: &RawPod) -> Self {
+        let json = pod.json();
+        let (meta, spec, status) = (&json["metadata"], &json["spec"], &json["status"]);
+        let mut kruise_ready = items(&status["conditions"])
+            .filter(|c| c["type"] == keys::KRUISE_POD_READY)
+            .map(|c| c["status"] == "True");
+        let containers = items(&status["containerStatuses"]).chain(items(&status["initContainerStatuses"]));
+        let workload = concerns_workloads(meta).then(|| Arc::new(in_place::Pod::of(json)));
+        let labels = workload.as_ref().map(|pod| Arc::clone(&pod.labels));
+        Self {
+            uid: text(&meta["uid"]),
+            labels: labels.unwrap_or_else(|| Arc::new(texts(&meta["labels"]))),
+            node: Some(text(&spec["nodeName"])).filter(|n| !n.is_empty()),
+            deleting: meta["deletionTimestamp"].is_string(),
+            ended: matches!(status["phase"].as_str(), Some("Succeeded" | "Failed")),
+            gate: items(&spec["readinessGates"]).any(|g| g["conditionType"] == keys::KRUISE_POD_READY),
+            kruise_ready: kruise_ready.next(),
+            containers: containers.map(container).collect(),
+            barriers: barriers(json),
+            workload,
+        }
+    }
+}
+
+/// Whether a CloneSet controls the Pod, or nobody.
+fn concerns_workloads(meta: &Value) -> bool {
+    let controller = Owner::controller_in(&meta["ownerReferences"]);
+    controller.is_none_or(|owner| owner.kind == OwnerKind::CloneSet)
+}
+
+/// Name of the ConfigMap with the keys of a Pod's barriers.
+#[must_use]
+pub fn barrier_of(pod: &str) -> String {
+    format!("{pod}-barrier")
+}
+
+/// The key of the barriers of a launch priority.
+#[must_use]
+pub fn barrier_key(priority: i64) -> String {
+    format!("{}{priority}", keys::CONTAINER_BARRIER_PREFIX)
+}
+
+fn barriers(pod: &Value) -> Vec<(String, i64)> {
+    let meta = &pod["metadata"];
+    if meta["annotations"][keys::CONTAINER_LAUNCH_COMPLETED] == keys::TRUE {
+        return Vec::new();
+    }
+    let held = |container: &Value| {
+        let priority = in_place::priority(container)?;
+        let map = barrier_of(meta["name"].as_str()?);
+        let barriers = items(&container["env"]).filter(|v| v["name"] == keys::ENV_CONTAINER_BARRIER);
+        let key = barrier_key(priority);
+        let mut from = barriers.map(|v| &v["valueFrom"]["configMapKeyRef"]);
+        // Somebody else's barrier is theirs to lift.
+        let ours = from.all(|from| from["name"] == *map && from["key"] == *key);
+        ours.then(|| (text(&container["name"]), priority))
+    };
+    items(&pod["spec"]["containers"]).filter_map(held).collect()
+}
+
+fn container(status: &Value) -> ContainerView {
+    ContainerView {
+        name: text(&status["name"]),
+        id: text(&status["containerID"]),
+        ready: status["ready"] == true,
+        running: status["state"]["running"].is_object(),
+        restarts: status["restartCount"]
+            .as_i64()
+            .and_then(|count| count.try_into().ok())
+            .unwrap_or_default(),
+    }
+}
+
+fn items(list: &Value) -> impl Iterator<Item = &Value> {
+    list.as_array().into_iter().flatten()
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
