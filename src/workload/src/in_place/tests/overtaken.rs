@@ -171,7 +171,11 @@ fn the_container_of_an_update_that_was_overtaken_is_no_proof_of_the_next() {
         kubelet.sync();
         kubelet.update("main:3");
         kubelet.report();
-        kubelet.waits(if tells { "not seen" } else { "the new image is not confirmed yet" });
+        kubelet.waits(if tells {
+            "not seen"
+        } else {
+            "the new image is not confirmed yet"
+        });
         kubelet.sync();
         kubelet.waits("the new image is not confirmed yet");
         kubelet.report();
