@@ -295,3 +295,41 @@ fn texts_for_users_are_plain_english() {
     }
     report("say it as kubelet and kubectl would", &offences);
 }
+
+/// Reviews know no controller: they are answered by processes of their own, too.
+#[test]
+fn admission_knows_no_controller() {
+    let mut offences = Vec::new();
+    for source in sources("src/manager/src/admission") {
+        let other = |line: &&str| line.contains("crate::") && !line.contains("crate::admission");
+        let lines = code(&source.text).filter(other);
+        offences.extend(lines.map(|line| format!("{}: {}", source.name, line.trim())));
+    }
+    report("admission knows", &offences);
+}
+
+/// Cases that failed once are found beside the crate, below the path of the file that they are of.
+#[test]
+fn cases_that_failed_once_are_replayed() {
+    let mut found = 0;
+    for name in crates() {
+        let (cases, src) = (
+            format!("src/{name}/proptest-regressions"),
+            root().join(format!("src/{name}/src")),
+        );
+        let mut open = vec![root().join(&cases)];
+        while let Some(path) = open.pop() {
+            if path.is_dir() {
+                open.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+            } else if path.exists() {
+                let of = path
+                    .strip_prefix(root().join(&cases))
+                    .unwrap()
+                    .with_extension("rs");
+                assert!(src.join(&of).exists(), "{} is of no file", path.display());
+                found += 1;
+            }
+        }
+    }
+    assert!(found > 0 && !root().join("proptest-regressions").exists());
+}
