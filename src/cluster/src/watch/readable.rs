@@ -13,6 +13,7 @@ use serde_json::value::RawValue;
 use super::Key;
 use crate::{EventType, Events};
 use kruise_api::keys;
+use kruise_ops::panics::isolated_now;
 
 /// What an object is read as: the type of its kind, or one that leaves parts of it unread.
 pub trait Form {
@@ -133,17 +134,20 @@ impl<'de, R: DeserializeOwned> Deserialize<'de> for Readable<R> {
         let text = <&RawValue>::deserialize(deserializer)?.get();
         let Whole { metadata } = serde_json::from_str(text).map_err(D::Error::custom)?;
         let fields = metadata.managed_fields.map(RawValue::get);
-        let object = match fields.and_then(|fields| without(fields, text)) {
+        let read = || match fields.and_then(|fields| without(fields, text)) {
             Some(text) => serde_json::from_str(&text),
             None => serde_json::from_str(text),
         };
+        // Of a panic, too, no other object may hear.
+        let object = isolated_now("watch", &metadata.name, read);
+        let object = object.map_err(|panicked| panicked.to_string());
+        let object = object.and_then(|object| object.map_err(|why| why.to_string()));
         let name = Named {
             name: metadata.name,
             namespace: metadata.namespace,
             uid: metadata.uid,
             resource_version: metadata.resource_version,
         };
-        let object = object.map_err(|why| why.to_string());
         let bytes = text.len();
         Ok(Self { name, bytes, object })
     }
@@ -161,7 +165,7 @@ fn without(fields: &str, text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
+    #![allow(clippy::unwrap_used, clippy::panic)]
 
     use k8s_openapi::api::apps::v1::ControllerRevision;
     use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod, Secret};
@@ -184,6 +188,24 @@ mod tests {
     /// Whether it could be read.
     fn good(object: &Readable<ControllerRevision>) -> bool {
         object.object.is_ok()
+    }
+
+    #[derive(Clone, Debug)]
+    struct Panicking;
+
+    impl<'de> Deserialize<'de> for Panicking {
+        fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
+            panic!("index out of bounds")
+        }
+    }
+
+    #[test]
+    fn an_object_whose_reading_panics_is_unreadable() {
+        let text = r#"{ "metadata": { "name": "a", "namespace": "n", "resourceVersion": "7" } }"#;
+        let read: Readable<Panicking> = serde_json::from_str(text).unwrap();
+        assert_eq!(read.name.resource_version.as_deref(), Some("7"));
+        let why = read.into_result().unwrap_err();
+        assert!(why.contains("index out of bounds"), "{why}");
     }
 
     #[test]

@@ -173,7 +173,8 @@ impl Shared {
             tokio::select! {
                 change = pods.recv() => {
                     let Some(change) = change else { return Error::WatchEnded };
-                    self.notice(&change);
+                    // The pass that follows takes in what it needs, or panics by itself.
+                    let _ = panics::isolated_now(NAME, &change.key, || self.notice(&change));
                     if concerns(&change) {
                         // The receiver lives as long as the work beside us.
                         let _ = self.keys.send(change.key);

@@ -22,6 +22,7 @@ use kruise_api::keys;
 use kruise_api::node_image::ReferenceObject;
 use kruise_cluster::queue::Again;
 use kruise_cluster::{Error, EventType, Key, write};
+use kruise_ops::panics::isolated_now;
 
 /// How it stands with the copies of a job's pull secrets.
 pub struct Resolved {
@@ -100,12 +101,19 @@ async fn wake_up(
         let send = |key: Key| items.send(Item::Job(key)).is_ok();
         let alive = tokio::select! {
             Some(change) = changes.recv() => {
-                if !concerns(change.old.as_deref(), change.new.as_deref()) {
+                let taken = isolated_now(super::NAME, format!("pull secrets of {}", change.key), || {
+                    if !concerns(change.old.as_deref(), change.new.as_deref()) {
+                        return false;
+                    }
+                    let job = change.new.as_deref().map(Job::read).filter(|j| !j.over());
+                    let needed = job.map(|j| secrets.sources(&j)).unwrap_or_default();
+                    sources.need(&change.key, needed);
+                    true
+                });
+                // The job's own pass panics by itself, if it does.
+                if taken.is_ok_and(|concerned| !concerned) {
                     continue;
                 }
-                let job = change.new.as_deref().map(Job::read).filter(|j| !j.over());
-                let needed = job.map(|j| secrets.sources(&j)).unwrap_or_default();
-                sources.need(&change.key, needed);
                 send(change.key)
             }
             Some(key) = turns.recv() => send(key),
@@ -113,7 +121,9 @@ async fn wake_up(
             _ = reread.tick() => sources.unwatched().all(send),
             Some(change) = copies.recv() => {
                 // Whatever somebody did to a copy, its jobs put it right.
-                let jobs = affected(change.old.as_deref(), change.new.as_deref());
+                let about = format!("copy {}", change.key);
+                let jobs = isolated_now(super::NAME, about, || affected(change.old.as_deref(), change.new.as_deref()));
+                let jobs = jobs.unwrap_or_default();
                 let idle = change.new.is_some_and(|copy| copy.references.is_empty());
                 jobs.iter().filter_map(|job| parse(job)).all(send)
                     && (!idle || items.send(Item::Copy(change.key.name)).is_ok())

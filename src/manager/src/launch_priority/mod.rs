@@ -17,9 +17,12 @@ use tokio::sync::mpsc;
 use super::Context;
 use kruise_cluster::queue::Again;
 use kruise_cluster::{Error, Key};
+use kruise_ops::panics::isolated_now;
 use lift::{complete, lift};
 use plan::{LOOK_AGAIN, Lifted, Step, step, turn};
 
+/// Name in logs and metrics.
+const NAME: &str = "launchpriority";
 /// Pods written to at once.
 const WORKERS: usize = 4;
 type Done = Arc<Mutex<HashMap<Key, Lifted>>>;
@@ -32,8 +35,9 @@ pub async fn run(ctx: Context) {
     let known = Arc::clone(&done);
     let wake = async move {
         while let Some(change) = changes.recv().await {
-            let step = change.new.as_deref().map_or(Step::Nothing, step);
-            if step == Step::Nothing {
+            let step = || change.new.as_deref().map_or(Step::Nothing, step);
+            // After a panic the Pod's own pass decides.
+            if isolated_now(NAME, &change.key, step).is_ok_and(|step| step == Step::Nothing) {
                 lock(&known).remove(&change.key);
             } else if pods_tx.send(change.key).is_err() {
                 return;
@@ -41,7 +45,7 @@ pub async fn run(ctx: Context) {
         }
     };
     let work = |key| look_after(ctx.clone(), Arc::clone(&done), key);
-    ctx.work("launchpriority", WORKERS, pods_rx, wake, work).await;
+    ctx.work(NAME, WORKERS, pods_rx, wake, work).await;
 }
 
 fn lock(done: &Done) -> MutexGuard<'_, HashMap<Key, Lifted>> {

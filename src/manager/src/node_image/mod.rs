@@ -79,10 +79,11 @@ async fn wake_up(ctx: Context, memory: Shared, nodes: mpsc::UnboundedSender<Stri
                 nodes.send(change.key.name).is_ok()
             }
             Some(change) = job_changes.recv() => {
-                match released(&change) {
-                    Some(job) => owned_by(stores, job).into_iter().all(|n| nodes.send(n).is_ok()),
-                    None => true,
-                }
+                let freed = isolated_now("nodeimage", &change.key, || {
+                    released(&change).map(|job| owned_by(stores, job)).unwrap_or_default()
+                });
+                // After a panic the next change of each node frees the tags.
+                freed.unwrap_or_default().into_iter().all(|n| nodes.send(n).is_ok())
             }
             else => false,
         };

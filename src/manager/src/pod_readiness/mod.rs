@@ -11,8 +11,12 @@ use tokio::sync::mpsc;
 use super::Context;
 use kruise_cluster::queue::Again;
 use kruise_cluster::{Error, Key, write};
+use kruise_ops::panics::isolated_now;
 use kruise_workload::not_ready::{NotReadyKey, change, initial};
 use plan::lacks_condition;
+
+/// Name in logs and metrics.
+const NAME: &str = "podreadiness";
 
 /// Runs until shutdown.
 pub async fn run(ctx: Context) {
@@ -20,14 +24,16 @@ pub async fn run(ctx: Context) {
     let mut changes = ctx.stores.pods.subscribe();
     let wake = async move {
         while let Some(change) = changes.recv().await {
-            if change.new.is_some_and(|pod| lacks_condition(&pod)) && pods_tx.send(change.key).is_err() {
+            let lacks = || change.new.as_deref().is_some_and(lacks_condition);
+            // After a panic the Pod's own pass decides.
+            if isolated_now(NAME, &change.key, lacks).unwrap_or(true) && pods_tx.send(change.key).is_err() {
                 return;
             }
         }
     };
     let workers = ctx.options.podreadiness_workers;
     let work = |key| make_condition(ctx.clone(), key);
-    ctx.work("podreadiness", workers, pods_rx, wake, work).await;
+    ctx.work(NAME, workers, pods_rx, wake, work).await;
 }
 
 async fn make_condition(ctx: Context, key: Key) -> Result<Again, Error> {
