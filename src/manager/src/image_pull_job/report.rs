@@ -140,8 +140,11 @@ impl Reporter {
         });
         let verdict = match judged {
             Ok(Some(verdict)) => verdict,
-            Ok(None) => return,
-            Err(_) => return self.schedule(uid, Instant::now() + RETRY.longest()),
+            Ok(None) => return told.pace.same(),
+            Err(_) => {
+                told.pace.same();
+                return self.schedule(uid, Instant::now() + RETRY.longest());
+            }
         };
         let Verdict {
             mut status,
