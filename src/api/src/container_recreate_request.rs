@@ -289,7 +289,7 @@ pub struct ContainerRecreateRequestContainerRecreateState {
     pub name: String,
     /// Pending, Recreating, Succeeded or Failed.
     pub phase: ContainerRecreateRequestPhase,
-    /// Message of the condition, for humans.
+    /// What the container waits for or why it failed, for humans.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
     /// Whether the daemon stopped the old container.

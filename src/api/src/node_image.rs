@@ -228,7 +228,7 @@ pub struct SyncStatus {
     /// Outcome.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<SyncStatusPhase>,
-    /// Message of the condition, for humans.
+    /// Why it failed, for humans.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
