@@ -1,8 +1,10 @@
 //! Where our programs are.
 
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::LazyLock;
+
+use serde_json::Value;
 
 /// Path of the daemon.
 pub fn daemon() -> &'static str {
@@ -18,21 +20,38 @@ pub fn manager() -> &'static str {
 
 fn path(program: &str) -> String {
     // `cargo xtask test` has built them and says where they are.
-    let folder = std::env::var_os("KRUISE_PROGRAMS").map_or_else(built, PathBuf::from);
-    folder.join(program).display().to_string()
+    let folder = std::env::var_os("KRUISE_PROGRAMS").map(PathBuf::from);
+    let path = folder.map_or_else(|| built(program), |folder| folder.join(program));
+    assert!(path.exists(), "{} is missing", path.display());
+    path.display().to_string()
 }
 
-/// The folder above that of the tests, once the programs in it are of these sources: cargo builds those of other packages
-/// for no test.
-fn built() -> PathBuf {
-    static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
-        // As `cargo test` does, so that nothing is built twice.
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--workspace", "--tests", "--bins"]);
-        let built = cargo.status().expect("cargo starts");
-        assert!(built.success(), "the programs do not compile");
-        let test = std::env::current_exe().expect("the path of this test");
-        test.ancestors().nth(2).map(PathBuf::from).expect("target/debug")
-    });
-    FOLDER.clone()
+/// The program, built of these sources: cargo builds those of other packages for no test.
+fn built(program: &str) -> PathBuf {
+    // As `cargo test` does, so that nothing is built twice; what cargo says of this package would be a reason to.
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args([
+        "build",
+        "--quiet",
+        "--workspace",
+        "--tests",
+        "--bins",
+        "--message-format=json",
+    ]);
+    let of_package = |(name, _): &(std::ffi::OsString, _)| {
+        let name = name.to_string_lossy();
+        name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
+    };
+    for (name, _) in std::env::vars_os().filter(of_package) {
+        cargo.env_remove(name);
+    }
+    let built = cargo.stderr(Stdio::inherit()).output().expect("cargo starts");
+    assert!(built.status.success(), "the programs do not compile");
+    let lines = String::from_utf8_lossy(&built.stdout);
+    let artifacts = lines
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let executables = artifacts.filter_map(|artifact| artifact["executable"].as_str().map(PathBuf::from));
+    let mut programs = executables.filter(|path| path.file_name() == Path::new(program).file_name());
+    programs.next().expect("cargo says where the program is")
 }

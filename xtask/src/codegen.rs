@@ -1,6 +1,6 @@
 //! `cargo xtask codegen`: writes the generated files that are kept in the repository.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -26,13 +26,18 @@ pub fn run() -> Result<()> {
 }
 
 /// The folder of what cargo builds.
-pub fn target() -> std::path::PathBuf {
-    let elsewhere = std::env::var_os("CARGO_TARGET_DIR");
-    elsewhere.map_or_else(|| repository().join("target"), std::path::PathBuf::from)
+pub fn target() -> Result<PathBuf> {
+    let mut cargo = Command::new("cargo");
+    cargo
+        .args(["metadata", "--no-deps", "--format-version", "1"])
+        .current_dir(repository());
+    let metadata: serde_json::Value = serde_json::from_str(&finish(&mut cargo)?)?;
+    let target = metadata["target_directory"].as_str();
+    Ok(target.context("cargo metadata has another form")?.into())
 }
 
 /// The repository's folder.
-pub fn repository() -> std::path::PathBuf {
+pub fn repository() -> PathBuf {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR"));
     dir.parent().unwrap_or(dir).to_owned()
 }

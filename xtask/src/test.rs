@@ -49,6 +49,8 @@ struct Cargo {
     peer: Option<PathBuf>,
     /// Whether tests are to take their time.
     soak: bool,
+    /// Where our programs are built.
+    programs: PathBuf,
 }
 
 /// A test target: its name, whether it starts real components, and whether those of the Go implementation too.
@@ -99,6 +101,7 @@ pub fn run(options: &Options) -> Result<()> {
         kubernetes: kubernetes::release()?,
         peer: peer.context("--peer: no such folder")?,
         soak: options.soak,
+        programs: target()?.join("debug"),
     };
     let targets = targets(&options.only, cargo.peer.is_some())?;
     let mut rows = vec![build(&cargo, &targets, options.only.is_empty())?];
@@ -227,7 +230,7 @@ impl Cargo {
         // A panic says where it was; the frames above it would only hide what others say.
         command.env("RUST_BACKTRACE", "0");
         command.env(kubernetes::VARIABLE, self.kubernetes);
-        command.env("KRUISE_PROGRAMS", target().join("debug"));
+        command.env("KRUISE_PROGRAMS", &self.programs);
         command
     }
 }

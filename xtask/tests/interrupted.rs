@@ -96,7 +96,14 @@ impl Traces {
         if let Some(process) = processes.into_iter().find(of_the_bed) {
             return Some(format!("process {}", process.file_name().display()));
         }
-        let groups = run("find", &["/sys/fs/cgroup", "-name", &format!("*{name}*")]).unwrap();
+        // Groups of other beds may go while it looks.
+        let groups = [
+            "/sys/fs/cgroup",
+            "-ignore_readdir_race",
+            "-name",
+            &format!("*{name}*"),
+        ];
+        let groups = run("find", &groups).unwrap();
         if !groups.is_empty() {
             return Some(groups);
         }
