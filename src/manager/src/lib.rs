@@ -9,7 +9,7 @@ pub mod admission;
 pub mod cloneset;
 pub mod container_recreate;
 mod context;
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod image_pull_job;
 pub mod launch_priority;

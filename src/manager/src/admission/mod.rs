@@ -11,7 +11,7 @@ mod connections;
 mod container_recreate_request;
 mod crd;
 mod deletion;
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 #[cfg(test)]
 mod hostile;
