@@ -31,14 +31,15 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-fn sources(folder: &str) -> Vec<Source> {
+/// The files of that extension at and below these places, by their paths below the repository.
+fn files(places: &[&str], extension: &str) -> Vec<Source> {
     let root = &root();
-    let mut open: Vec<PathBuf> = vec![root.join(folder)];
+    let mut open: Vec<PathBuf> = places.iter().map(|place| root.join(place)).collect();
     let mut found = Vec::new();
     while let Some(path) = open.pop() {
         if path.is_dir() {
             open.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
-        } else if path.extension().is_some_and(|e| e == "rs") {
+        } else if path.extension().is_some_and(|e| e == extension) {
             let name = path.strip_prefix(root).unwrap().display().to_string();
             found.push(Source {
                 name,
@@ -46,8 +47,21 @@ fn sources(folder: &str) -> Vec<Source> {
             });
         }
     }
+    found
+}
+
+fn sources(folder: &str) -> Vec<Source> {
+    let found = files(&[folder], "rs");
     assert!(!found.is_empty(), "there are no sources in {folder}");
     found
+}
+
+/// Sources of the product, without files of tests.
+fn product() -> impl Iterator<Item = Source> {
+    let is_test = |name: &str| name.contains("/tests") || name.ends_with("hostile.rs");
+    sources("src")
+        .into_iter()
+        .filter(move |source| !is_test(&source.name))
 }
 
 /// Lines of code, without comments and without the tests at the end of the file.
@@ -142,8 +156,7 @@ fn json_is_not_written_by_index() {
         Some(left.rsplit([';', '{']).next().unwrap_or(left).to_owned())
     };
     let mut offences = Vec::new();
-    let is_test = |name: &str| name.contains("/tests") || name.ends_with("hostile.rs");
-    for source in sources("src").into_iter().filter(|source| !is_test(&source.name)) {
+    for source in product() {
         let offends = |line: &&str| {
             assigned(line).is_some_and(|left| index(&left))
                 || line.split("&mut ").skip(1).any(|rest| {
@@ -199,27 +212,17 @@ fn texts_that_the_pages_for_operators_quote_are_in_the_sources() {
     report("no program says", &missing);
 }
 
-/// Pages of the repository, with what they say.
-fn pages() -> Vec<(PathBuf, String)> {
-    let mut open: Vec<PathBuf> = [
+/// Pages of the repository.
+fn pages() -> Vec<Source> {
+    let places = [
         "README.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
         "SECURITY.md",
         "docs",
         "deploy",
-    ]
-    .map(|name| root().join(name))
-    .to_vec();
-    let mut pages = Vec::new();
-    while let Some(path) = open.pop() {
-        if path.is_dir() {
-            open.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
-        } else if path.extension().is_some_and(|e| e == "md") {
-            let text = fs::read_to_string(&path).unwrap();
-            pages.push((path, text));
-        }
-    }
+    ];
+    let pages = files(&places, "md");
     assert!(pages.len() > 20, "only {} pages were found", pages.len());
     pages
 }
@@ -236,7 +239,8 @@ fn anchor(heading: &str) -> String {
 #[test]
 fn links_between_pages_lead_somewhere() {
     let mut broken = Vec::new();
-    for (page, text) in pages() {
+    for Source { name, text } in pages() {
+        let page = root().join(&name);
         for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
             if link.contains("://") {
                 continue;
@@ -253,7 +257,7 @@ fn links_between_pages_lead_somewhere() {
                         .any(|line| line.starts_with('#') && anchor(line) == fragment)
                 });
             if !there {
-                broken.push(format!("{}: {link}", page.display()));
+                broken.push(format!("{name}: {link}"));
             }
         }
     }
@@ -281,8 +285,7 @@ fn texts(line: &str) -> impl Iterator<Item = &str> {
 #[test]
 fn texts_for_users_are_plain_english() {
     let mut offences = Vec::new();
-    let is_test = |name: &str| name.contains("/tests") || name.ends_with("hostile.rs");
-    for source in sources("src").into_iter().filter(|source| !is_test(&source.name)) {
+    for source in product() {
         for line in code(&source.text) {
             let odd = |text: &str| {
                 let spaced = format!(" {} ", text.replace(|c: char| !c.is_alphanumeric(), " "));
@@ -313,22 +316,21 @@ fn admission_knows_no_controller() {
 fn cases_that_failed_once_are_replayed() {
     let mut found = 0;
     for name in crates() {
-        let (cases, src) = (
-            format!("src/{name}/proptest-regressions"),
-            root().join(format!("src/{name}/src")),
-        );
-        let mut open = vec![root().join(&cases)];
-        while let Some(path) = open.pop() {
-            if path.is_dir() {
-                open.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
-            } else if path.exists() {
-                let of = path
-                    .strip_prefix(root().join(&cases))
-                    .unwrap()
-                    .with_extension("rs");
-                assert!(src.join(&of).exists(), "{} is of no file", path.display());
-                found += 1;
-            }
+        let cases = format!("src/{name}/proptest-regressions");
+        if !root().join(&cases).exists() {
+            continue;
+        }
+        for case in files(&[&cases], "txt") {
+            let of = Path::new(&case.name)
+                .strip_prefix(&cases)
+                .unwrap()
+                .with_extension("rs");
+            assert!(
+                root().join(format!("src/{name}/src")).join(of).exists(),
+                "{} is of no file",
+                case.name
+            );
+            found += 1;
         }
     }
     assert!(found > 0 && !root().join("proptest-regressions").exists());

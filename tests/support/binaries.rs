@@ -1,6 +1,6 @@
 //! Where our programs are.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
@@ -28,6 +28,13 @@ fn path(program: &str) -> String {
 
 /// The program, built of these sources: cargo builds those of other packages for no test.
 fn built(program: &str) -> PathBuf {
+    static EXECUTABLES: LazyLock<Vec<PathBuf>> = LazyLock::new(build);
+    let found = EXECUTABLES.iter().find(|path| path.ends_with(program));
+    found.expect("cargo says where the program is").clone()
+}
+
+/// Builds all programs and tests; what can be executed of them.
+fn build() -> Vec<PathBuf> {
     // As `cargo test` does, so that nothing is built twice; what cargo says of this package would be a reason to.
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args([
@@ -51,7 +58,7 @@ fn built(program: &str) -> PathBuf {
     let artifacts = lines
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let executables = artifacts.filter_map(|artifact| artifact["executable"].as_str().map(PathBuf::from));
-    let mut programs = executables.filter(|path| path.file_name() == Path::new(program).file_name());
-    programs.next().expect("cargo says where the program is")
+    artifacts
+        .filter_map(|artifact| artifact["executable"].as_str().map(PathBuf::from))
+        .collect()
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use serde_json::Value;
 
 use testbed::cluster::finish;
 
@@ -25,13 +26,17 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// The folder of what cargo builds.
-pub fn target() -> Result<PathBuf> {
+/// What cargo says of the workspace.
+pub fn metadata() -> Result<Value> {
     let mut cargo = Command::new("cargo");
     cargo
         .args(["metadata", "--no-deps", "--format-version", "1"])
         .current_dir(repository());
-    let metadata: serde_json::Value = serde_json::from_str(&finish(&mut cargo)?)?;
+    Ok(serde_json::from_str(&finish(&mut cargo)?)?)
+}
+
+/// The folder of what cargo builds, by its metadata.
+pub fn target(metadata: &Value) -> Result<PathBuf> {
     let target = metadata["target_directory"].as_str();
     Ok(target.context("cargo metadata has another form")?.into())
 }

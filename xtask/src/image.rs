@@ -57,7 +57,9 @@ impl Binaries {
             bail!("the release build failed:\n{said}");
         }
         Ok(Self {
-            dir: codegen::target()?.join(target).join("release"),
+            dir: codegen::target(&codegen::metadata()?)?
+                .join(target)
+                .join("release"),
         })
     }
 

@@ -14,9 +14,9 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use failures::Failure;
 
-use crate::codegen::target;
+use crate::codegen::{metadata, target};
 use testbed::cluster::prepare::{self, NODE, Part};
-use testbed::cluster::{CONTAINERDS, Cache, finish, kubernetes};
+use testbed::cluster::{CONTAINERDS, Cache, kubernetes};
 
 /// The feature that lets cargo build tests of real components.
 const FEATURES: &str = "kruise-tests/cluster-tests,testbed/cluster-tests,xtask/cluster-tests";
@@ -97,13 +97,14 @@ pub fn run(options: &Options) -> Result<()> {
     let start = Instant::now();
     prepare_all(&Cache::open()?)?;
     let peer = options.peer.as_deref().map(Path::canonicalize).transpose();
+    let metadata = metadata()?;
     let cargo = Cargo {
         kubernetes: kubernetes::release()?,
         peer: peer.context("--peer: no such folder")?,
         soak: options.soak,
-        programs: target()?.join("debug"),
+        programs: target(&metadata)?.join("debug"),
     };
-    let targets = targets(&options.only, cargo.peer.is_some())?;
+    let targets = targets(&metadata, &options.only, cargo.peer.is_some())?;
     let mut rows = vec![build(&cargo, &targets, options.only.is_empty())?];
     let mut jobs: VecDeque<Job> = targets.iter().map(Target::job).collect();
     if options.only.is_empty() {
@@ -117,9 +118,8 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 /// The targets to run; those of the Go implementation only where its folder is there.
-fn targets(only: &[String], peer: bool) -> Result<Vec<Target>> {
-    let text = finish(Command::new("cargo").args(["metadata", "--no-deps", "--format-version", "1"]))?;
-    let all = parse_targets(&serde_json::from_str(&text)?).context("cargo metadata has another form")?;
+fn targets(metadata: &serde_json::Value, only: &[String], peer: bool) -> Result<Vec<Target>> {
+    let all = parse_targets(metadata).context("cargo metadata has another form")?;
     if let Some(unknown) = only.iter().find(|n| !all.iter().any(|t| t.name == **n)) {
         let names: Vec<&str> = all.iter().map(|t| t.name.as_str()).collect();
         bail!(

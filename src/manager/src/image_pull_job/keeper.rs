@@ -101,7 +101,7 @@ async fn wake_up(
         let send = |key: Key| items.send(Item::Job(key)).is_ok();
         let alive = tokio::select! {
             Some(change) = changes.recv() => {
-                let taken = isolated_now(super::NAME, format!("pull secrets of {}", change.key), || {
+                let taken = isolated_now(super::NAME, format_args!("pull secrets of {}", change.key), || {
                     if !concerns(change.old.as_deref(), change.new.as_deref()) {
                         return false;
                     }
@@ -121,8 +121,9 @@ async fn wake_up(
             _ = reread.tick() => sources.unwatched().all(send),
             Some(change) = copies.recv() => {
                 // Whatever somebody did to a copy, its jobs put it right.
-                let about = format!("copy {}", change.key);
-                let jobs = isolated_now(super::NAME, about, || affected(change.old.as_deref(), change.new.as_deref()));
+                let jobs = isolated_now(super::NAME, format_args!("copy {}", change.key), || {
+                    affected(change.old.as_deref(), change.new.as_deref())
+                });
                 let jobs = jobs.unwrap_or_default();
                 let idle = change.new.is_some_and(|copy| copy.references.is_empty());
                 jobs.iter().filter_map(|job| parse(job)).all(send)
