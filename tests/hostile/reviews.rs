@@ -1,24 +1,33 @@
 //! Forged reviews on the port that anybody may reach.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Instant;
 
 use futures::{StreamExt, stream};
 use http::Request;
 use kruise_api::Kind;
+use kube::client::ConfigExt;
 use kube::{Client, Config};
 use serde_json::{Value, json};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
+use tokio_rustls::TlsConnector;
 
 use crate::world::{Objects, World, count, target, world};
 use support::shapes::{DELETION, admission_reviews, conversion_reviews, deletion_review, every_shape, full};
 use support::waits;
 
-/// A stranger who reaches the webhooks' port.
-fn stranger(world: &World) -> Client {
+/// How a stranger reaches the webhooks' port.
+fn unchecked(world: &World) -> Config {
     let mut config = Config::new(format!("https://127.0.0.1:{}", world.webhooks).parse().unwrap());
     config.accept_invalid_certs = true;
-    Client::try_from(config).unwrap()
+    config
+}
+
+/// A stranger who reaches the webhooks' port.
+fn stranger(world: &World) -> Client {
+    Client::try_from(unchecked(world)).unwrap()
 }
 
 async fn post(stranger: &Client, path: &str, body: String) -> (u16, String) {
@@ -184,4 +193,69 @@ async fn a_flood_of_connections_is_refused_and_the_api_server_is_answered() {
     let most = world.webhook_memory();
     assert!(most < CONTAINER, "{most} bytes");
     drop(flood);
+}
+
+/// Connections of one address that have heavy reviews. Their texts fit into its share of the room, 64 MiB.
+const HEAVY: usize = 200;
+/// Bytes of a list that is converted at once; what is longer waits for its turn in any case.
+const LIST: usize = 250 << 10;
+
+/// Sends the same request again and again, until it is dropped.
+async fn ask_for_ever(world: &World, from: Ipv4Addr, request: &[u8]) {
+    let tls = TlsConnector::from(Arc::new(unchecked(world).rustls_client_config().unwrap()));
+    loop {
+        let stream = connection(world, from).await;
+        let stream = tls.connect("localhost".try_into().unwrap(), stream).await;
+        // Whoever asks too much may be let go at any time.
+        let Ok(mut stream) = stream else { continue };
+        while stream.write_all(request).await.is_ok() {
+            let mut answer = [0; 64 << 10];
+            let Ok(1..) = stream.read(&mut answer).await else {
+                break;
+            };
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_crowd_of_heavy_reviews_keeps_no_other_address_waiting() {
+    let world = world().await;
+    let [mut review, _] = conversion_reviews("cloneset");
+    let object = review["request"]["objects"][0].take();
+    let objects = LIST / object.to_string().len();
+    review["request"]["objects"] = vec![object; objects].into();
+    let body = review.to_string();
+    let head = format!(
+        "POST /convert HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    let request = [head, body].concat();
+    let from = Ipv4Addr::new(127, 0, 0, 2);
+    let crowd = (0..HEAVY).map(|_| ask_for_ever(&world, from, request.as_bytes()));
+    let asked = async {
+        let before = world.lists_converted();
+        let _: () = waits::until("the crowd is served", &|| world.tail(), || async {
+            (world.lists_converted() > before + HEAVY as u64).then_some(())
+        })
+        .await;
+        // The API server gives up after 10 s, and says that it was the webhook.
+        let requests = Objects::ours(&world.admin().await, "v1beta1", "ContainerRecreateRequest");
+        for number in 0..10 {
+            let (start, before) = (Instant::now(), world.lists_converted());
+            let spec = json!({ "podName": "none", "containers": [{ "name": "main" }] });
+            let request = json!({ "metadata": { "name": format!("crowded-{number}") }, "spec": spec });
+            let words = requests.make(&request).await.unwrap_err();
+            assert!(words.contains("there is no such Pod"), "{words}");
+            let lists = world.lists_converted() - before;
+            println!(
+                "answered after {:?}, {lists} lists of the crowd meanwhile",
+                start.elapsed()
+            );
+        }
+    };
+    tokio::select! {
+        _ = futures::future::join_all(crowd) => unreachable!("they ask for ever"),
+        () = asked => {}
+    }
+    world.still_works("after-crowd").await;
 }

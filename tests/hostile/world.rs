@@ -139,6 +139,11 @@ impl World {
         lock(&self.webhook).peak_memory()
     }
 
+    /// Lists of CloneSets that the webhooks have converted.
+    pub fn lists_converted(&self) -> u64 {
+        lock(&self.webhook).count("kruise_reviews_total{kind=\"cloneset\",step=\"convert\"")
+    }
+
     /// The ends of all logs.
     pub fn tail(&self) -> String {
         let (controllers, webhook) = (lock(&self.controllers).tail(), lock(&self.webhook).tail());

@@ -594,6 +594,33 @@ fn each_sort_of_review_has_a_room_of_its_own() {
 }
 
 #[test]
+fn a_crowd_of_lists_of_one_address_keeps_no_other_waiting() {
+    const CROWD: usize = 200;
+    on_a_small_stack(async |router| {
+        let done = Arc::new(AtomicUsize::new(0));
+        let ask = |client| {
+            let (router, (convert, objects)) =
+                (router.clone(), conversion(&[&clone_set("{}", "{}")], "v1alpha1"));
+            async move { answer_to(client, &router, &convert, Body::from(objects)).await.0 }
+        };
+        let mut crowd = tokio::task::JoinSet::new();
+        for _ in 0..CROWD {
+            let (list, done) = (ask(1), Arc::clone(&done));
+            crowd.spawn(async move {
+                assert_eq!(list.await, 200);
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        let other = tokio::spawn(ask(2));
+        assert_eq!(other.await.unwrap(), 200);
+        let before = done.load(Ordering::Relaxed);
+        assert!(before <= 5, "{before} of the crowd came first");
+        crowd.join_all().await;
+        assert_eq!(done.load(Ordering::Relaxed), CROWD);
+    });
+}
+
+#[test]
 fn a_review_of_any_shape_is_answered() {
     let (count, asked) = on_an_api_server(async |router| {
         let mut count = 0;

@@ -14,11 +14,13 @@ use axum::{Extension, Json, Router};
 use kube::core::Status;
 use serde_json::Value;
 use serde_json::value::RawValue;
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
+use tokio::task::yield_now;
 
 use super::connections::Caller;
 use super::look::Look;
-use super::room::{Kept, Room, held};
+use super::room::{Kept, Room, Shares, held};
 use super::wire::{self, Unreadable};
 use super::{Options, cloneset, container_recreate_request, deletion, image_pull_job, node_image};
 use kruise_api::json::memory;
@@ -172,7 +174,7 @@ pub(super) fn router(look: Look, options: &Options) -> Router {
     let conversion = Router::new()
         .route(keys::CONVERT_PATH, post(converted))
         .layer(from_fn_with_state(converting, held))
-        .with_state(Arc::new(Semaphore::new(1)));
+        .with_state(Turns::new());
     // The room is bounded already.
     conversion
         .merge(admission)
@@ -207,16 +209,38 @@ async fn isolate(request: axum::extract::Request, next: Next) -> Response {
     }
 }
 
+/// Turns to convert, which is work without a pause.
+#[derive(Clone)]
+struct Turns {
+    /// As many for each address as there are threads: a list of another address waits for so many, not for all that are
+    /// there.
+    of_address: Shares,
+    /// The turn of large lists. The memory of one object is bounded, and so is that of all when there is one at a time.
+    large: Arc<Semaphore>,
+}
+
+impl Turns {
+    fn new() -> Self {
+        Self {
+            of_address: Shares::of(Handle::current().metrics().num_workers()),
+            large: Arc::new(Semaphore::new(1)),
+        }
+    }
+}
+
 async fn converted(
-    State(turn): State<Arc<Semaphore>>,
+    State(turns): State<Turns>,
     Extension(kept): Extension<Kept>,
+    Extension(caller): Extension<Caller>,
     body: Bytes,
 ) -> Response {
     if body.len() <= AT_ONCE {
+        let _turn = turns.of_address.left(caller.address).acquire_owned().await;
+        // Those that are ready, too, find the turn taken, and make room for others until it is theirs.
+        yield_now().await;
         return convert_text(&body);
     }
-    // The memory of one object is bounded, and so is that of all when there is one at a time.
-    let turn = turn.acquire_owned().await;
+    let turn = turns.large.acquire_owned().await;
     // Who asked may have gone when it ends; until then it has its turn and its room.
     let work = move || {
         let answer = convert_text(&body);

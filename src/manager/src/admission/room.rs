@@ -55,10 +55,35 @@ struct Memory {
 pub(super) struct Quota {
     left: Arc<Semaphore>,
     all: usize,
-    /// What one address may have of it.
-    share: usize,
+    shares: Shares,
+}
+
+/// So much of something for each address; clones are the same shares.
+#[derive(Clone)]
+pub(super) struct Shares {
+    each: usize,
     /// What is left to each address that holds some. What it holds keeps its share alive.
-    shares: Arc<Mutex<HashMap<IpAddr, Weak<Semaphore>>>>,
+    left: Arc<Mutex<HashMap<IpAddr, Weak<Semaphore>>>>,
+}
+
+impl Shares {
+    /// So much for each address.
+    pub fn of(each: usize) -> Self {
+        let left = Arc::default();
+        Self { each, left }
+    }
+
+    /// What is left to an address.
+    pub fn left(&self, address: IpAddr) -> Arc<Semaphore> {
+        let mut all = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(left) = all.get(&address).and_then(Weak::upgrade) {
+            return left;
+        }
+        let left = Arc::new(Semaphore::new(self.each));
+        all.retain(|_, left| left.strong_count() > 0);
+        all.insert(address, Arc::downgrade(&left));
+        left
+    }
 }
 
 impl Quota {
@@ -67,27 +92,14 @@ impl Quota {
         Self {
             left: Arc::new(Semaphore::new(all)),
             all,
-            share,
-            shares: Arc::default(),
+            shares: Shares::of(share),
         }
-    }
-
-    /// What is left to an address.
-    fn of(&self, address: IpAddr) -> Arc<Semaphore> {
-        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(share) = shares.get(&address).and_then(Weak::upgrade) {
-            return share;
-        }
-        let share = Arc::new(Semaphore::new(self.share));
-        shares.retain(|_, share| share.strong_count() > 0);
-        shares.insert(address, Arc::downgrade(&share));
-        share
     }
 
     /// Takes some of it, as soon as that is left.
     pub async fn take(&self, address: IpAddr, some: u32) -> Result<[Held; 2], AcquireError> {
         // The own share first: who waits for it takes nothing from others.
-        let own = self.of(address).acquire_many_owned(some).await?;
+        let own = self.shares.left(address).acquire_many_owned(some).await?;
         Ok([own, Arc::clone(&self.left).acquire_many_owned(some).await?])
     }
 }
@@ -122,7 +134,7 @@ impl Room {
         mut body: Body,
     ) -> Result<(Vec<u8>, Vec<Held>), (StatusCode, String)> {
         let (mut text, mut held) = (Vec::new(), Vec::new());
-        let (share, largest) = (self.texts.of(address), self.texts.share);
+        let (share, largest) = (self.texts.shares.left(address), self.texts.shares.each);
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|why| {
                 let why = format!("the review did not arrive: {why}");
@@ -186,7 +198,7 @@ impl Memory {
         text: &[u8],
         wait: Duration,
     ) -> Result<[Held; 2], (StatusCode, String)> {
-        let (bytes, most) = ((self.weigh)(text), self.bytes.share);
+        let (bytes, most) = ((self.weigh)(text), self.bytes.shares.each);
         if bytes > most {
             let why = format!(
                 "the review is too large: answering it takes {bytes} bytes of memory, {most} are the most"
