@@ -326,14 +326,23 @@ fn undecodable(message: &str, asked: &Templates) -> String {
         "template.spec.volumes.VolumeSource.ephemeral.volumeClaimTemplate.",
         "template.spec.volumes.ephemeral.volumeClaimTemplate.",
     ];
-    let volumes = asked.template["spec"]["volumes"].as_array();
-    let may_be_own = volumes.is_some_and(|all| all.iter().any(|volume| !volume["ephemeral"].is_null()));
-    match CLAIMS.iter().find(|claims| message.contains(**claims)) {
-        Some(claims) if !may_be_own => {
-            let message = message.replace(claims, "volumeClaimTemplates.");
-            format!("spec.volumeClaimTemplates: {message}")
+    const NAME: &str = "template.spec.volumes.name ";
+    let own = asked.template["spec"]["volumes"].as_array();
+    let own = own.map_or(&[][..], Vec::as_slice);
+    let none = |wrong: fn(&Value) -> bool| !own.iter().any(wrong);
+    let claims = CLAIMS.iter().find(|claims| message.contains(**claims));
+    let renamed = match claims {
+        Some(claims) if none(|volume| !volume["ephemeral"].is_null()) => {
+            Some(message.replace(claims, "volumeClaimTemplates."))
         }
-        _ => format!("spec.template: {message}"),
+        None if message.contains(NAME) && none(|volume| !volume["name"].is_string()) => {
+            Some(message.replace(NAME, "volumeClaimTemplates.metadata.name "))
+        }
+        _ => None,
+    };
+    match renamed {
+        Some(message) => format!("spec.volumeClaimTemplates: {message}"),
+        None => format!("spec.template: {message}"),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Items of a list, by name. Those of one name keep their order: a volume may be mounted twice.
 #[derive(Default)]
@@ -45,6 +45,9 @@ pub(super) fn lists_as_asked(asked: &Value, answer: &mut Value, dropped: &mut Ve
     };
     let asked = &asked["spec"];
     as_asked(asked, answer, "volumes", POD, dropped);
+    if let Some(volumes) = answer.get_mut("volumes") {
+        sources_as_asked(&asked["volumes"], volumes, POD, dropped);
+    }
     for list in ["containers", "initContainers"] {
         as_asked(asked, answer, list, POD, dropped);
         let containers = answer.get_mut(list).and_then(Value::as_array_mut);
@@ -52,6 +55,25 @@ pub(super) fn lists_as_asked(asked: &Value, answer: &mut Value, dropped: &mut Ve
             for inner in ["volumeMounts", "env"] {
                 let path = format!("{POD}.{list}[{at}]");
                 as_asked(&asked[list][at], container, inner, &path, dropped);
+            }
+        }
+    }
+}
+
+/// Gives projected volumes the sources that were asked for. The API server leaves an empty one where the feature gate of
+/// its kind is off.
+fn sources_as_asked(asked: &Value, answer: &mut Value, path: &str, dropped: &mut Vec<String>) {
+    const SOURCES: &str = "/projected/sources";
+    let volumes = asked.as_array().into_iter().flatten();
+    let volumes = volumes.zip(answer.as_array_mut().into_iter().flatten());
+    for (volume, (asked, answer)) in volumes.enumerate() {
+        let asked = asked.pointer(SOURCES).and_then(Value::as_array);
+        let answer = answer.pointer_mut(SOURCES).and_then(Value::as_array_mut);
+        let pairs = asked.into_iter().flatten().zip(answer.into_iter().flatten());
+        for (source, (asked, answer)) in pairs.enumerate() {
+            if *answer == json!({}) && *asked != json!({}) {
+                *answer = asked.clone();
+                dropped.push(format!("{path}.volumes[{volume}].projected.sources[{source}]"));
             }
         }
     }

@@ -226,6 +226,34 @@ fn volumes_mounts_and_claims_of_the_answer_are_found_by_name() {
     }
 }
 
+/// The API server empties a source of a kind whose feature gate is off.
+#[test]
+fn sources_that_the_answer_lacks_stay() {
+    let volume = |sources: Value| json!({ "name": "v", "projected": { "sources": sources } });
+    let spec = |sources: Value| json!({ "spec": { "containers": [], "volumes": [{ "name": "other", "emptyDir": {} }, volume(sources)] } });
+    let source = |kind: &str| json!({ kind: { "path": "p" } });
+    let all = json!([source("serviceAccountToken"), source("clusterTrustBundle"), {}]);
+    let asked = Templates {
+        template: spec(all.clone()),
+        ..Templates::default()
+    };
+    let (mut body, kept) = body(&asked);
+    body["template"] = spec(json!([source("serviceAccountToken"), {}, {}]));
+    for defaults in [FILLED, BARE] {
+        let Answer::Good {
+            templates,
+            unknown,
+            dropped,
+        } = read_back(&asked, &kept, body.clone(), defaults)
+        else {
+            panic!("bad");
+        };
+        assert_eq!(templates, asked);
+        assert_eq!(unknown, Vec::<String>::new());
+        assert_eq!(dropped, ["spec.template.spec.volumes[1].projected.sources[1]"]);
+    }
+}
+
 /// The API server refuses them; should it not, each stays.
 #[test]
 fn volumes_of_one_name_stay_as_they_are() {
@@ -290,6 +318,19 @@ fn a_claim_that_cannot_be_decoded_is_named_as_one() {
             };
             assert_eq!(undecodable(&decoded, &asked), expected);
         }
+    }
+    // Of two that are no texts the API server names the volume that comes first, which is the template's own.
+    let decoded = message("template.spec.volumes.name");
+    let claim = message("volumeClaimTemplates.metadata.name");
+    for (name, expected) in [
+        (json!("a"), format!("spec.volumeClaimTemplates: {claim}")),
+        (json!(7), format!("spec.template: {decoded}")),
+    ] {
+        let asked = Templates {
+            template: json!({ "spec": { "volumes": [{ "name": name, "emptyDir": {} }] } }),
+            ..templates()
+        };
+        assert_eq!(undecodable(&decoded, &asked), expected);
     }
 }
 
