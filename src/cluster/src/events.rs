@@ -254,6 +254,51 @@ mod tests {
         }
     }
 
+    /// An event of a test.
+    fn note(reason: &str) -> Note {
+        Note {
+            object: ObjectReference::default(),
+            repeat: Repeat {
+                component: "test".into(),
+                uid: String::new(),
+                type_: EventType::Normal,
+                reason: reason.to_owned(),
+                note: String::new(),
+            },
+            action: String::new(),
+        }
+    }
+
+    #[tokio::test]
+    async fn an_event_that_panics_holds_up_no_other() {
+        let (written_tx, mut written) = mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let written = written_tx.clone();
+            async move {
+                let body = request.into_body().collect_bytes().await.unwrap_or_default();
+                let event: Result<Event, _> = serde_json::from_slice(&body);
+                let _ = written.send(event.ok().and_then(|event| event.reason));
+                http::Response::builder().body(kube::client::Body::from(body.to_vec()))
+            }
+        });
+        let writer = Writer {
+            client: Client::new(service, "default"),
+            clock: Clock::new(),
+            host: None,
+        };
+        let panics = kruise_ops::panics::injected::panic_at("events", "Panics");
+        let (notes, rx) = mpsc::channel(2);
+        for reason in ["Panics", "Follows"] {
+            assert!(notes.send(note(reason)).await.is_ok());
+        }
+        drop(notes);
+        publish_all(writer, rx).await;
+        assert_eq!(
+            (panics.times(), written.recv().await),
+            (1, Some(Some("Follows".to_owned())))
+        );
+    }
+
     /// The answer says nothing that the next write needs, so that the event is repeated and not made again.
     #[tokio::test]
     async fn an_event_whose_answer_cannot_be_read_is_written() {
@@ -266,17 +311,7 @@ mod tests {
             clock: Clock::new(),
             host: None,
         };
-        let note = Note {
-            object: ObjectReference::default(),
-            repeat: Repeat {
-                component: "test".into(),
-                uid: String::new(),
-                type_: EventType::Normal,
-                reason: String::new(),
-                note: String::new(),
-            },
-            action: String::new(),
-        };
+        let note = note("");
         let first = writer.publish(&note, None).await.ok();
         let again = first.as_ref().map(|first| Past {
             name: first.name.clone(),

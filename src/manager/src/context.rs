@@ -9,8 +9,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Options, Stores};
 use kruise_cluster::queue::{self, Named, Pass};
-use kruise_cluster::{Cluster, Key};
+use kruise_cluster::{Change, Cluster, Key};
 use kruise_ops::Progress;
+use kruise_ops::panics::isolated_now;
 
 /// What every controller is given; cheap to clone.
 #[derive(Clone)]
@@ -58,6 +59,22 @@ impl Context {
     }
 }
 
+/// Sends the keys of changes that concern a controller. After a panic the key's own pass decides.
+pub async fn wake_up<T>(
+    name: &'static str,
+    mut changes: mpsc::UnboundedReceiver<Change<T>>,
+    keys: mpsc::UnboundedSender<Key>,
+    concerns: impl Fn(&Change<T>) -> bool,
+) {
+    while let Some(change) = changes.recv().await {
+        let object = format_args!("change of {}", change.key);
+        let concerned = isolated_now(name, object, || concerns(&change)).unwrap_or(true);
+        if concerned && keys.send(change.key).is_err() {
+            return;
+        }
+    }
+}
+
 #[cfg(test)]
 impl Context {
     /// A context of a cluster in which there is nothing.
@@ -69,5 +86,34 @@ impl Context {
             progress: Progress::default(),
             shutdown: CancellationToken::new(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_change_that_panics_wakes_its_object_and_holds_up_no_other() {
+        let (changes_tx, changes) = mpsc::unbounded_channel();
+        let (keys_tx, mut keys) = mpsc::unbounded_channel();
+        let key = |name| Key::namespaced("n", name);
+        for name in ["panics", "plain", "concerned"] {
+            let (old, new) = (None::<Arc<()>>, None);
+            let _ = changes_tx.send(Change {
+                key: key(name),
+                old,
+                new,
+            });
+        }
+        drop(changes_tx);
+        wake_up("test", changes, keys_tx, |change| {
+            assert_ne!(change.key.name, "panics");
+            change.key.name == "concerned"
+        })
+        .await;
+        assert_eq!(keys.recv().await, Some(key("panics")));
+        assert_eq!(keys.recv().await, Some(key("concerned")));
+        assert_eq!(keys.recv().await, None);
     }
 }

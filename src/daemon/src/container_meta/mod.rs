@@ -174,7 +174,8 @@ impl Shared {
                 change = pods.recv() => {
                     let Some(change) = change else { return Error::WatchEnded };
                     // The pass that follows takes in what it needs, or panics by itself.
-                    let _ = panics::isolated_now(NAME, &change.key, || self.notice(&change));
+                    let object = format_args!("change of {}", change.key);
+                    let _ = panics::isolated_now(NAME, object, || self.notice(&change));
                     if concerns(&change) {
                         // The receiver lives as long as the work beside us.
                         let _ = self.keys.send(change.key);
@@ -383,7 +384,7 @@ fn concerns(change: &Change<PodView>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
+    #![allow(clippy::unwrap_used, clippy::panic)]
     use super::*;
     use crate::live;
     use crate::pods::{ContainerView, MetaView, StatusView, Wanted};
@@ -471,6 +472,23 @@ mod tests {
             assert_eq!(shared.recreated("containerd://id"), recreated, "{step}");
             assert!(!shared.recreated("containerd://other"), "{step}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_pod_whose_change_panics_is_looked_at() {
+        let panics = panics::injected::panic_at(NAME, "change of team/panic");
+        let (keys, mut sent) = mpsc::unbounded_channel();
+        let key = Key::namespaced("team", "panic");
+        let pod = PodView {
+            meta: Some(Box::default()),
+            ..PodView::default()
+        };
+        let shared = shared(500, &key, pod, Memory::default(), keys);
+        tokio::select! {
+            error = shared.feed() => panic!("{error}"),
+            sent = sent.recv() => assert_eq!(sent, Some(key)),
+        }
+        assert_eq!(panics.times(), 1);
     }
 
     /// The runtime panics when it is asked for the container: it may be restarted again, after the pause of one that failed.

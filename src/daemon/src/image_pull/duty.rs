@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::pending;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
@@ -40,18 +41,19 @@ type Written = Result<NodeImage, cluster::Error>;
 
 /// What has happened.
 enum News {
-    Seen(Change<Seen>),
     Ended(Result<Attempt, JoinError>),
     Bytes(Bytes),
     Wrote(Option<Box<Written>>),
-    /// Something that no news tells: a runtime has come or gone, or time has passed.
+    /// There is something to take in, a runtime has come or gone, or time has passed.
     Look,
 }
 
 pub(super) struct Duty {
     ctx: Context,
     changes: UnboundedReceiver<Change<Seen>>,
-    seen: Option<std::sync::Arc<Seen>>,
+    seen: Option<Arc<Seen>>,
+    /// What the watch said last, as long as no pass has taken it in.
+    unseen: Option<Option<Arc<Seen>>>,
     board: Board,
     attempts: JoinSet<Attempt>,
     running: HashMap<TagKey, (u64, AbortHandle)>,
@@ -76,6 +78,7 @@ impl Duty {
             ctx,
             changes,
             seen: None,
+            unseen: None,
             board: Board::default(),
             attempts: JoinSet::new(),
             running: HashMap::new(),
@@ -104,7 +107,10 @@ impl Duty {
                 break;
             }
             news = tokio::select! {
-                Some(change) = self.changes.recv() => News::Seen(change),
+                Some(change) = self.changes.recv() => {
+                    self.unseen = Some(change.new);
+                    News::Look
+                }
                 Some(ended) = self.attempts.join_next() => News::Ended(ended),
                 Some(bytes) = self.bytes.recv() => News::Bytes(bytes),
                 Some(written) = self.writes.join_next() => News::Wrote(written.ok().map(Box::new)),
@@ -125,8 +131,11 @@ impl Duty {
     /// panics at one tag concerns that alone; an error is a panic that belongs to none.
     fn pass(&mut self, news: News) -> Result<Option<Duration>, Panicked> {
         let (now, limits) = (self.ctx.cluster.clock.now(), self.limits());
+        if let Some(seen) = self.unseen.clone() {
+            self.observe(seen);
+            self.unseen = None;
+        }
         match news {
-            News::Seen(change) => self.observe(change),
             News::Ended(Ok((key, run, ended))) => {
                 self.of_tag(&key, now, |duty| duty.ended(&key, run, ended));
             }
@@ -245,23 +254,23 @@ impl Duty {
         }
     }
 
-    fn observe(&mut self, change: Change<Seen>) {
-        let (before, now) = (self.seen.as_ref(), change.new.as_ref());
+    fn observe(&mut self, seen: Option<Arc<Seen>>) {
+        let (before, now) = (self.seen.as_ref(), seen.as_ref());
         // The echo of a write of ours is no news: its answer may be what was lost.
         if before.map(|seen| &seen.asks) != now.map(|seen| &seen.asks) {
             self.publisher.heard();
         }
         let old_uid = self.seen.as_ref().map(|s| s.uid.clone());
-        let other = change.new.as_ref().map(|s| s.uid.clone()) != old_uid;
+        let other = seen.as_ref().map(|s| s.uid.clone()) != old_uid;
         if other {
             for key in self.board.clear() {
                 self.stop(&key);
             }
             self.publisher = Publisher::new(self.publisher.spread);
-            self.publisher.stored = change.new.as_ref().map(|s| s.status.clone()).unwrap_or_default();
+            self.publisher.stored = seen.as_ref().map(|s| s.status.clone()).unwrap_or_default();
             self.written_version = 0;
         }
-        if let Some(seen) = &change.new {
+        if let Some(seen) = &seen {
             // While a write of ours is under way, and until its echo, the watch is behind what we know.
             if self.writes.is_empty() && seen.version >= self.written_version {
                 self.publisher.stored = seen.status.clone();
@@ -271,7 +280,7 @@ impl Duty {
                 self.stop(&key);
             }
         }
-        self.seen = change.new;
+        self.seen = seen;
     }
 
     fn ended(&mut self, key: &TagKey, run: u64, ended: Ended) {
@@ -615,7 +624,7 @@ mod tests {
             .send(Change {
                 key: Key::cluster("n"),
                 old: None,
-                new: Some(std::sync::Arc::new(seen)),
+                new: Some(Arc::new(seen)),
             })
             .unwrap();
         tokio::spawn(async move {
@@ -652,6 +661,34 @@ mod tests {
         assert!(written.try_recv().is_err());
         drop(panics);
         within("the status", 600, written.recv()).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pass_that_panics_is_made_again_after_a_pause() {
+        let panics = panic_at(NAME, "pass");
+        let begun = tokio::time::Instant::now();
+        let (mut written, _shutdown) = working([(key("passed"), ask_in("passed", "a"))].into());
+        panics.happened(3).await;
+        assert!(begun.elapsed() >= AFTER_PANIC * 2, "{:?}", begun.elapsed());
+        drop(panics);
+        within("the status", 600, written.recv()).await.unwrap();
+    }
+
+    /// Whatever is done about a tag panics: its tries are used up without a pull, and other tags are pulled.
+    #[tokio::test(start_paused = true)]
+    async fn a_tag_whose_steps_panic_fails_alone() {
+        let (bad, good) = (key("steps"), key("beside"));
+        let panics = panic_at(NAME, &image(&bad));
+        let asks = [&bad, &good].map(|key| (key.clone(), ask_in(&key.tag, "a")));
+        let (mut written, _shutdown) = working(asks.into());
+        let mut last = Vec::new();
+        within("the end of both", 3600, async {
+            while last.len() < 2 || !last.iter().any(|message: &String| message == "panic: injected") {
+                last = written.recv().await.unwrap();
+            }
+        })
+        .await;
+        assert!(panics.times() > 0);
     }
 
     /// The runtime panics at each pull: its tries are used up, and the status says why.

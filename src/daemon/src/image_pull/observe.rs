@@ -137,6 +137,15 @@ mod tests {
     }
 
     #[test]
+    fn an_image_that_panics_when_it_is_read_hides_no_other() {
+        let _panics = kruise_ops::panics::injected::panic_at("image pull", "observe-panic");
+        let tags = json!({ "tags": [{ "tag": "1" }] });
+        let seen = seen(&json!({ "observe-panic": tags, "nginx": tags }));
+        let images: Vec<&str> = seen.asks.keys().map(|key| key.name.as_str()).collect();
+        assert_eq!(images, ["nginx"]);
+    }
+
+    #[test]
     fn what_is_absent_has_upstreams_defaults_but_absent_means_if_not_present() {
         let ask = only(&json!({"nginx": {"tags": [{"tag": "1", "version": 7}]}}));
         assert_eq!(ask.image.unwrap(), "docker.io/library/nginx:1");

@@ -15,9 +15,10 @@ use std::time::Instant;
 use tokio::sync::mpsc;
 
 use super::Context;
+use super::context::wake_up;
+use super::view::PodView;
 use kruise_cluster::queue::Again;
-use kruise_cluster::{Error, Key};
-use kruise_ops::panics::isolated_now;
+use kruise_cluster::{Change, Error, Key};
 use lift::{complete, lift};
 use plan::{LOOK_AGAIN, Lifted, Step, step, turn};
 
@@ -30,20 +31,16 @@ type Done = Arc<Mutex<HashMap<Key, Lifted>>>;
 /// Runs until shutdown.
 pub async fn run(ctx: Context) {
     let (pods_tx, pods_rx) = mpsc::unbounded_channel();
-    let mut changes = ctx.stores.pods.subscribe();
     let done = Done::default();
     let known = Arc::clone(&done);
-    let wake = async move {
-        while let Some(change) = changes.recv().await {
-            let step = || change.new.as_deref().map_or(Step::Nothing, step);
-            // After a panic the Pod's own pass decides.
-            if isolated_now(NAME, &change.key, step).is_ok_and(|step| step == Step::Nothing) {
-                lock(&known).remove(&change.key);
-            } else if pods_tx.send(change.key).is_err() {
-                return;
-            }
+    let waits = move |change: &Change<PodView>| {
+        let step = change.new.as_deref().map_or(Step::Nothing, step);
+        if step == Step::Nothing {
+            lock(&known).remove(&change.key);
         }
+        step != Step::Nothing
     };
+    let wake = wake_up(NAME, ctx.stores.pods.subscribe(), pods_tx, waits);
     let work = |key| look_after(ctx.clone(), Arc::clone(&done), key);
     ctx.work(NAME, WORKERS, pods_rx, wake, work).await;
 }

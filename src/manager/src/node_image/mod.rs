@@ -73,13 +73,13 @@ async fn wake_up(ctx: Context, memory: Shared, nodes: mpsc::UnboundedSender<Stri
             Some(change) = image_changes.recv() => {
                 let (name, now) = (&change.key.name, ctx.cluster.clock.now());
                 // One that panics is left out: the daemon's next status says the same.
-                let _ = isolated_now("nodeimage", name, || {
+                let _ = isolated_now("nodeimage", format_args!("change of {name}"), || {
                     lock(&memory).listen(name, change.old.as_deref(), change.new.as_deref(), now);
                 });
                 nodes.send(change.key.name).is_ok()
             }
             Some(change) = job_changes.recv() => {
-                let freed = isolated_now("nodeimage", &change.key, || {
+                let freed = isolated_now("nodeimage", format_args!("change of job {}", change.key), || {
                     released(&change).map(|job| owned_by(stores, job)).unwrap_or_default()
                 });
                 // After a panic the next change of each node frees the tags.
@@ -209,6 +209,47 @@ fn interest(stores: &Stores, owner: &Owner) -> Interest {
             } else {
                 Interest::Counting
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::client::Body;
+
+    use super::*;
+    use kruise_cluster::Mirror;
+    use kruise_ops::panics::injected::panic_at;
+
+    #[tokio::test]
+    async fn changes_that_panic_hold_up_no_node() {
+        let service = tower::service_fn(|_: http::Request<Body>| {
+            std::future::ready(http::Response::builder().status(500).body(Body::empty()))
+        });
+        let mut ctx = Context::of(kube::Client::new(service, "default"));
+        let images = ["panic", "plain"].map(|name| (Key::cluster(name), NodeImageView::default()));
+        let job = ImagePullJob::new("panic", Default::default());
+        ctx.stores = Stores {
+            node_images: Mirror::of(images),
+            jobs: Mirror::of([(Key::namespaced("team", "panic"), job)]),
+            ..Stores::empty()
+        };
+        let panics =
+            ["change of panic", "change of job team/panic"].map(|object| panic_at("nodeimage", object));
+        let (nodes_tx, mut nodes) = mpsc::unbounded_channel();
+        let woken = async {
+            let mut woken = HashSet::new();
+            while woken.len() < 2 {
+                woken.extend(nodes.recv().await);
+            }
+            for panic in &panics {
+                panic.happened(1).await;
+            }
+            woken
+        };
+        tokio::select! {
+            () = wake_up(ctx, Shared::default(), nodes_tx) => unreachable!("its stores last"),
+            woken = woken => assert_eq!(woken, ["panic", "plain"].map(str::to_owned).into()),
         }
     }
 }

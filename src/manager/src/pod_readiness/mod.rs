@@ -9,9 +9,10 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::mpsc;
 
 use super::Context;
+use super::context::wake_up;
+use super::view::PodView;
 use kruise_cluster::queue::Again;
-use kruise_cluster::{Error, Key, write};
-use kruise_ops::panics::isolated_now;
+use kruise_cluster::{Change, Error, Key, write};
 use kruise_workload::not_ready::{NotReadyKey, change, initial};
 use plan::lacks_condition;
 
@@ -21,16 +22,8 @@ const NAME: &str = "podreadiness";
 /// Runs until shutdown.
 pub async fn run(ctx: Context) {
     let (pods_tx, pods_rx) = mpsc::unbounded_channel();
-    let mut changes = ctx.stores.pods.subscribe();
-    let wake = async move {
-        while let Some(change) = changes.recv().await {
-            let lacks = || change.new.as_deref().is_some_and(lacks_condition);
-            // After a panic the Pod's own pass decides.
-            if isolated_now(NAME, &change.key, lacks).unwrap_or(true) && pods_tx.send(change.key).is_err() {
-                return;
-            }
-        }
-    };
+    let lacks = |change: &Change<PodView>| change.new.as_deref().is_some_and(lacks_condition);
+    let wake = wake_up(NAME, ctx.stores.pods.subscribe(), pods_tx, lacks);
     let workers = ctx.options.podreadiness_workers;
     let work = |key| make_condition(ctx.clone(), key);
     ctx.work(NAME, workers, pods_rx, wake, work).await;
