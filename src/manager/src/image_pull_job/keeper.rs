@@ -41,6 +41,8 @@ const FIRST_LIST: Duration = Duration::from_secs(5);
 
 /// How often the Secrets of jobs are read again whose namespace is not watched, because too many have jobs.
 const REREAD: Duration = Duration::from_secs(300);
+/// How often a job that is over is struck off its copies again where the API server does not let us.
+const RELEASE: Duration = Duration::from_secs(60);
 
 /// What is worked on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -254,24 +256,27 @@ async fn finish(
     object: &ImagePullJob,
     job: &Job,
 ) -> Result<Again, secrets::Error> {
+    let mut held = false;
     if !job.spec.pull_secrets.is_empty() {
         match secrets.release(&job.key).await {
-            // A job that cannot be struck off is no reason to keep it: that is done when the copies are listed next.
+            // No reason to keep the job: it is tried again while there is one, and when the job has gone.
             Err(error) if !error.retryable() => {
-                tracing::warn!(job = %job.key, %error, "copies of pull secrets not released");
+                tracing::warn!(job = %job.key, %error, pause = ?RELEASE, "copies of pull secrets not released");
+                held = true;
             }
             result => result?,
         }
     }
+    let release = held.then_some(RELEASE);
     if job.finalizer {
         set_finalizer(ctx, object, false).await?;
     }
     let (false, Some(expiry)) = (job.deleting, job.expiry()) else {
-        return Ok(None);
+        return Ok(release);
     };
     let left = super::until(expiry, ctx.cluster.clock.now());
     if !left.is_zero() {
-        return Ok(Some(left));
+        return Ok(Some(release.map_or(left, |release| release.min(left))));
     }
     write::delete(&api(ctx, object), &job.key.name, &job.uid).await?;
     tracing::info!(job = %job.key, "ImagePullJob deleted: its ttlSecondsAfterFinished has passed");
@@ -301,4 +306,94 @@ async fn set_finalizer(ctx: &Context, object: &ImagePullJob, on: bool) -> Result
 fn api(ctx: &Context, object: &ImagePullJob) -> Api<ImagePullJob> {
     let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
     Api::namespaced(ctx.cluster.client.clone(), namespace)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Mutex;
+
+    use kube::client::Body;
+    use serde_json::Value;
+
+    use super::*;
+    use crate::Stores;
+    use kruise_cluster::Mirror;
+    use kruise_ops::panics::injected::panic_at;
+
+    /// A job that needs a pull secret.
+    fn job(change: &Value) -> ImagePullJob {
+        let mut job = json!({
+            "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob",
+            "metadata": { "name": "keeper", "namespace": "team", "uid": "u" },
+            "spec": { "image": "nginx:1", "pullSecrets": ["s"], "completionPolicy": {} },
+        });
+        json_patch::merge(&mut job, change);
+        serde_json::from_value(job).unwrap()
+    }
+
+    /// An API server with that job and a copy that names it, whose writes of Secrets it answers with a code.
+    fn world(job: ImagePullJob, code: Arc<Mutex<u16>>) -> (Context, Key) {
+        let key = Key::namespaced("team", "keeper");
+        let copy = json!({ "metadata": { "name": "s-1", "namespace": "kdc", "uid": "c", "resourceVersion": "1", "annotations": {
+            keys::SECRET_SOURCE_KEY: "team/s", keys::SECRET_REFERENCES: "team/keeper" } } });
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let secrets = request.uri().path().contains("/secrets");
+            let (code, answer) = match *request.method() {
+                http::Method::GET if secrets => (
+                    200,
+                    json!({ "metadata": { "resourceVersion": "1" }, "items": [copy] }),
+                ),
+                http::Method::PATCH if secrets => (*code.lock().unwrap(), copy.clone()),
+                _ => (200, json!({ "metadata": { "name": "keeper" } })),
+            };
+            let answer = Body::from(answer.to_string().into_bytes());
+            std::future::ready(http::Response::builder().status(code).body(answer))
+        });
+        let mut ctx = Context::of(kube::Client::new(service, "default"));
+        ctx.stores = Stores {
+            jobs: Mirror::of([(key.clone(), job)]),
+            ..Stores::empty()
+        };
+        (ctx, key)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_copy_that_may_not_be_written_is_released_when_it_may() {
+        let ended = json!({ "status": { "desired": 1, "completionTime": "2026-01-01T00:00:00Z" } });
+        let code = Arc::new(Mutex::new(422));
+        let (ctx, key) = world(job(&ended), Arc::clone(&code));
+        let mut tasks = JoinSet::new();
+        let secrets = Secrets::start(&ctx.cluster, "kdc", &mut tasks);
+        secrets.listed(FIRST_LIST).await;
+        let pass = || {
+            let (resolved, _) = mpsc::unbounded_channel();
+            reconcile(ctx.clone(), secrets.clone(), resolved, key.clone())
+        };
+        assert_eq!(pass().await.unwrap(), Some(RELEASE));
+        *code.lock().unwrap() = 200;
+        assert_eq!(pass().await.unwrap(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_that_panic_hold_up_no_job() {
+        let (ctx, key) = world(job(&json!({})), Arc::new(Mutex::new(200)));
+        let mut tasks = JoinSet::new();
+        let secrets = Secrets::start(&ctx.cluster, "kdc", &mut tasks);
+        secrets.listed(FIRST_LIST).await;
+        let panics = ["pull secrets of team/keeper", "copy kdc/s-1"]
+            .map(|object| panic_at(super::super::NAME, object));
+        let (_turns, none) = mpsc::unbounded_channel();
+        let (items_tx, mut items) = mpsc::unbounded_channel();
+        let woken = async {
+            for panic in &panics {
+                panic.happened(1).await;
+            }
+            items.recv().await
+        };
+        tokio::select! {
+            () = wake_up(ctx.clone(), secrets, none, items_tx) => unreachable!("its stores last"),
+            woken = woken => assert_eq!(woken, Some(Item::Job(key))),
+        }
+    }
 }
