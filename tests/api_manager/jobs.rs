@@ -93,10 +93,15 @@ async fn a_paused_job_goes_on_when_it_may() {
         answer(&admin, node, Answer::Succeeded).await;
     }
     until(&jobs(&admin), "paused", "ended", completed).await;
-    // What a user does, in both versions.
+    kubectl_finds("paused", "Complete");
+}
+
+/// What a user waits for, in both versions.
+fn kubectl_finds(job: &str, condition: &str) {
+    let condition = format!("--for=condition={condition}");
     for kind in ["imagepulljob", "imagepulljob.v1alpha1.apps.kruise.io"] {
-        let job = format!("{kind}/paused");
-        let wait = ["wait", "--for=condition=Complete", "--timeout=10s", &job];
+        let job = format!("{kind}/{job}");
+        let wait = ["wait", &condition, "--timeout=10s", &job];
         world().plane.kubectl(&wait).unwrap();
     }
 }
@@ -123,6 +128,7 @@ async fn a_job_whose_daemon_does_not_begin_says_so_and_so_does_its_deadline() {
     );
     let want = format!("job exceeds activeDeadlineSeconds; {words}; failed on 1 of 1 nodes");
     assert_eq!(told(&status), ("Failed", "DeadlineExceeded", &*want));
+    kubectl_finds("deserted", "Failed");
 }
 
 #[tokio::test]

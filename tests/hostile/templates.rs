@@ -1,5 +1,7 @@
-//! Each field of a Pod's and a claim's template, with what should not be in it. The schemas say nothing of these: a sample
-//! that has as many fields as fit together says which there are.
+//! Each field of a Pod's and a claim's template, with what should not be in it. The CRDs say nothing of these: a sample has
+//! as many fields as fit together, and the API server's own schemas say which it lacks.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures::{StreamExt, stream};
 use serde_json::{Value, json};
@@ -7,14 +9,76 @@ use serde_json::{Value, json};
 use crate::fields::{AT_A_TIME, Attempt, attempt, hostile, is_named};
 use crate::world::{Objects, clone_set, world};
 
-/// Of the values for a type, that many are tried in each place, in turn: every value in some place of its type.
-const IN_EACH: usize = 6;
+/// Types of which the sample has no value, so that the whole is tried and not each field: volumes of one vendor, what nobody
+/// may write into a template or the API server takes out of it, what goes with none of the rest, and what the oldest
+/// release does not know or has off.
+const WHOLE: [&str; 30] = [
+    "AWSElasticBlockStoreVolumeSource",
+    "AzureDiskVolumeSource",
+    "AzureFileVolumeSource",
+    "CephFSVolumeSource",
+    "CinderVolumeSource",
+    "FCVolumeSource",
+    "FlexVolumeSource",
+    "FlockerVolumeSource",
+    "GCEPersistentDiskVolumeSource",
+    "GitRepoVolumeSource",
+    "GlusterfsVolumeSource",
+    "ISCSIVolumeSource",
+    "PhotonPersistentDiskVolumeSource",
+    "PortworxVolumeSource",
+    "QuobyteVolumeSource",
+    "RBDVolumeSource",
+    "ScaleIOVolumeSource",
+    "StorageOSVolumeSource",
+    "VsphereVirtualDiskVolumeSource",
+    "EphemeralContainer",
+    "ManagedFieldsEntry",
+    "OwnerReference",
+    "PersistentVolumeClaimStatus",
+    "PodSchedulingGate",
+    "TypedObjectReference",
+    "WindowsSecurityContextOptions",
+    "EvictionResponder",
+    "FileKeySelector",
+    "PodCertificateProjection",
+    "PodSchedulingGroup",
+];
 
 /// Refusals that name neither the field nor what it is in: a part of its path, words of the refusal, and why.
 const NAMED_OTHERWISE: &[(&str, &str, &str)] = &[
     ("resources", "quantit", QUANTITY),
     ("divisor", "quantit", QUANTITY),
     ("sizeLimit", "quantit", QUANTITY),
+    ("overhead", "quantit", QUANTITY),
+    (
+        "Timestamp",
+        "parsing time",
+        "it does not say either where a time is that it cannot read",
+    ),
+    (
+        "containers[0].resources.",
+        "must be less than or equal to",
+        AGAINST,
+    ),
+    (
+        "spec.resourceClaims",
+        "must be one of the names in pod.spec.resourceClaims",
+        AGAINST,
+    ),
+    ("spec.volumes", ".name: Not found", AGAINST),
+    (
+        "spec.volumeClaimTemplates[0].metadata.name",
+        ".name: Not found",
+        AGAINST,
+    ),
+    ("spec.hostIPC", "when 'hostIPC' is true", AGAINST),
+    ("spec.hostPID", "HostPID cannot both be enabled", AGAINST),
+    (
+        ".csi.nodePublishSecretRef.name",
+        ".csi.name: ",
+        "the API server leaves out the field in between",
+    ),
     (
         "metadata.annotations.apps.kruise.io/",
         "Go struct field ObjectMeta.template.metadata.annotations of type string",
@@ -33,9 +97,11 @@ const NAMED_OTHERWISE: &[(&str, &str, &str)] = &[
     ("projected.sources[0].", "projected.path: ", PROJECTED),
     ("projected.sources[1].", "downwardAPI.fieldRef", PROJECTED),
     ("projected.sources[1].", "downwardAPI.path: ", PROJECTED),
+    ("downwardAPI.items[", "downwardAPI.", PROJECTED),
 ];
 
 const QUANTITY: &str = "of a quantity that it cannot read the API server does not say where it is";
+const AGAINST: &str = "what is said is the other of two that do not fit together";
 const PROJECTED: &str = "the API server leaves out which source it is, or which item of that";
 
 /// What stands in the API server's paths of what it cannot read, and in no user's.
@@ -90,12 +156,14 @@ fn container() -> Value {
         "name": "app", "image": "example.com/app:1", "imagePullPolicy": "IfNotPresent",
         "command": ["run"], "args": ["x"], "workingDir": "/w",
         "ports": [{ "name": "web", "containerPort": 80, "hostPort": 80, "protocol": "TCP", "hostIP": "127.0.0.1" }],
-        "envFrom": [{ "prefix": "P_", "configMapRef": { "name": "c", "optional": true } }],
+        "envFrom": [{ "prefix": "P_", "configMapRef": { "name": "c", "optional": true } },
+            { "secretRef": { "name": "s", "optional": true } }],
         "env": [
             { "name": "KRUISE_CONTAINER_PRIORITY", "value": "1" },
             { "name": "L", "valueFrom": { "fieldRef": { "apiVersion": "v1", "fieldPath": "metadata.labels['tier']" } } },
             { "name": "R", "valueFrom": { "resourceFieldRef": { "containerName": "app", "resource": "limits.cpu",
                 "divisor": "1" } } },
+            { "name": "C", "valueFrom": { "configMapKeyRef": { "name": "c", "key": "k", "optional": true } } },
             { "name": "S", "valueFrom": { "secretKeyRef": { "name": "s", "key": "k", "optional": true } } },
         ],
         "resources": { "requests": { "cpu": "1", "memory": "1Gi" }, "limits": { "cpu": "1", "memory": "1Gi" } },
@@ -112,6 +180,57 @@ fn container() -> Value {
     })
 }
 
+/// A container with the fields that go with none of those.
+fn beside() -> Value {
+    json!({
+        "name": "side", "image": "example.com/side:1",
+        "livenessProbe": probe(json!({ "grpc": { "port": 80, "service": "s" } })),
+        "resources": { "claims": [{ "name": "gpu", "request": "r" }] },
+        "restartPolicy": "Never",
+        "restartPolicyRules": [{ "action": "Restart", "exitCodes": { "operator": "In", "values": [1] } }],
+        "volumeDevices": [{ "name": "claimed", "devicePath": "/d" }],
+        "lifecycle": { "postStart": { "httpGet": { "port": 80 } }, "preStop": { "exec": { "command": ["true"] } } },
+        "securityContext": {
+            "privileged": false, "runAsGroup": 1, "procMount": "Default",
+            "seLinuxOptions": { "user": "u", "role": "r", "type": "t", "level": "l" },
+            "seccompProfile": { "type": "Localhost", "localhostProfile": "p" },
+            "appArmorProfile": { "type": "Localhost", "localhostProfile": "p" },
+        },
+    })
+}
+
+/// Volumes of the kinds that are not of one vendor.
+fn volumes() -> Value {
+    let items = json!([{ "key": "k", "path": "p", "mode": 420 }]);
+    let keys = |name| json!({ "name": name, "optional": true, "items": [{ "key": "k", "path": name, "mode": 420 }] });
+    let fields = json!([
+        { "path": "l", "mode": 420, "fieldRef": { "apiVersion": "v1", "fieldPath": "metadata.labels" } },
+        { "path": "r", "resourceFieldRef": { "containerName": "app", "resource": "limits.cpu", "divisor": "1" } },
+    ]);
+    json!([
+        { "name": "tmp", "emptyDir": { "medium": "Memory", "sizeLimit": "1Gi" } },
+        { "name": "config", "configMap": { "name": "c", "defaultMode": 420, "optional": true, "items": items } },
+        { "name": "keys", "secret": { "secretName": "s", "defaultMode": 420, "optional": true, "items": items } },
+        { "name": "fields", "downwardAPI": { "defaultMode": 420, "items": fields } },
+        { "name": "host", "hostPath": { "path": "/h", "type": "Directory" } },
+        { "name": "claimed", "persistentVolumeClaim": { "claimName": "c", "readOnly": true } },
+        { "name": "share", "nfs": { "server": "s", "path": "/p", "readOnly": true } },
+        { "name": "model", "image": { "reference": "example.com/model:1", "pullPolicy": "Always" } },
+        { "name": "driver", "csi": { "driver": "d.example.com", "fsType": "ext4", "readOnly": true,
+            "volumeAttributes": { "a": "b" }, "nodePublishSecretRef": { "name": "s" } } },
+        { "name": "own", "ephemeral": { "volumeClaimTemplate": {
+            "metadata": { "labels": { "a": "b" }, "annotations": { "a": "b" } }, "spec": claim()["spec"] } } },
+        { "name": "all", "projected": { "defaultMode": 420, "sources": [
+            { "serviceAccountToken": { "path": "t", "expirationSeconds": 3600, "audience": "a" } },
+            { "downwardAPI": { "items": [{ "path": "l", "fieldRef": { "fieldPath": "metadata.labels" } }] } },
+            { "configMap": keys("c") },
+            { "secret": keys("s") },
+            { "clusterTrustBundle": { "signerName": "example.com/s", "path": "b", "optional": true,
+                "labelSelector": { "matchLabels": { "a": "b" } } } },
+        ] } },
+    ])
+}
+
 /// A Pod's template.
 fn template() -> Value {
     let selector = json!({ "matchLabels": { "tier": "web" },
@@ -123,30 +242,30 @@ fn template() -> Value {
             "annotations": { "note": "b", "apps.kruise.io/container-launch-priority": "Ordered" },
         },
         "spec": {
-            "containers": [container(), { "name": "side", "image": "example.com/side:1" }],
+            "containers": [container(), beside()],
             "initContainers": [{ "name": "init", "image": "example.com/init:1", "restartPolicy": "Always" }],
-            "volumes": [
-                { "name": "tmp", "emptyDir": { "medium": "Memory", "sizeLimit": "1Gi" } },
-                { "name": "config", "configMap": { "name": "c", "defaultMode": 420, "optional": true,
-                    "items": [{ "key": "k", "path": "p", "mode": 420 }] } },
-                { "name": "all", "projected": { "defaultMode": 420, "sources": [
-                    { "serviceAccountToken": { "path": "t", "expirationSeconds": 3600, "audience": "a" } },
-                    { "downwardAPI": { "items": [{ "path": "l", "fieldRef": { "fieldPath": "metadata.labels" } }] } }] } },
-            ],
+            "volumes": volumes(),
+            "resourceClaims": [{ "name": "gpu", "resourceClaimName": "c" }],
+            "resources": { "requests": { "cpu": "2" }, "limits": { "cpu": "3" } },
             "terminationGracePeriodSeconds": 30, "restartPolicy": "Always", "dnsPolicy": "None",
             "dnsConfig": { "nameservers": ["127.0.0.1"], "searches": ["a.b"], "options": [{ "name": "ndots", "value": "1" }] },
             "hostAliases": [{ "ip": "127.0.0.1", "hostnames": ["a.b"] }],
             "nodeSelector": { "disk": "ssd" }, "nodeName": "nowhere", "schedulerName": "default-scheduler",
             "serviceAccountName": "default", "automountServiceAccountToken": false, "hostname": "h", "subdomain": "s",
-            "enableServiceLinks": false, "shareProcessNamespace": true, "priorityClassName": "p",
+            "enableServiceLinks": false, "os": { "name": "linux" }, "shareProcessNamespace": true, "priorityClassName": "p",
             "imagePullSecrets": [{ "name": "s" }],
             "readinessGates": [{ "conditionType": "example.com/gate" }],
             "tolerations": [{ "key": "k", "operator": "Equal", "value": "v", "effect": "NoExecute", "tolerationSeconds": 1 }],
             "topologySpreadConstraints": [{ "maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule",
                 "labelSelector": selector, "minDomains": 1 }],
             "affinity": {
-                "nodeAffinity": { "preferredDuringSchedulingIgnoredDuringExecution": [{ "weight": 1,
-                    "preference": { "matchExpressions": [{ "key": "k", "operator": "In", "values": ["v"] }] } }] },
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": [{ "matchFields": [
+                        { "key": "metadata.name", "operator": "In", "values": ["n"] }] }] },
+                    "preferredDuringSchedulingIgnoredDuringExecution": [{ "weight": 1,
+                    "preference": { "matchExpressions": [{ "key": "k", "operator": "In", "values": ["v"] }] } }],
+                },
+                "podAffinity": { "preferredDuringSchedulingIgnoredDuringExecution": [{ "weight": 1, "podAffinityTerm": terms[0] }] },
                 "podAntiAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": terms },
             },
             "securityContext": { "runAsUser": 1, "fsGroup": 1, "supplementalGroups": [1],
@@ -168,27 +287,116 @@ fn claim() -> Value {
     })
 }
 
-/// JSON pointers to everything in `value` that is below `at`, each with the field as the API server writes it.
-fn places(value: &Value, at: (&str, &str), found: &mut Vec<(String, String)>) {
-    let (pointer, field) = at;
-    found.push((pointer.to_owned(), field.to_owned()));
-    match value {
-        Value::Object(fields) => {
-            for (key, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
-                let pointer = format!("{pointer}/{}", key.replace('~', "~0").replace('/', "~1"));
-                places(value, (&pointer, &format!("{field}.{key}")), found);
+/// A place in the sample.
+#[derive(Clone, Debug)]
+struct Place {
+    pointer: String,
+    /// The field as the API server writes it.
+    field: String,
+}
+
+impl Place {
+    fn of(pointer: &str, field: &str) -> Self {
+        let (pointer, field) = (pointer.to_owned(), field.to_owned());
+        Self { pointer, field }
+    }
+
+    fn below(&self, key: &str) -> Self {
+        let escaped = key.replace('~', "~0").replace('/', "~1");
+        Self::of(
+            &format!("{}/{escaped}", self.pointer),
+            &format!("{}.{key}", self.field),
+        )
+    }
+
+    fn item(&self, at: usize) -> Self {
+        Self::of(
+            &format!("{}/{at}", self.pointer),
+            &format!("{}[{at}]", self.field),
+        )
+    }
+}
+
+/// The places of a sample, and what it lacks of the API server's schemas.
+struct Sample {
+    schemas: Value,
+    /// Each with the name of its type.
+    places: Vec<(Place, Value)>,
+    /// Types of which the sample has a value, and which of their fields.
+    there: BTreeMap<String, BTreeSet<String>>,
+    /// Fields that a value of the sample lacks, by type and name.
+    lacking: BTreeMap<(String, String), (Place, Value)>,
+}
+
+impl Sample {
+    fn schema<'a>(&'a self, schema: &'a Value) -> (Option<&'a str>, &'a Value) {
+        let reference = schema["$ref"]
+            .as_str()
+            .or_else(|| schema["allOf"][0]["$ref"].as_str());
+        let name = reference.and_then(|path| path.rsplit('/').next());
+        (name, name.map_or(schema, |name| &self.schemas[name]))
+    }
+
+    /// Takes in everything in `value` and below it.
+    fn take(&mut self, value: &Value, schema: &Value, place: Place) {
+        self.places
+            .push((place.clone(), json!({ "type": type_of(value) })));
+        let (name, known) = self.schema(schema);
+        let (name, known) = (name.map(str::to_owned), known.clone());
+        match value {
+            Value::Object(fields) => {
+                let declared = known["properties"].as_object();
+                for (key, schema) in declared.into_iter().flatten() {
+                    let name = name.clone().unwrap_or_default();
+                    if fields.get(key).is_some_and(|value| !value.is_null()) {
+                        self.there.entry(name).or_default().insert(key.clone());
+                    } else {
+                        let lacking = (place.below(key), schema.clone());
+                        self.lacking.entry((name, key.clone())).or_insert(lacking);
+                    }
+                }
+                for (key, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
+                    let schema = match &known["properties"][key] {
+                        Value::Null => &known["additionalProperties"],
+                        schema => schema,
+                    };
+                    self.take(value, schema, place.below(key));
+                }
             }
-        }
-        Value::Array(items) => {
-            for (at, value) in items.iter().enumerate() {
-                places(
-                    value,
-                    (&format!("{pointer}/{at}"), &format!("{field}[{at}]")),
-                    found,
-                );
+            Value::Array(items) => {
+                for (at, value) in items.iter().enumerate() {
+                    self.take(value, &known["items"], place.item(at));
+                }
             }
+            _ => {}
         }
-        _ => {}
+    }
+
+    /// Fields that no value of the sample has, each in one place where it may be, and the types of which there is no value.
+    fn lacks(&self) -> (Vec<(Place, Value)>, BTreeSet<String>) {
+        let lacking = self
+            .lacking
+            .iter()
+            .filter(|((name, key), _)| !self.there.get(name).is_some_and(|there| there.contains(key)));
+        let mut whole = BTreeSet::new();
+        let fields = lacking.map(|(_, (place, schema))| {
+            let item = if schema["items"].is_object() {
+                &schema["items"]
+            } else {
+                schema
+            };
+            let (name, known) = self.schema(item);
+            if let Some(name) =
+                name.filter(|name| known["properties"].is_object() && !self.there.contains_key(*name))
+            {
+                whole.insert(name.rsplit('.').next().unwrap().to_owned());
+            }
+            let (_, known) = self.schema(schema);
+            let known = json!({ "type": known["type"].as_str().unwrap_or("string") });
+            (place.clone(), known)
+        });
+        let fields = fields.collect();
+        (fields, whole)
     }
 }
 
@@ -203,6 +411,17 @@ fn type_of(value: &Value) -> &'static str {
     }
 }
 
+/// The object with a value in a place whose parent is there.
+fn with(good: &Value, place: &Place, value: Value) -> Value {
+    let mut object = good.clone();
+    let (parent, key) = place.pointer.rsplit_once('/').unwrap();
+    match object.pointer_mut(&place.pointer) {
+        Some(there) => *there = value,
+        None => object.pointer_mut(parent).unwrap()[key] = value,
+    }
+    object
+}
+
 #[tokio::test]
 async fn a_template_with_any_value_in_any_field_is_refused_by_field_or_does_no_harm() {
     let world = world().await;
@@ -214,42 +433,76 @@ async fn a_template_with_any_value_in_any_field_is_refused_by_field_or_does_no_h
     let good = json!({ "metadata": { "name": "template-good" }, "spec": spec });
     objects.make(&good).await.unwrap();
 
-    let mut found = Vec::new();
-    for (pointer, field) in [
-        ("/spec/template", "spec.template"),
-        ("/spec/volumeClaimTemplates/0", "spec.volumeClaimTemplates[0]"),
+    let schemas = world
+        .plane
+        .kubectl(&["get", "--raw", "/openapi/v3/api/v1"])
+        .unwrap();
+    let mut schemas: Value = serde_json::from_str(&schemas).unwrap();
+    let mut sample = Sample {
+        schemas: schemas["components"]["schemas"].take(),
+        places: Vec::new(),
+        there: BTreeMap::new(),
+        lacking: BTreeMap::new(),
+    };
+    for (pointer, field, kind) in [
+        ("/spec/template", "spec.template", "PodTemplateSpec"),
+        (
+            "/spec/volumeClaimTemplates/0",
+            "spec.volumeClaimTemplates[0]",
+            "PersistentVolumeClaim",
+        ),
     ] {
-        places(good.pointer(pointer).unwrap(), (pointer, field), &mut found);
+        let schema = json!({ "$ref": format!("#/components/schemas/io.k8s.api.core.v1.{kind}") });
+        sample.take(good.pointer(pointer).unwrap(), &schema, Place::of(pointer, field));
     }
+    let (lacking, whole) = sample.lacks();
+    let unknown: Vec<_> = whole
+        .iter()
+        .filter(|name| !WHOLE.contains(&name.as_str()))
+        .collect();
+    assert!(
+        unknown.is_empty(),
+        "give the sample a value of these types: {unknown:?}"
+    );
     let (mut attempts, mut heavy) = (Vec::new(), Vec::new());
-    for (at, (pointer, field)) in found.into_iter().enumerate() {
-        let schema = json!({ "type": type_of(good.pointer(&pointer).unwrap()) });
-        if schema["type"] == "string" {
-            let mut object = good.clone();
-            *object.pointer_mut(&pointer).unwrap() = "a".repeat(1 << 20).into();
+    // Beside a volume that has a claim's template itself nobody can tell whose field the API server could not read.
+    let mut without = good.clone();
+    let volumes = without
+        .pointer_mut("/spec/template/spec/volumes")
+        .and_then(Value::as_array_mut);
+    volumes.unwrap().retain(|volume| volume["ephemeral"].is_null());
+    for (at, (place, schema)) in sample.places.iter().chain(&lacking).enumerate() {
+        let of_claims = place.field.starts_with("spec.volumeClaim");
+        let good = if of_claims { &without } else { &good };
+        if schema["type"] == "string" && good.pointer(&place.pointer).is_some() {
             heavy.push(Attempt {
                 version: "v1beta1".to_owned(),
                 name: format!("template-heavy-{}", heavy.len()),
-                field: field.clone(),
-                object,
+                field: place.field.clone(),
+                object: with(good, place, "a".repeat(1 << 20).into()),
             });
         }
-        let values = hostile(&schema);
-        for value in values.iter().cycle().skip(at * IN_EACH).take(IN_EACH) {
-            let mut object = good.clone();
-            *object.pointer_mut(&pointer).unwrap() = value.clone();
+        for (which, value) in hostile(schema).into_iter().enumerate() {
+            let mut object = with(good, place, value);
             // Some have Pods, and all whose claims only the manager can be refused.
-            let pods = attempts.len() % 8 == 0 || field.starts_with("spec.volumeClaim");
+            let pods = attempts.len() % 8 == 0 || of_claims;
             object["spec"]["replicas"] = json!(i32::from(pods));
+            // The versions have the templates in common, so that each value goes through one of them.
+            let version = ["v1beta1", "v1alpha1"][(at + which) % 2];
             attempts.push(Attempt {
-                version: "v1beta1".to_owned(),
+                version: version.to_owned(),
                 name: format!("template-{}", attempts.len()),
-                field: field.clone(),
+                field: place.field.clone(),
                 object,
             });
         }
     }
     let count = attempts.len();
+    println!(
+        "{} places, {} of which are not in the sample, {count} attempts",
+        sample.places.len() + lacking.len(),
+        lacking.len()
+    );
     let mut accepted = attempt(attempts, AT_A_TIME, admin, "CloneSet").await;
     println!("{} of {count} were accepted", accepted.len());
     assert!(
