@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use jiff::SignedDuration;
-use serde::Deserialize;
 use serde_json::Value;
 
 use crate::image_pull::plan::{Ask, TagKey};
@@ -105,11 +104,10 @@ pub fn image(given: &str, defaults: &Defaults) -> Wanted {
 /// The images of a manifest's ImagePullJobs, in order.
 pub fn jobs(yaml: &str, defaults: &Defaults) -> Result<Vec<Wanted>, Error> {
     let mut wanted = Vec::new();
-    for (index, document) in serde_yaml::Deserializer::from_str(yaml).enumerate() {
-        let object = Value::deserialize(document).map_err(|e| Error::Yaml(e.to_string()))?;
-        if !object.is_null() {
-            wanted.push(job(index + 1, &object, defaults)?);
-        }
+    let documents: Vec<Value> = serde_saphyr::from_multiple(yaml)
+        .map_err(|error| Error::Yaml(error.without_snippet().to_string()))?;
+    for (index, object) in documents.iter().enumerate() {
+        wanted.push(job(index + 1, object, defaults)?);
     }
     if wanted.is_empty() {
         Err(Error::Empty)
