@@ -4,7 +4,6 @@
 //! Out: a client whose calls have deadlines and metrics, mirrors of watched kinds, the API server's
 //!      clock, and an event recorder that never blocks its caller.
 
-use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -85,7 +84,7 @@ impl Cluster {
         project: impl Fn(R) -> Option<T> + Send + 'static,
     ) -> (Mirror<T>, BoxFuture<'static, ()>)
     where
-        R: Form + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+        R: Form + DeserializeOwned + 'static,
         T: PartialEq + Send + Sync + 'static,
     {
         let watch = self.watches.begin(&R::Kind::kind(&()));
@@ -156,7 +155,7 @@ pub fn optional_mirror<R, T>(
     project: impl Fn(R) -> Option<T> + Send + 'static,
 ) -> (Mirror<T>, BoxFuture<'static, ()>)
 where
-    R: Form + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+    R: Form + DeserializeOwned + 'static,
     T: PartialEq + Send + Sync + 'static,
 {
     watch::mirror(api, selected, None, None, project)

@@ -7,17 +7,20 @@ mod follow;
 mod readable;
 
 use std::collections::{HashMap, HashSet};
-use std::fmt::{self, Debug};
+use std::fmt;
+use std::marker::PhantomData;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use futures::future::BoxFuture;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
 use tokio::sync::{mpsc, watch};
 
 use self::follow::Follower;
 pub use self::readable::Form;
+use self::readable::Named;
 pub(super) use self::readable::Readable;
 use super::Events;
 use kruise_ops::panics::{Panicked, isolated_now};
@@ -230,7 +233,7 @@ pub(super) fn mirror<R, T, F>(
     project: F,
 ) -> (Mirror<T>, BoxFuture<'static, ()>)
 where
-    R: Form + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+    R: Form + DeserializeOwned + 'static,
     T: PartialEq + Send + Sync + 'static,
     F: Fn(R) -> Option<T> + Send + 'static,
 {
@@ -240,14 +243,95 @@ where
         state: Arc::clone(&state),
         synced,
     };
-    let keeper = Keeper {
-        state,
-        project,
-        seen: HashSet::new(),
-    };
+    let store = Box::new(Intake {
+        keeper: Keeper {
+            state,
+            project,
+            seen: HashSet::new(),
+        },
+        events,
+        form: PhantomData::<fn() -> R>,
+    });
     // Boxed, for it is large, and often part of another future.
-    let task = Box::pin(Follower::<R, T, F>::new(api, selected, keeper, synced_tx, events, watch).run());
+    let task = Box::pin(Follower::new(api, selected, store, synced_tx, watch).run());
     (mirror, task)
+}
+
+/// What the objects of a list and its watches are written into, as the API server sends them. One [`Follower`] serves all
+/// kinds.
+trait Store: Send {
+    /// A list begins.
+    fn begin_list(&mut self);
+    /// The list in progress has this object.
+    fn listed(&mut self, text: &RawValue) -> serde_json::Result<()>;
+    /// The list is complete: what was not in it has gone.
+    fn end_list(&mut self);
+    /// An object has come or changed; its version.
+    fn put(&mut self, text: &RawValue) -> serde_json::Result<Option<String>>;
+    /// An object has gone; its version.
+    fn remove(&mut self, text: &RawValue) -> serde_json::Result<Option<String>>;
+    /// Length of all objects that are kept, as the API server sent them.
+    fn bytes(&self) -> usize;
+}
+
+/// Reads objects as an `R`, and says of those that cannot be taken in.
+struct Intake<R, T, F> {
+    keeper: Keeper<T, F>,
+    events: Option<Events>,
+    form: PhantomData<fn() -> R>,
+}
+
+impl<R: Form, T, F> Intake<R, T, F> {
+    fn check(&self, named: &Named, taken: Result<(), Panicked>) {
+        if let Err(panic) = taken {
+            named.unreadable::<R>(
+                self.events.as_ref(),
+                &format!("cannot process this object, so it counts as it was until it is changed: {panic}"),
+            );
+        }
+    }
+}
+
+impl<R, T, F> Store for Intake<R, T, F>
+where
+    R: Form + DeserializeOwned,
+    T: PartialEq + Send + Sync,
+    F: Fn(R) -> Option<T> + Send,
+{
+    fn begin_list(&mut self) {
+        self.keeper.begin_list();
+    }
+
+    fn listed(&mut self, text: &RawValue) -> serde_json::Result<()> {
+        let object: Readable<R> = serde_json::from_str(text.get())?;
+        let (key, named, bytes) = (object.key(), object.named(), object.bytes());
+        let taken = self.keeper.listed(key, object.read(self.events.as_ref()), bytes);
+        self.check(&named, taken);
+        Ok(())
+    }
+
+    fn end_list(&mut self) {
+        self.keeper.end_list();
+    }
+
+    fn put(&mut self, text: &RawValue) -> serde_json::Result<Option<String>> {
+        let object: Readable<R> = serde_json::from_str(text.get())?;
+        let (key, named, bytes) = (object.key(), object.named(), object.bytes());
+        let version = object.version();
+        let taken = self.keeper.put(key, object.read(self.events.as_ref()), bytes);
+        self.check(&named, taken);
+        Ok(version)
+    }
+
+    fn remove(&mut self, text: &RawValue) -> serde_json::Result<Option<String>> {
+        let object: Readable<R> = serde_json::from_str(text.get())?;
+        self.keeper.set(object.key(), None, 0);
+        Ok(object.version())
+    }
+
+    fn bytes(&self) -> usize {
+        self.keeper.bytes()
+    }
 }
 
 /// Applies watch events to the state.

@@ -1,6 +1,5 @@
 //! The watches that the controllers share.
 
-use std::fmt::Debug;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
@@ -125,7 +124,7 @@ impl Start<'_> {
         project: impl Fn(R) -> Option<T> + Send + 'static,
     ) -> Mirror<T>
     where
-        R: Form + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+        R: Form + DeserializeOwned + 'static,
         T: PartialEq + Send + Sync + 'static,
     {
         let mut selected = ListParams::default().limit(PAGE);

@@ -6,26 +6,21 @@
 //! Own code rather than `kube::runtime::watcher`: that one has no deadline for a list or for the start of a watch, shows
 //! no bookmarks, and reports a new attempt as if it were progress.
 
-use std::fmt::Debug;
 use std::hash::{BuildHasher, RandomState};
-use std::marker::PhantomData;
 use std::time::Duration;
 
 use futures::StreamExt;
 use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::core::{ObjectList, Request};
 use kube::{Api, Client, Resource};
-use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::Keeper;
-use super::readable::{Form, Named, Readable};
-use crate::{Error, Events, page};
+use super::Store;
+use crate::{Error, page};
 use kruise_api::backoff::Backoff;
 use kruise_ops::metrics::metrics;
-use kruise_ops::panics::Panicked;
 use kruise_ops::watches::Watch;
 
 /// Objects per page of a list, where the caller says nothing else; as client-go.
@@ -43,43 +38,33 @@ const RETRY: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_s
 const LONGEST_ASKED: Duration = Duration::from_secs(300);
 
 /// Keeps one mirror up to date.
-pub(super) struct Follower<R, T, F> {
+pub(super) struct Follower {
     client: Client,
     path: String,
-    kind: PhantomData<fn() -> R>,
     selected: ListParams,
-    keeper: Keeper<T, F>,
+    store: Box<dyn Store>,
     synced: watch::Sender<bool>,
-    events: Option<Events>,
     report: Report,
     /// What the mirror holds; `None` is to be listed.
     version: Option<String>,
 }
 
-impl<R, T, F> Follower<R, T, F>
-where
-    R: Form + Clone + Debug + DeserializeOwned + Send + 'static,
-    T: PartialEq,
-    F: Fn(R) -> Option<T>,
-{
-    pub fn new(
-        api: Api<R::Kind>,
+impl Follower {
+    pub fn new<K: Resource<DynamicType = ()>>(
+        api: Api<K>,
         selected: ListParams,
-        keeper: Keeper<T, F>,
+        store: Box<dyn Store>,
         synced: watch::Sender<bool>,
-        events: Option<Events>,
         watch: Option<Watch>,
     ) -> Self {
         let limit = Some(selected.limit.unwrap_or(PAGE));
         Self {
             path: api.resource_url().to_owned(),
             client: api.into_client(),
-            kind: PhantomData,
             selected: ListParams { limit, ..selected },
-            keeper,
+            store,
             synced,
-            events,
-            report: Report::new(R::Kind::kind(&()).into_owned(), watch),
+            report: Report::new(K::kind(&()).into_owned(), watch),
             version: None,
         }
     }
@@ -103,7 +88,7 @@ where
     async fn list(&mut self) -> Result<(), Error> {
         let mut page = self.selected.clone();
         let before = self.report.failures;
-        self.keeper.begin_list();
+        self.store.begin_list();
         loop {
             let list = match self.page(&mut page).await {
                 Ok(list) => list,
@@ -117,12 +102,7 @@ where
             self.report.failures = before;
             for text in list.items {
                 // One after the other: a page of many small values takes a hundred times its length when it is parsed.
-                let object: Readable<R> =
-                    serde_json::from_str(text.get()).map_err(kube::Error::SerdeError)?;
-                let (key, named, bytes) = (object.key(), object.named(), object.bytes());
-                let object = object.read(self.events.as_ref());
-                let taken = self.keeper.listed(key, object, bytes);
-                self.check(&named, taken);
+                self.store.listed(&text).map_err(kube::Error::SerdeError)?;
             }
             let more = list.metadata.continue_.filter(|token| !token.is_empty());
             if more.is_none() {
@@ -134,9 +114,9 @@ where
         if self.version.is_none() {
             return Err(Error::Transport("the list has no resourceVersion".to_owned()));
         }
-        self.keeper.end_list();
+        self.store.end_list();
         self.report.listed();
-        self.report.holds(self.keeper.bytes());
+        self.report.holds(self.store.bytes());
         self.synced.send_replace(true);
         Ok(())
     }
@@ -162,7 +142,7 @@ where
         };
         let request = Request::new(&self.path).watch(&params, from);
         let request = request.map_err(kube::Error::BuildRequest)?;
-        let start = self.client.request_events::<Readable<R>>(request);
+        let start = self.client.request_events::<Box<RawValue>>(request);
         let mut events = Box::pin(within("watch", &self.report.kind, start).await?);
         let mut lives = false;
         loop {
@@ -180,7 +160,7 @@ where
             self.apply(event.map_err(Error::from)?)?;
             lives = true;
             self.report.progress();
-            self.report.holds(self.keeper.bytes());
+            self.report.holds(self.store.bytes());
         }
         if lives {
             return Ok(());
@@ -190,32 +170,14 @@ where
         ))
     }
 
-    /// Says that an object could not be taken in.
-    fn check(&self, named: &Named, taken: Result<(), Panicked>) {
-        if let Err(panic) = taken {
-            named.unreadable::<R>(
-                self.events.as_ref(),
-                &format!("cannot process this object, so it counts as it was until it is changed: {panic}"),
-            );
-        }
-    }
-
-    fn apply(&mut self, event: WatchEvent<Readable<R>>) -> Result<(), Error> {
+    fn apply(&mut self, event: WatchEvent<Box<RawValue>>) -> Result<(), Error> {
         let version = match event {
-            WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                let (key, named, version) = (object.key(), object.named(), object.version());
-                let bytes = object.bytes();
-                let taken = self.keeper.put(key, object.read(self.events.as_ref()), bytes);
-                self.check(&named, taken);
-                version
-            }
-            WatchEvent::Deleted(object) => {
-                self.keeper.set(object.key(), None, 0);
-                object.version()
-            }
-            WatchEvent::Bookmark(bookmark) => Some(bookmark.metadata.resource_version),
+            WatchEvent::Added(text) | WatchEvent::Modified(text) => self.store.put(&text),
+            WatchEvent::Deleted(text) => self.store.remove(&text),
+            WatchEvent::Bookmark(bookmark) => Ok(Some(bookmark.metadata.resource_version)),
             WatchEvent::Error(status) => return Err(Error::Api(status)),
         };
+        let version = version.map_err(kube::Error::SerdeError)?;
         if let Some(version) = version.filter(|v| !v.is_empty()) {
             self.version = Some(version);
         }
