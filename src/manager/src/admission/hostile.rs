@@ -24,7 +24,7 @@ use shapes::{DELETION, admission_reviews, conversion_reviews, deletion_review, e
 
 use super::connections::Caller;
 use super::look::Look;
-use super::{Options, review};
+use super::{Options, router};
 use kruise_api::{Kind, keys, names};
 use kruise_cluster::pod_template::Defaults;
 use kruise_cluster::{self as cluster, Cluster};
@@ -106,7 +106,7 @@ async fn router_to(server: SocketAddr) -> (Router, impl Future<Output = ()>) {
         off: Vec::new(),
     };
     let (look, looking) = Look::new(&cluster, &options);
-    (review::router(look, &options), looking)
+    (router::router(look, &options), looking)
 }
 
 /// Requests that are being answered.

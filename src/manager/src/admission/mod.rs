@@ -21,6 +21,7 @@ mod look;
 mod node_image;
 mod review;
 mod room;
+mod router;
 mod sending;
 mod server;
 mod storage;
@@ -155,7 +156,7 @@ pub async fn run(
     );
     let serving = listener.map(|listener| {
         let (look, looking) = look::Look::new(&cluster, &options);
-        let router = review::router(look, &options);
+        let router = router::router(look, &options);
         let served = server::serve(listener, router, bundle_rx.clone(), &shutdown);
         // What is asked of the API server for a review is asked to the last of them.
         Box::pin(async {
