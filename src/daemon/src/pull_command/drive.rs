@@ -9,28 +9,16 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::Stop;
+use super::outcome::Outcome;
 use super::plan::Wanted;
 use super::show::{self, View};
+use super::stop::Stop;
 use crate::image_pull::act;
 use crate::image_pull::plan::keyring::Keyring;
 use crate::image_pull::plan::{self, Again, Ask, Board, Ended, Limits, Progress, Stage, Step, TagKey, Task};
 use kruise_api::image_reference::Reference;
 use kruise_api::node_image::ImagePullPhase;
 use kruise_cri::Runtime;
-
-/// How one image went.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Outcome {
-    pub(super) image: String,
-    pub(super) succeeded: bool,
-    /// It was there before.
-    pub(super) present: bool,
-    pub(super) image_id: Option<String>,
-    pub(super) message: Option<String>,
-    pub(super) attempts: u32,
-    pub(super) seconds: f64,
-}
 
 type Result = std::result::Result<act::Pulled, act::Failure>;
 type Bytes = (TagKey, u64, Progress);

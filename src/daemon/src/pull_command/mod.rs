@@ -6,8 +6,10 @@
 //! The decisions are the daemon's own (`image_pull::plan`): limits, retries, credentials.
 
 mod drive;
+mod outcome;
 pub mod plan;
 mod show;
+mod stop;
 
 use std::future::pending;
 use std::io::{IsTerminal, Read};
@@ -17,15 +19,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgGroup, ValueEnum};
-use tokio::signal::ctrl_c;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::image_pull::plan::keyring::{self, Keyring};
+pub use outcome::Error;
+
+use super::image_pull::plan::keyring::Keyring;
 use kruise_cri::{Options, Runtime, Runtimes, why_none};
 use kruise_ops::Progress;
 use plan::{Defaults, Wanted};
+use stop::Stop;
 
 /// How long a runtime that is preferred may take to answer after another one did.
 const OTHERS: Duration = Duration::from_millis(300);
@@ -87,61 +90,6 @@ pub enum Output {
     Text,
     /// One JSON document
     Json,
-}
-
-/// Why nothing was pulled.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// A file cannot be read.
-    #[error("{path}: {why}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        why: std::io::Error,
-    },
-    /// A manifest is not what it should be.
-    #[error("{path}: {why}")]
-    Manifest {
-        /// Which.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: plan::Error,
-    },
-    /// The Docker configuration is not one.
-    #[error("{path} cannot be used: {why}")]
-    DockerConfig {
-        /// Which.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: keyring::Error,
-    },
-    /// A signal came before the first pull.
-    #[error("interrupted")]
-    Interrupted,
-    /// There is no runtime to pull with.
-    #[error("no container runtime answers: {0}")]
-    NoRuntime(String),
-}
-
-impl Error {
-    /// Whether the same command may succeed later.
-    #[must_use]
-    pub fn retryable(&self) -> bool {
-        matches!(self, Self::NoRuntime(_) | Self::Interrupted)
-    }
-
-    /// The word for it in JSON output.
-    #[must_use]
-    pub fn category(&self) -> &'static str {
-        match self {
-            Self::File { .. } => "file",
-            Self::Manifest { .. } => "manifest",
-            Self::DockerConfig { .. } => "docker_config",
-            Self::Interrupted => "interrupted",
-            Self::NoRuntime(_) => "no_runtime",
-        }
-    }
 }
 
 /// Pulls, shows how far it is, and tells how it went.
@@ -271,28 +219,4 @@ async fn runtime(socket_file: Option<PathBuf>, wait: Duration) -> Result<Arc<dyn
     let health = runtimes.health();
     let first = runtimes.first().filter(|_| health.iter().any(|s| s.healthy));
     first.ok_or_else(|| Error::NoRuntime(why_none(&health)))
-}
-
-/// Signals that end the command: what it knows is still told.
-struct Stop {
-    term: Option<Signal>,
-}
-
-impl Stop {
-    fn new() -> Self {
-        Self {
-            term: signal(SignalKind::terminate()).ok(),
-        }
-    }
-
-    /// Returns at SIGINT or SIGTERM. Where these cannot be waited for, stopping is the safer side.
-    async fn asked(&mut self) {
-        match &mut self.term {
-            Some(term) => tokio::select! {
-                _ = term.recv() => {}
-                _ = ctrl_c() => {}
-            },
-            None => drop(ctrl_c().await),
-        }
-    }
 }

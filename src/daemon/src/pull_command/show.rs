@@ -7,8 +7,7 @@ use std::time::Duration;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde_json::json;
 
-use super::Error;
-use super::drive::Outcome;
+use super::outcome::{Error, Outcome};
 use crate::control::printable;
 use crate::image_pull::plan::{Progress, TagKey};
 
