@@ -3,9 +3,11 @@
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerPort, LifecycleHandler};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
+use super::keys;
 use super::schemas;
 use super::words::words;
 
@@ -35,6 +37,15 @@ words! {
         /// Ended, well or not (requests only).
         Completed,
     }
+}
+
+/// The phase of a request, which has an empty one beside its conditions until a daemon takes it up.
+fn phase_or_none(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = ContainerRecreateRequestPhase::json_schema(generator);
+    if let Some(words) = schema.get_mut("enum").and_then(Value::as_array_mut) {
+        words.insert(0, json!(""));
+    }
+    schema
 }
 
 /// Pod and containers to recreate, and how.
@@ -135,7 +146,7 @@ fn is_zero(number: &i32) -> bool {
 #[serde(rename_all = "camelCase")]
 pub struct ContainerRecreateRequestStatus {
     /// Pending, Recreating or Completed; empty until a daemon has taken the request up.
-    #[schemars(schema_with = "schemas::request_phase")]
+    #[schemars(schema_with = "phase_or_none")]
     pub phase: ContainerRecreateRequestPhase,
     /// When the request ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -190,7 +201,32 @@ const NO_DAEMON: &str = "NoDaemon";
 /// How many characters of what containers came to a condition holds.
 const LONGEST: usize = 2000;
 
+impl ContainerRecreateRequestPhase {
+    /// Whether nothing can change any more.
+    #[must_use]
+    pub fn settled(&self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed | Self::Completed)
+    }
+}
+
 impl ContainerRecreateRequestStatus {
+    /// The state of a container.
+    #[must_use]
+    pub fn state(&self, container: &str) -> Option<&ContainerRecreateRequestContainerRecreateState> {
+        let mut states = self.container_recreate_states.iter();
+        states.find(|state| state.name == container)
+    }
+
+    /// Since when the Pod is not ready on the request's behalf.
+    #[must_use]
+    pub fn unready_since(&self) -> Option<Timestamp> {
+        let unready = |condition: &&Condition| {
+            condition.type_ == keys::PRE_RECREATE_GRACE && condition.status == "True"
+        };
+        let unready = self.conditions.iter().find(unready)?;
+        Some(unready.last_transition_time.0)
+    }
+
     /// Adds condition `Waiting`, for a request on `node` that no daemon has taken up at `now`.
     pub fn no_daemon(&mut self, node: &str, now: Timestamp) {
         let message =

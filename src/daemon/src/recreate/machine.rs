@@ -180,7 +180,7 @@ impl Machine {
             self.seen_at
                 .entry(request.uid.clone())
                 .or_insert((now.api, now.mono));
-            if request.status.unready_since.is_some() {
+            if request.status.unready_since().is_some() {
                 self.memory
                     .unready_seen
                     .entry(request.uid.clone())
@@ -435,8 +435,8 @@ impl Machine {
 
     /// Takes in that the API server has a status; counts and logs a request that has ended by it.
     fn told(&mut self, write: &Write, request: &Request) {
-        for state in &write.status.states {
-            if let Some(target) = &state.target {
+        for state in &write.status.container_recreate_states {
+            if let Some(target) = &state.container_id {
                 let key = plan::Key {
                     request: write.request.clone(),
                     container: state.name.clone(),
@@ -444,7 +444,7 @@ impl Machine {
                 self.memory.targets.insert(key, target.clone());
             }
         }
-        if request.status.completed.is_none() {
+        if request.status.completion_time.is_none() {
             return;
         }
         // Removed, so that what is written later about a stop that ran at the deadline does not count it twice.
@@ -454,6 +454,7 @@ impl Machine {
         let took = self.shared.now().mono.saturating_sub(since);
         let ended = |type_: &&str| {
             request
+                .status
                 .conditions
                 .iter()
                 .find(|condition| condition.type_ == **type_)

@@ -30,11 +30,11 @@ use tokio::time::Instant;
 
 use super::Context;
 use super::pods::PodView;
-use kruise_api::container_recreate_request::ContainerRecreateRequest;
+use kruise_api::container_recreate_request::{ContainerRecreateRequest, ContainerRecreateRequestPhase};
 use kruise_api::keys;
 use kruise_cluster::{Key, Mirror};
 use machine::Machine;
-use plan::{Now, Phase, Request};
+use plan::{Now, Request};
 use report::Board;
 use turns::Turns;
 
@@ -114,7 +114,9 @@ fn pod_of(request: &Request) -> Key {
 }
 
 fn over(request: &Request) -> bool {
-    request.deleting || request.status.completed.is_some() || request.status.phase == Phase::Completed
+    request.deleting
+        || request.status.completion_time.is_some()
+        || request.status.phase == ContainerRecreateRequestPhase::Completed
 }
 
 /// Gives each Pod that has requests a task, and rings its bell when something about it changes.
@@ -197,9 +199,10 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::act::{Job, What};
-    use super::plan::{Act, Begin, Status, Urgency, Write};
+    use super::plan::{Act, Begin, Urgency, Write};
     use super::writer::Writer;
     use super::*;
+    use kruise_api::container_recreate_request::ContainerRecreateRequestStatus;
     use kruise_ops::panics::injected::panic_at;
 
     /// A node with one Pod and one request for it, whose runtime panics; and the bodies of what is written.
@@ -306,7 +309,8 @@ mod tests {
             let requests = shared.requests.list();
             let write = Write {
                 request: "panicking".to_owned(),
-                status: Status::default(),
+                status: ContainerRecreateRequestStatus::default(),
+                waits: None,
                 urgency: Urgency::Now,
             };
             let mut writer = Writer::new(Arc::clone(&shared));
@@ -329,13 +333,14 @@ mod tests {
     async fn a_panic_while_a_status_is_written_is_a_write_that_failed() {
         let (shared, written) = panicking();
         let requests = shared.requests.list();
-        let status = Status {
-            message: "written after all".to_owned(),
-            ..Status::default()
+        let status = ContainerRecreateRequestStatus {
+            message: Some("written after all".to_owned()),
+            ..ContainerRecreateRequestStatus::default()
         };
         let write = Write {
             request: "panicking".to_owned(),
             status,
+            waits: None,
             urgency: Urgency::Now,
         };
         let mut writer = Writer::new(Arc::clone(&shared));

@@ -8,9 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 
 use super::Shared;
-use super::plan::{
-    Now, Phase, PodSight, Request, RunState, RuntimeSight, Seen, Snapshot, State, Status, Wanted,
-};
+use super::plan::{Now, PodSight, Request, RunState, RuntimeSight, Seen, Wanted};
 use super::turns::Limit;
 use crate::pods::PodView;
 use kruise_api::container_recreate_request::{
@@ -59,55 +57,21 @@ pub fn request(object: ContainerRecreateRequest) -> Option<Request> {
         unready_seconds: strategy.unready_grace_period_seconds,
         min_started_seconds: i64::from(strategy.min_started_seconds),
         deadline_seconds: spec.active_deadline_seconds,
-        conditions: status
-            .as_ref()
-            .map(|status| status.conditions.clone())
-            .unwrap_or_default(),
-        status: status.map(status_of).unwrap_or_default(),
+        status: status.map(normal).unwrap_or_default(),
     })
 }
 
-fn status_of(status: ContainerRecreateRequestStatus) -> Status {
-    let unready = status
-        .conditions
-        .iter()
-        .find(|condition| condition.type_ == keys::PRE_RECREATE_GRACE && condition.status == "True");
-    let states = status.container_recreate_states.into_iter().map(|state| State {
-        name: state.name,
-        phase: phase(&state.phase),
-        message: state.message.unwrap_or_default(),
-        killed: state.is_killed,
-        target: state.container_id,
-    });
-    let snapshot = status
-        .container_status_snapshot
-        .into_iter()
-        .map(|entry| Snapshot {
-            name: entry.name,
-            ready: entry.ready,
-            restart_count: entry.restart_count,
-            container_id: entry.container_id.unwrap_or_default(),
-        });
-    Status {
-        phase: phase(&status.phase),
-        completed: status.completion_time.map(|time| time.0),
-        message: status.message.unwrap_or_default(),
-        waits: None,
-        unready_since: unready.map(|condition| condition.last_transition_time.0),
-        states: states.collect(),
-        snapshot: snapshot.collect(),
+/// A status as we write it, whoever wrote it: of states that have no word of ours for their phase nothing has begun.
+fn normal(mut status: ContainerRecreateRequestStatus) -> ContainerRecreateRequestStatus {
+    let said = |text: &mut Option<String>| *text = text.take().filter(|text| !text.is_empty());
+    said(&mut status.message);
+    for state in &mut status.container_recreate_states {
+        said(&mut state.message);
+        if let ContainerRecreateRequestPhase::Other(_) = state.phase {
+            state.phase = ContainerRecreateRequestPhase::Pending;
+        }
     }
-}
-
-fn phase(phase: &ContainerRecreateRequestPhase) -> Phase {
-    match phase {
-        ContainerRecreateRequestPhase::Pending => Phase::Pending,
-        ContainerRecreateRequestPhase::Recreating => Phase::Recreating,
-        ContainerRecreateRequestPhase::Succeeded => Phase::Succeeded,
-        ContainerRecreateRequestPhase::Failed => Phase::Failed,
-        ContainerRecreateRequestPhase::Completed => Phase::Completed,
-        ContainerRecreateRequestPhase::Other(_) => Phase::Empty,
-    }
+    status
 }
 
 /// The Pod as our watch has it. Where the watch has none, or another one than a request names, the API
@@ -352,8 +316,10 @@ mod tests {
         assert_eq!(request.pod_uid.as_deref(), Some("p"));
         assert_eq!(request.containers[0].recorded.as_deref(), Some("containerd://x"));
         assert_eq!(request.containers[1].recorded, None);
-        assert_eq!(request.status.phase, Phase::Recreating);
-        assert!(request.status.states[0].killed && request.status.unready_since.is_some());
+        assert_eq!(request.status.phase, ContainerRecreateRequestPhase::Recreating);
+        assert!(
+            request.status.container_recreate_states[0].is_killed && request.status.unready_since().is_some()
+        );
     }
 
     #[test]

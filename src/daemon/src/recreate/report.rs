@@ -4,16 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use jiff::{RoundMode, Timestamp, TimestampRound, Unit};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Api;
 use serde_json::{Map, Value, json};
 
 use super::observe;
-use super::plan::{Observed, Phase, Plan, PodSight, Request, RuntimeSight, Status, Step, bare};
+use super::plan::{Observed, Plan, PodSight, Request, RuntimeSight, Step, Write, bare};
 use crate::live;
 use kruise_api::container_recreate_request::{
-    ContainerRecreateRequest, ContainerRecreateRequestContainerRecreateState, ContainerRecreateRequestPhase,
-    ContainerRecreateRequestStatus, ContainerRecreateRequestSyncContainerStatus,
+    ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase,
 };
 use kruise_cluster::write::Stored;
 use kruise_cluster::{self as cluster, Cluster, Key, write};
@@ -31,12 +29,12 @@ pub enum Written {
 }
 
 /// Writes a status on top of the version that the decision was made on.
-pub async fn write(cluster: &Cluster, node: &str, request: &Request, status: &Status) -> Written {
+pub async fn write(cluster: &Cluster, node: &str, request: &Request, write: &Write) -> Written {
     let api: Api<ContainerRecreateRequest> = Api::namespaced(cluster.client.clone(), &request.namespace);
     let result = write::patch_status_merge(
         &api,
         &request.name,
-        &patch(request, status, node, cluster.clock.now()),
+        &patch(request, write, node, cluster.clock.now()),
     )
     .await;
     match result.and_then(Stored::object).map(observe::request) {
@@ -55,52 +53,28 @@ pub async fn write(cluster: &Cluster, node: &str, request: &Request, status: &St
 }
 
 /// The fields that are ours, and the conditions where one of ours changes.
-fn patch(request: &Request, status: &Status, node: &str, now: Timestamp) -> Value {
-    let states: Vec<_> = status
-        .states
-        .iter()
-        .map(|state| ContainerRecreateRequestContainerRecreateState {
-            name: state.name.clone(),
-            phase: word(state.phase),
-            message: some(&state.message),
-            is_killed: state.killed,
-            container_id: state.target.clone(),
-        })
-        .collect();
+fn patch(request: &Request, write: &Write, node: &str, now: Timestamp) -> Value {
+    let mut status = write.status.clone();
+    if let Some(at) = &mut status.completion_time {
+        at.0 = whole_second(at.0);
+    }
+    status.conclude(node);
+    if let (None, Some(reason)) = (&status.completion_time, write.waits) {
+        status.wait(reason, status.message.clone().unwrap_or_default(), now);
+    }
     let mut fields = Map::new();
     let mut set = |field: &str, value: Value| fields.insert(field.to_owned(), value);
-    set("phase", json!(word(status.phase)));
-    set("message", json!(some(&status.message)));
-    set("containerRecreateStates", json!(states));
-    let mut concluded = ContainerRecreateRequestStatus {
-        completion_time: status.completed.map(|at| Time(whole_second(at))),
-        message: some(&status.message),
-        container_recreate_states: states,
-        conditions: request.conditions.clone(),
-        ..ContainerRecreateRequestStatus::default()
-    };
-    concluded.conclude(node);
-    if let (None, Some(reason)) = (status.completed, status.waits) {
-        concluded.wait(reason, status.message.clone(), now);
-    }
-    if let Some(at) = &concluded.completion_time {
+    set("phase", json!(status.phase));
+    set("message", json!(status.message));
+    set("containerRecreateStates", json!(status.container_recreate_states));
+    if let Some(at) = &status.completion_time {
         set("completionTime", json!(at));
     }
-    if concluded.conditions != request.conditions {
-        set("conditions", json!(concluded.conditions));
+    if status.conditions != request.status.conditions {
+        set("conditions", json!(status.conditions));
     }
-    if !status.snapshot.is_empty() {
-        let snapshot: Vec<_> = status
-            .snapshot
-            .iter()
-            .map(|entry| ContainerRecreateRequestSyncContainerStatus {
-                name: entry.name.clone(),
-                ready: entry.ready,
-                restart_count: entry.restart_count,
-                container_id: some(&entry.container_id),
-            })
-            .collect();
-        set("containerStatusSnapshot", json!(snapshot));
+    if !status.container_status_snapshot.is_empty() {
+        set("containerStatusSnapshot", json!(status.container_status_snapshot));
     }
     json!({"metadata": {"resourceVersion": request.resource_version}, "status": fields})
 }
@@ -113,22 +87,6 @@ fn whole_second(at: Timestamp) -> Timestamp {
             .mode(RoundMode::Trunc),
     )
     .unwrap_or(at)
-}
-
-fn some(text: &str) -> Option<String> {
-    (!text.is_empty()).then(|| text.to_owned())
-}
-
-/// The word of a phase on the wire.
-pub fn word(phase: Phase) -> ContainerRecreateRequestPhase {
-    match phase {
-        // The plan writes no empty phase.
-        Phase::Empty | Phase::Pending => ContainerRecreateRequestPhase::Pending,
-        Phase::Recreating => ContainerRecreateRequestPhase::Recreating,
-        Phase::Succeeded => ContainerRecreateRequestPhase::Succeeded,
-        Phase::Failed => ContainerRecreateRequestPhase::Failed,
-        Phase::Completed => ContainerRecreateRequestPhase::Completed,
-    }
 }
 
 /// What the control API shows, Pod by Pod.
@@ -160,16 +118,17 @@ impl Board {
 /// What one request is at, for the control API.
 pub fn row(request: &Request, plan: &Plan, seen: &Observed, seen_at: Option<Timestamp>) -> live::Recreate {
     let view = plan.steps.iter().find(|view| view.request == request.uid);
-    let phase = match (view, request.status.phase) {
+    let phase = match (view, &request.status.phase) {
         (Some(view), _) if view.wait.is_none() => Phase::Recreating,
-        (_, phase) => phase,
+        (_, Phase::Other(_)) => Phase::Pending,
+        (_, phase) => phase.clone(),
     };
     let steps = view.map(|view| view.containers.as_slice()).unwrap_or_default();
     live::Recreate {
         namespace: request.namespace.clone(),
         name: request.name.clone(),
         pod: request.pod_name.clone(),
-        phase: word(phase).to_string(),
+        phase: phase.to_string(),
         waits_for: view.and_then(|view| view.wait.as_ref()).map(ToString::to_string),
         containers: steps
             .iter()
@@ -188,10 +147,8 @@ fn container(request: &Request, name: &str, step: &Step, seen: &Observed) -> liv
         .and_then(|w| w.recorded.clone());
     let stored = request
         .status
-        .states
-        .iter()
-        .find(|state| state.name == name)
-        .and_then(|s| s.target.clone());
+        .state(name)
+        .and_then(|state| state.container_id.clone());
     let old = stored.or(recorded);
     let newest = match (&seen.runtime, &seen.pod) {
         (RuntimeSight::Seen { scheme, containers }, _) => containers
@@ -206,7 +163,7 @@ fn container(request: &Request, name: &str, step: &Step, seen: &Observed) -> liv
     };
     live::RecreateContainer {
         name: name.to_owned(),
-        step: word(step.phase()).to_string(),
+        step: step.phase().to_string(),
         waits_for: (!matches!(step, Step::Succeeded)).then(|| step.to_string()),
         new_container_id: newest.filter(|id| old.as_deref().is_some_and(|old| bare(old) != bare(id))),
         old_container_id: old,
@@ -216,19 +173,25 @@ fn container(request: &Request, name: &str, step: &Step, seen: &Observed) -> liv
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recreate::plan::Wait;
+    use crate::recreate::plan::{Urgency, Wait};
+    use kruise_api::container_recreate_request::ContainerRecreateRequestStatus;
 
     #[test]
     fn a_request_that_waits_has_a_condition_with_its_message() {
         let wait = Wait::Queued {
             behind: "first".to_owned(),
         };
-        let status = Status {
-            message: wait.to_string(),
-            waits: wait.reason(),
-            ..Status::default()
+        let write = |message: Option<String>, waits| Write {
+            request: String::new(),
+            status: ContainerRecreateRequestStatus {
+                message,
+                ..ContainerRecreateRequestStatus::default()
+            },
+            waits,
+            urgency: Urgency::Now,
         };
-        let written = patch(&Request::default(), &status, "n", Timestamp::UNIX_EPOCH);
+        let waits = write(Some(wait.to_string()), wait.reason());
+        let written = patch(&Request::default(), &waits, "n", Timestamp::UNIX_EPOCH);
         let condition = &written["status"]["conditions"][0];
         assert_eq!(
             (&condition["type"], &condition["reason"]),
@@ -236,12 +199,14 @@ mod tests {
         );
         assert_eq!(condition["message"], written["status"]["message"]);
 
-        let stored = written["status"]["conditions"].clone();
+        let conditions = written["status"]["conditions"].clone();
+        let mut runs = write(None, None);
+        runs.status.conditions = serde_json::from_value(conditions).unwrap_or_default();
         let waiting = Request {
-            conditions: serde_json::from_value(stored).unwrap_or_default(),
+            status: runs.status.clone(),
             ..Request::default()
         };
-        let runs = patch(&waiting, &Status::default(), "n", Timestamp::UNIX_EPOCH);
-        assert_eq!(runs["status"]["conditions"], json!([]));
+        let written = patch(&waiting, &runs, "n", Timestamp::UNIX_EPOCH);
+        assert_eq!(written["status"]["conditions"], json!([]));
     }
 }

@@ -219,7 +219,7 @@ fn spawn(
     let step = shared.ctx.health.progress.begin(super::NAME, what, limit);
     busy.spawn(async move {
         let _step = step;
-        let written = report::write(&shared.ctx.cluster, &shared.ctx.node_name, &base, &write.status);
+        let written = report::write(&shared.ctx.cluster, &shared.ctx.node_name, &base, &write);
         let written = isolated(super::NAME, &write.request, written).await;
         let written = written.unwrap_or_else(|panicked| Written::Failed(panicked.into()));
         (write, written)

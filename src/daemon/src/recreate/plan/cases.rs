@@ -1,13 +1,23 @@
 //! Single cases of the plan, with their figures.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use super::tests::{LONG, request, sim, stops, writes};
+use super::tests::{LONG, not_ready, request, sim, stops, writes};
 use super::world::{Event, Fault, Ms, World};
 use super::*;
+use kruise_api::container_recreate_request::{
+    ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus as Status,
+};
 
 fn run(world: &mut World) -> &Status {
     assert!(world.run(LONG), "{:#?}", world.log);
     &world.requests[0].status
+}
+
+fn said(status: &Status, container: usize) -> &str {
+    status.container_recreate_states[container]
+        .message
+        .as_deref()
+        .unwrap_or_default()
 }
 
 #[test]
@@ -20,14 +30,20 @@ fn one_container_costs_two_writes_and_no_waiting() {
     assert_eq!(stops(&world, "one").collect::<Vec<_>>(), [(0, "a", "a-0")]);
     assert_eq!(writes(&world, "one"), 2, "{:#?}", world.log);
     assert_eq!(
-        (world.now, status.phase, status.message.as_str()),
-        (1_615, Phase::Completed, "")
+        (world.now, status.phase, status.message),
+        (1_615, Phase::Completed, None)
     );
     assert_eq!(
-        (status.states[0].phase, status.states[0].killed),
-        (Phase::Succeeded, true)
+        (
+            &status.container_recreate_states[0].phase,
+            status.container_recreate_states[0].is_killed
+        ),
+        (&Phase::Succeeded, true)
     );
-    assert_eq!(status.snapshot[0].container_id, "containerd://a-1");
+    assert_eq!(
+        status.container_status_snapshot[0].container_id.as_deref(),
+        Some("containerd://a-1")
+    );
 }
 
 #[test]
@@ -39,7 +55,10 @@ fn force_costs_no_more() {
     let mut world = World::new(vec![sim("a", 15, 1_600, 0, None)], vec![(0, forced)]);
     let status = run(&mut world).clone();
     assert_eq!(writes(&world, "one"), 2, "{:#?}", world.log);
-    assert_eq!(status.states[0].target.as_deref(), Some("containerd://a-0"));
+    assert_eq!(
+        status.container_recreate_states[0].container_id.as_deref(),
+        Some("containerd://a-0")
+    );
 }
 
 #[test]
@@ -66,7 +85,7 @@ fn hook_and_stop_that_run_at_the_deadline_are_finished() {
         .log
         .iter()
         .filter_map(|(at, event)| match event {
-            Event::Wrote { status, .. } if status.completed.is_some() => Some((*at, status.clone())),
+            Event::Wrote { status, .. } if status.completion_time.is_some() => Some((*at, status.clone())),
             _ => None,
         })
         .collect();
@@ -77,17 +96,24 @@ fn hook_and_stop_that_run_at_the_deadline_are_finished() {
         "its end, and the end of each stop"
     );
     let first = &told[0].1;
-    assert_eq!(first.message, "recreating has exceeded the activeDeadlineSeconds");
-    assert!(
-        first.states[0].message.contains("TERM had been sent"),
-        "{first:?}"
+    assert_eq!(
+        first.message.as_deref(),
+        Some("recreating has exceeded the activeDeadlineSeconds")
     );
-    assert!(first.states[1].message.contains("hook was running"), "{first:?}");
-    for state in &status.states {
+    assert!(said(first, 0).contains("TERM had been sent"), "{first:?}");
+    assert!(said(first, 1).contains("hook was running"), "{first:?}");
+    for state in &status.container_recreate_states {
         assert_eq!(state.phase, Phase::Failed);
-        assert!(state.message.contains("was stopped after that"), "{status:?}");
+        assert!(
+            state
+                .message
+                .as_deref()
+                .unwrap_or_default()
+                .contains("was stopped after that"),
+            "{status:?}"
+        );
     }
-    assert_eq!(status.completed, first.completed);
+    assert_eq!(status.completion_time, first.completion_time);
     assert_eq!(stops(&world, "one").count(), 2, "the hook is followed by TERM");
 }
 
@@ -143,8 +169,8 @@ fn what_ran_at_the_deadline_is_told_when_the_api_server_is_back() {
     world.api_down = (4_000, 24_000);
     let status = run(&mut world).clone();
     let ended = world.log.iter().find_map(|(at, event)| match event {
-        Event::Wrote { status, .. } if status.completed.is_some() => {
-            Some((*at, status.states[0].message.clone()))
+        Event::Wrote { status, .. } if status.completion_time.is_some() => {
+            Some((*at, said(status, 0).to_owned()))
         }
         _ => None,
     });
@@ -152,10 +178,7 @@ fn what_ran_at_the_deadline_is_told_when_the_api_server_is_back() {
     assert_eq!(at, 24_000);
     assert!(message.contains("TERM had been sent"), "{message}");
     assert_eq!(world.now, 30_000);
-    assert!(
-        status.states[0].message.contains("was stopped after that"),
-        "{status:?}"
-    );
+    assert!(said(&status, 0).contains("was stopped after that"), "{status:?}");
 }
 
 #[test]
@@ -221,20 +244,15 @@ fn failure_ends_an_ordered_request_unless_it_is_ignored() {
         let status = run(&mut world).clone();
         assert_eq!(stops(&world, "one").count(), stopped);
         assert_eq!(
-            status.message, "",
+            status.message, None,
             "clients take a message for an end before its time"
         );
         assert!(
-            status.states[0]
-                .message
-                .contains("no container \"nowhere\"; it has a"),
+            said(&status, 0).contains("no container \"nowhere\"; it has a"),
             "{status:?}"
         );
         if !ignore {
-            assert!(
-                status.states[1].message.contains("not started, because"),
-                "{status:?}"
-            );
+            assert!(said(&status, 1).contains("not started, because"), "{status:?}");
         }
     }
 }
@@ -249,10 +267,17 @@ fn the_unready_grace_is_waited_for() {
     assert!(!world.run(60_000), "it waits for the manager");
     let status = world.requests[0].status.clone();
     assert_eq!(status.phase, Phase::Recreating);
-    assert!(status.message.contains("kruise-manager"), "{status:?}");
+    assert!(
+        status
+            .message
+            .as_deref()
+            .unwrap_or_default()
+            .contains("kruise-manager"),
+        "{status:?}"
+    );
     assert_eq!(writes(&world, "one"), 1);
     let seen = world.clock();
-    world.requests[0].status.unready_since = Some(seen.api);
+    world.requests[0].status.conditions = vec![not_ready(seen.api)];
     world.memory.unready_seen.insert("one".into(), seen.mono);
     let shown = world.now;
     world.run(LONG);

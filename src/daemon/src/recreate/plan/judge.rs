@@ -6,11 +6,14 @@ use k8s_openapi::api::core::v1::LifecycleHandler;
 
 use super::time;
 use super::types::{
-    Act, Attempt, Hook, Key, Now, Observed, Phase, Request, RunState, RuntimeSight, Seen, Settled, Stage,
-    State, Wanted, left,
+    Act, Attempt, Hook, Key, Now, Observed, Request, RunState, RuntimeSight, Seen, Settled, Stage, Wanted,
+    left,
 };
 use super::words::Step;
 use crate::pods::{ContainerView, Ended, PodView, Role, StatusView};
+use kruise_api::container_recreate_request::{
+    ContainerRecreateRequestContainerRecreateState as State, ContainerRecreateRequestPhase as Phase,
+};
 
 /// How long a container that was stopped may still be listed as running.
 const LISTED_LATE: Duration = Duration::from_secs(1);
@@ -68,11 +71,7 @@ impl Case<'_> {
     }
 
     pub fn stored(&self) -> Option<&State> {
-        self.request
-            .status
-            .states
-            .iter()
-            .find(|state| state.name == self.wanted.name)
+        self.request.status.state(&self.wanted.name)
     }
 
     pub fn attempt(&self) -> Option<&Attempt> {
@@ -131,7 +130,7 @@ impl Case<'_> {
         match stored.phase {
             Phase::Succeeded => Some(Settled { failed: None }),
             Phase::Failed => Some(Settled {
-                failed: Some(stored.message.clone()),
+                failed: Some(stored.message.clone().unwrap_or_default()),
             }),
             _ => None,
         }
@@ -158,7 +157,7 @@ impl Case<'_> {
     /// request says, unless it wants even a newer container replaced.
     fn target(&self) -> Option<&str> {
         let stored = self.stored();
-        if let Some(target) = stored.and_then(|state| state.target.as_deref()) {
+        if let Some(target) = stored.and_then(|state| state.container_id.as_deref()) {
             return Some(target);
         }
         // A cluster with OpenKruise's own CRDs drops our field. Then our memory has it, and after a restart
@@ -166,7 +165,7 @@ impl Case<'_> {
         if let Some(target) = self.seen.memory.targets.get(&self.key()) {
             return Some(target);
         }
-        let intended = stored.is_some_and(|state| state.killed);
+        let intended = stored.is_some_and(|state| state.is_killed);
         let recorded = self.wanted.recorded.as_deref();
         recorded.filter(|_| !self.request.force || intended)
     }
@@ -216,7 +215,7 @@ impl Case<'_> {
         match self.attempt().map(|attempt| &attempt.stage) {
             Some(Stage::Retry { error, .. }) => Step::Retry(error.clone()),
             Some(_) => Step::Interrupted,
-            None if self.stored().is_some_and(|state| state.killed) => Step::Interrupted,
+            None if self.stored().is_some_and(|state| state.is_killed) => Step::Interrupted,
             None => Step::Waiting,
         }
     }

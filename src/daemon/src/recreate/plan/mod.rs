@@ -28,9 +28,8 @@ use std::time::Duration;
 pub use judge::bare;
 pub use time::{deadline, mono};
 pub use types::{
-    Act, Attempt, Begin, Hook, Key, LEAST_GRACE, Memory, Now, Observed, Phase, Plan, PodSight, Request,
-    RunState, RuntimeSight, Seen, Settled, Snapshot, Stage, State, Status, Urgency, View, Wake, Wanted,
-    Write,
+    Act, Attempt, Begin, Hook, Key, LEAST_GRACE, Memory, Now, Observed, Plan, PodSight, Request, RunState,
+    RuntimeSight, Seen, Settled, Stage, Urgency, View, Wake, Wanted, Write,
 };
 pub use words::{Step, Wait};
 
@@ -101,7 +100,7 @@ fn cancel(plan: &mut Plan, seen: &Observed, turns: &[(Arc<Request>, Turn)]) {
 
 /// A request that is over and of which a container was still being stopped at its end.
 fn finish(plan: &mut Plan, seen: &Observed, request: &Request) {
-    if request.status.completed.is_none() && !request.deleting {
+    if request.status.completion_time.is_none() && !request.deleting {
         return;
     }
     let attempts = seen.memory.attempts.iter();
@@ -259,7 +258,7 @@ impl Walk {
         if case.attempt().is_some_and(|attempt| attempt.begun.is_some()) {
             self.touched.insert(case.wanted.name.clone());
         }
-        let begun = case.attempt().is_some() || case.stored().is_some_and(|state| state.killed);
+        let begun = case.attempt().is_some() || case.stored().is_some_and(|state| state.is_killed);
         let may_begin = begun || (!closed && self.halted.is_none());
         match verdict {
             Verdict::Settled(Settled { failed: None }) => Step::Succeeded,

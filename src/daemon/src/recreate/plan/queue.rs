@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::time;
-use super::types::{Memory, Now, Observed, Phase, PodSight, Request, RuntimeSight, Stage};
+use super::types::{Memory, Now, Observed, PodSight, Request, RuntimeSight, Stage};
 use super::words::Wait;
+use kruise_api::container_recreate_request::ContainerRecreateRequestPhase as Phase;
 use kruise_api::container_recreate_request::{DEADLINE, GONE, NO_RUNTIME};
 
 /// What a request may do now.
@@ -48,7 +49,7 @@ pub fn turns(seen: &Observed, now: Now) -> Vec<(Arc<Request>, Turn)> {
     let mut live: Vec<&Arc<Request>> = seen
         .requests
         .iter()
-        .filter(|request| !request.deleting && request.status.completed.is_none())
+        .filter(|request| !request.deleting && request.status.completion_time.is_none())
         .filter(|request| request.status.phase != Phase::Completed)
         .collect();
     live.sort_by_key(|request| {
@@ -109,7 +110,7 @@ fn end(seen: &Observed, request: &Request, now: Now) -> Option<End> {
 /// when that can be expected to be over.
 pub fn unready(request: &Request, memory: &Memory, now: Now) -> Option<(Wait, Option<Duration>)> {
     let grace = time::seconds(request.unready_seconds?);
-    let Some(since) = request.status.unready_since else {
+    let Some(since) = request.status.unready_since() else {
         return Some((Wait::Unready, None));
     };
     let spent = time::unready_for(

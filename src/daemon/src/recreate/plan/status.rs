@@ -2,61 +2,60 @@
 
 use super::judge::bare;
 use super::queue::End;
-use super::types::{Now, Observed, Phase, Request, Snapshot, Stage, State, Status, Urgency, Write};
+use super::types::{Now, Observed, Request, Stage, Urgency, Write};
 use super::words::{Step, Wait};
 use super::{Key, Walk};
 use crate::pods::PodView;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kruise_api::container_recreate_request::{
+    ContainerRecreateRequestContainerRecreateState as State, ContainerRecreateRequestPhase as Phase,
+    ContainerRecreateRequestStatus as Status, ContainerRecreateRequestSyncContainerStatus as Snapshot,
+};
 
 /// The status of a request that does nothing for now.
 pub fn waiting(request: &Request, why: &Wait) -> Option<Write> {
-    let phase = match why {
-        Wait::Queued { .. } => Phase::Pending,
+    let phase = match (why, &request.status.phase) {
+        (Wait::Queued { .. }, _) => Phase::Pending,
         // The manager of either make acts on a request only once it is Recreating.
-        Wait::Unready | Wait::UnreadyGrace { .. } => Phase::Recreating,
-        _ if request.status.phase == Phase::Empty => Phase::Pending,
-        _ => request.status.phase,
+        (Wait::Unready | Wait::UnreadyGrace { .. }, _) => Phase::Recreating,
+        (_, Phase::Other(_)) => Phase::Pending,
+        (_, phase) => phase.clone(),
     };
     let states = request
         .containers
         .iter()
-        .map(|wanted| stored(request, &wanted.name).unwrap_or_else(|| pending(&wanted.name)))
-        .collect();
-    write(
-        request,
-        Status {
-            phase,
-            message: why.to_string(),
-            waits: why.reason(),
-            states,
-            ..request.status.clone()
-        },
-    )
+        .map(|wanted| stored(request, &wanted.name));
+    let status = Status {
+        phase,
+        message: Some(why.to_string()),
+        container_recreate_states: states.collect(),
+        ..request.status.clone()
+    };
+    write(request, status, why.reason())
 }
 
 /// The status of the request in turn.
 pub fn running(request: &Request, pod: &PodView, walk: &Walk, wait: Option<&Wait>) -> Option<Write> {
-    let states: Vec<State> = walk
-        .steps
-        .iter()
+    let steps = walk.steps.iter();
+    let states: Vec<State> = steps
         .map(|(name, step)| state(request, walk, name, step))
         .collect();
-    let snapshot = snapshot(request, pod, &states);
-    let message = wait.map_or_else(String::new, ToString::to_string);
     let status = Status {
         phase: Phase::Recreating,
-        message,
-        waits: wait.and_then(Wait::reason),
-        states,
-        snapshot,
+        message: wait.map(ToString::to_string),
+        container_status_snapshot: snapshot(request, pod, &states),
+        container_recreate_states: states,
         ..request.status.clone()
     };
+    let waits = wait.and_then(Wait::reason);
     if walk.record.is_empty() {
-        return write(request, status);
+        return write(request, status, waits);
     }
     // The stop waits for it, even where the API server says the same already but for what it dropped.
     Some(Write {
         request: request.uid.clone(),
         status,
+        waits,
         urgency: Urgency::Now,
     })
 }
@@ -71,16 +70,16 @@ pub fn completed(request: &Request, pod: &PodView, walk: &Walk, now: Now) -> Opt
             (Step::Succeeded | Step::Failed(_), _) | (_, None) => state(request, walk, name, step),
             (_, Some(halted)) => State {
                 phase: Phase::Failed,
-                message: format!(
+                message: Some(format!(
                     "not started, because container {halted:?} failed and failurePolicy is Fail"
-                ),
-                ..stored(request, name).unwrap_or_else(|| pending(name))
+                )),
+                ..stored(request, name)
             },
         })
         .collect();
     let snapshot = snapshot(request, pod, &states);
     // A message would say that it was broken off; a container that failed is a usual end.
-    write(request, over(request, String::new(), states, snapshot, now))
+    write(request, over(request, None, states, snapshot, now), None)
 }
 
 /// The status of a request that ends before its containers do.
@@ -100,35 +99,36 @@ pub fn ended(
                 .find(|(name, _)| *name == wanted.name)
                 .map(|(_, step)| step);
             let begun = step.map(|step| state_of(request, seen, &wanted.name, step));
-            let known = stored(request, &wanted.name).unwrap_or_else(|| pending(&wanted.name));
-            unfinished(begun.unwrap_or(known), step, why)
+            unfinished(begun.unwrap_or_else(|| stored(request, &wanted.name)), step, why)
         })
         .collect();
+    let snapshot = request.status.container_status_snapshot.clone();
     write(
         request,
-        over(
-            request,
-            why.message(),
-            states,
-            request.status.snapshot.clone(),
-            now,
-        ),
+        over(request, Some(why.message()), states, snapshot, now),
+        None,
     )
 }
 
 /// The status of a request that is over, once a stop that ran at its deadline has ended.
 pub fn finished(request: &Request, seen: &Observed) -> Option<Write> {
-    request.status.completed?;
+    request.status.completion_time.as_ref()?;
     let ran = [
         Step::Hook.at_deadline(),
         Step::Stopping.at_deadline(),
         End::Deadline.message(),
     ];
+    let ran = |state: &State| {
+        state
+            .message
+            .as_ref()
+            .is_some_and(|message| ran.contains(message))
+    };
     let mut status = request.status.clone();
     for state in status
-        .states
+        .container_recreate_states
         .iter_mut()
-        .filter(|state| ran.contains(&state.message))
+        .filter(|state| ran(state))
     {
         let key = Key {
             request: request.uid.clone(),
@@ -136,9 +136,9 @@ pub fn finished(request: &Request, seen: &Observed) -> Option<Write> {
         };
         let ended = seen.memory.attempts.get(&key).filter(|attempt| !attempt.live);
         match ended.map(|attempt| &attempt.stage) {
-            Some(Stage::Stopped(_)) => state.message = Step::after_deadline(None),
+            Some(Stage::Stopped(_)) => state.message = Some(Step::after_deadline(None)),
             Some(Stage::Retry { error, .. } | Stage::Refused(error)) => {
-                state.message = Step::after_deadline(Some(error));
+                state.message = Some(Step::after_deadline(Some(error)));
             }
             _ => {}
         }
@@ -146,6 +146,7 @@ pub fn finished(request: &Request, seen: &Observed) -> Option<Write> {
     (status != request.status).then(|| Write {
         request: request.uid.clone(),
         status,
+        waits: None,
         urgency: Urgency::Now,
     })
 }
@@ -163,58 +164,70 @@ fn unfinished(state: State, step: Option<&Step>, why: &End) -> State {
     };
     State {
         phase: Phase::Failed,
-        message,
+        message: Some(message),
         ..state
     }
 }
 
-fn over(request: &Request, message: String, states: Vec<State>, snapshot: Vec<Snapshot>, now: Now) -> Status {
+fn over(
+    request: &Request,
+    message: Option<String>,
+    states: Vec<State>,
+    snapshot: Vec<Snapshot>,
+    now: Now,
+) -> Status {
     Status {
         phase: Phase::Completed,
-        completed: Some(now.api),
-        message,
-        waits: None,
-        states,
-        snapshot,
-        unready_since: request.status.unready_since,
+        completion_time: Some(Time(now.api)),
+        message: message.filter(|message| !message.is_empty()),
+        container_recreate_states: states,
+        container_status_snapshot: snapshot,
+        conditions: request.status.conditions.clone(),
     }
 }
 
 /// The write of `wanted`, unless the API server has it already.
-fn write(request: &Request, wanted: Status) -> Option<Write> {
+fn write(request: &Request, wanted: Status, waits: Option<&'static str>) -> Option<Write> {
     let urgency = urgency(&request.status, &wanted)?;
     Some(Write {
         request: request.uid.clone(),
         status: wanted,
+        waits,
         urgency,
     })
 }
 
 fn urgency(have: &Status, want: &Status) -> Option<Urgency> {
-    let Status {
-        phase,
-        completed,
-        message,
-        waits: _,
-        states,
-        snapshot: _,
-        unready_since: _,
-    } = want;
-    let unready = *phase == Phase::Recreating && have.phase != Phase::Recreating && !message.is_empty();
-    if completed.is_some() || unready {
+    let begins = want.phase == Phase::Recreating && have.phase != Phase::Recreating;
+    if want.completion_time.is_some() || (begins && want.message.is_some()) {
         return Some(Urgency::Now);
     }
-    let facts = |states: &[State]| -> Vec<(String, Phase, bool, bool)> {
-        states
-            .iter()
-            .map(|s| (s.name.clone(), s.phase, s.killed, s.message.starts_with(HELD)))
-            .collect()
+    let facts = |status: &Status| -> Vec<(String, Phase, bool, bool)> {
+        let states = status.container_recreate_states.iter();
+        let held = |state: &State| {
+            state
+                .message
+                .as_ref()
+                .is_some_and(|message| message.starts_with(HELD))
+        };
+        let facts = states.map(|state| {
+            (
+                state.name.clone(),
+                state.phase.clone(),
+                state.is_killed,
+                held(state),
+            )
+        });
+        facts.collect()
     };
-    if have.phase != *phase || facts(&have.states) != facts(states) {
+    if have.phase != want.phase || facts(have) != facts(want) {
         return Some(Urgency::Soon);
     }
-    let messages = |states: &[State]| -> Vec<String> { states.iter().map(|s| s.message.clone()).collect() };
-    let said = have.message != *message || messages(&have.states) != messages(states);
+    let messages = |status: &Status| -> Vec<Option<String>> {
+        let states = status.container_recreate_states.iter();
+        states.map(|state| state.message.clone()).collect()
+    };
+    let said = have.message != want.message || messages(have) != messages(want);
     said.then_some(Urgency::IfItLasts)
 }
 
@@ -224,8 +237,8 @@ const HELD: &str = "kubelet ";
 fn state(request: &Request, walk: &Walk, name: &str, step: &Step) -> State {
     let mut state = step_state(request, name, step, walk.touched.contains(name));
     if let Some(record) = walk.record.iter().find(|record| record.container == name) {
-        state.target = Some(record.id.clone());
-        state.killed |= record.kill;
+        state.container_id = Some(record.id.clone());
+        state.is_killed |= record.kill;
     }
     state
 }
@@ -244,30 +257,22 @@ fn state_of(request: &Request, seen: &Observed, name: &str, step: &Step) -> Stat
 }
 
 fn step_state(request: &Request, name: &str, step: &Step, killed: bool) -> State {
-    let old = stored(request, name).unwrap_or_else(|| pending(name));
+    let old = stored(request, name);
     let (phase, message) = match step {
-        Step::Waiting => (Phase::Pending, String::new()),
-        Step::Succeeded => (Phase::Succeeded, String::new()),
-        Step::Failed(why) => (Phase::Failed, why.clone()),
+        Step::Waiting => (Phase::Pending, None),
+        Step::Succeeded => (Phase::Succeeded, None),
+        Step::Failed(why) => (Phase::Failed, Some(why.clone()).filter(|why| !why.is_empty())),
         // Not known whether it has begun: what was said stands.
-        Step::Blind => (
-            if old.phase == Phase::Empty {
-                Phase::Pending
-            } else {
-                old.phase
-            },
-            old.message.clone(),
-        ),
-        step => (Phase::Recreating, step.to_string()),
+        Step::Blind => (old.phase.clone(), old.message.clone()),
+        step => (Phase::Recreating, Some(step.to_string())),
     };
+    let target = || known_target(request, name).filter(|_| phase != Phase::Pending);
     State {
-        name: name.to_owned(),
+        container_id: old.container_id.clone().or_else(target),
+        is_killed: old.is_killed || killed,
         phase,
         message,
-        killed: old.killed || killed,
-        target: old
-            .target
-            .or_else(|| known_target(request, name).filter(|_| phase != Phase::Pending)),
+        ..old
     }
 }
 
@@ -278,21 +283,15 @@ fn known_target(request: &Request, name: &str) -> Option<String> {
     wanted.recorded.clone().filter(|_| !request.force)
 }
 
-fn stored(request: &Request, name: &str) -> Option<State> {
-    request
-        .status
-        .states
-        .iter()
-        .find(|state| state.name == name)
-        .cloned()
-}
-
-fn pending(name: &str) -> State {
-    State {
+/// The state that the status has; of a container that it has none of, that nothing has begun.
+fn stored(request: &Request, name: &str) -> State {
+    request.status.state(name).cloned().unwrap_or_else(|| State {
         name: name.to_owned(),
         phase: Phase::Pending,
-        ..State::default()
-    }
+        message: None,
+        is_killed: false,
+        container_id: None,
+    })
 }
 
 /// What kubelet says of the new containers; what was said before where there is none yet.
@@ -302,21 +301,19 @@ fn snapshot(request: &Request, pod: &PodView, states: &[State]) -> Vec<Snapshot>
         .iter()
         .filter_map(|wanted| {
             let status = pod.container(&wanted.name)?.status.as_ref()?;
-            let target = states
-                .iter()
-                .find(|state| state.name == wanted.name)
-                .and_then(|s| s.target.as_deref());
+            let state = states.iter().find(|state| state.name == wanted.name);
+            let target = state.and_then(|state| state.container_id.as_deref());
             let old = target.or(wanted.recorded.as_deref())?;
             (status.running && bare(&status.container_id) != bare(old)).then(|| Snapshot {
                 name: wanted.name.clone(),
                 ready: status.ready,
                 restart_count: status.restart_count,
-                container_id: status.container_id.clone(),
+                container_id: Some(status.container_id.clone()),
             })
         })
         .collect();
     if new.is_empty() {
-        request.status.snapshot.clone()
+        request.status.container_status_snapshot.clone()
     } else {
         new
     }

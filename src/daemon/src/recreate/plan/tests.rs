@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use proptest::prelude::*;
 
 use super::world::{Event, Fault, Ms, Sim, World};
@@ -30,6 +31,18 @@ pub(super) fn sim(
         ends_at: None,
         starts_at: None,
         had: Default::default(),
+    }
+}
+
+/// The condition that the manager sets when the Pod is not ready any more.
+pub(super) fn not_ready(since: Timestamp) -> Condition {
+    Condition {
+        type_: kruise_api::keys::PRE_RECREATE_GRACE.to_owned(),
+        status: "True".to_owned(),
+        last_transition_time: Time(since),
+        message: String::new(),
+        reason: String::new(),
+        observed_generation: None,
     }
 }
 
@@ -150,10 +163,10 @@ proptest! {
     fn every_request_ends(mut world in any_world()) {
         prop_assert!(world.run(LONG), "{:#?}", world.log);
         for request in &world.requests {
-            for state in &request.status.states {
+            for state in &request.status.container_recreate_states {
                 prop_assert!(state.phase.settled(), "{state:?} at the end");
             }
-            prop_assert_eq!(request.status.states.len(), request.containers.len());
+            prop_assert_eq!(request.status.container_recreate_states.len(), request.containers.len());
         }
     }
 
@@ -186,8 +199,8 @@ proptest! {
         let broken = world.log.iter().find(|(_, event)| matches!(event, Event::BrokenOff { needless: false, .. }));
         prop_assert!(broken.is_none(), "{:#?}", world.log);
         let running = [Step::Hook.at_deadline(), Step::Stopping.at_deadline()];
-        for state in world.requests.iter().flat_map(|request| &request.status.states) {
-            prop_assert!(!running.contains(&state.message), "{state:?} at the end");
+        for state in world.requests.iter().flat_map(|request| &request.status.container_recreate_states) {
+            prop_assert!(state.message.as_ref().is_none_or(|message| !running.contains(message)), "{state:?} at the end");
         }
     }
 
@@ -242,7 +255,7 @@ proptest! {
             for window in begun.windows(2) {
                 let replaced = world.log.iter().any(|(at, event)| *at <= window[1].0 && matches!(event,
                     Event::Wrote { request: uid, status } if *uid == request.uid
-                    && status.states.iter().any(|s| s.name == window[0].1 && s.phase.settled())));
+                    && status.container_recreate_states.iter().any(|s| s.name == window[0].1 && s.phase.settled())));
                 let settled_late = window[1].0 > window[0].0;
                 prop_assert!(replaced || settled_late, "{window:?}");
             }
@@ -279,7 +292,7 @@ proptest! {
             _ => None,
         }).unwrap_or(first_stop).min(first_stop);
         let ended = world.log.iter().find_map(|(at, event)| match event {
-            Event::Wrote { request, status } if request == "one" && status.completed.is_some() => Some(*at),
+            Event::Wrote { request, status } if request == "one" && status.completion_time.is_some() => Some(*at),
             _ => None,
         });
         let over = ended.or(deleted).expect("the first is over, or the second would not have begun");
@@ -336,7 +349,7 @@ prop_compose! {
         request.unready_seconds = unready.then_some(numbers[1]);
         request.min_started_seconds = numbers[2];
         request.deadline_seconds = Some(numbers[3]);
-        request.status.unready_since = Some(times[1]);
+        request.status.conditions = vec![not_ready(times[1])];
         world.requests = vec![request];
         world.sims.iter_mut().filter(|_| !running).for_each(|sim| sim.running_since = None);
         let mut seen = world.observe();

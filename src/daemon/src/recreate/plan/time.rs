@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp, Unit};
 
-use super::types::{Now, Phase, Request, Seen};
+use super::types::{Now, Request, Seen};
 use crate::pods::StatusView;
 use kruise_api::backoff::Backoff;
+use kruise_api::container_recreate_request::ContainerRecreateRequestPhase as Phase;
 
 pub use crate::pods::seconds;
 
@@ -29,7 +30,7 @@ pub fn deadline(request: &Request) -> Option<Timestamp> {
 
 /// Whether nobody has taken the request up for so long that kruise-manager may be about to end it.
 pub fn late(request: &Request, now: Now) -> bool {
-    request.status.phase == Phase::Empty && between(request.created, now.api) >= LATE
+    matches!(request.status.phase, Phase::Other(_)) && between(request.created, now.api) >= LATE
 }
 
 /// A moment of the API server's clock, in the daemon's own count.

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::LifecycleHandler;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::words::{Step, Wait};
 use crate::pods::{PodView, Port};
+use kruise_api::container_recreate_request::ContainerRecreateRequestStatus as Status;
 
 /// The three clocks of one moment. Nothing is ever compared across two of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,32 +20,6 @@ pub struct Now {
     pub wall: Timestamp,
     /// Time since the daemon started; never steps.
     pub mono: Duration,
-}
-
-/// How far a request or a container is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Phase {
-    /// Nothing was said yet.
-    #[default]
-    Empty,
-    /// Not begun.
-    Pending,
-    /// Begun.
-    Recreating,
-    /// A new container is ready (containers only).
-    Succeeded,
-    /// Given up (containers only).
-    Failed,
-    /// Over (requests only).
-    Completed,
-}
-
-impl Phase {
-    /// Whether nothing can change any more.
-    #[must_use]
-    pub fn settled(self) -> bool {
-        matches!(self, Self::Succeeded | Self::Failed | Self::Completed)
-    }
 }
 
 /// A ContainerRecreateRequest, reduced to what is decided on.
@@ -83,10 +57,8 @@ pub struct Request {
     pub min_started_seconds: i64,
     /// Seconds from its creation to its end, done or not.
     pub deadline_seconds: Option<i64>,
-    /// What its status says.
+    /// Its status.
     pub status: Status,
-    /// The conditions of its status, all of them.
-    pub conditions: Vec<Condition>,
 }
 
 /// One container of a request.
@@ -96,53 +68,6 @@ pub struct Wanted {
     pub name: String,
     /// ID (with scheme) that ran when the request was made; none where admission was down.
     pub recorded: Option<String>,
-}
-
-/// A request's status, as far as the daemon reads or writes it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Status {
-    /// How far it is.
-    pub phase: Phase,
-    /// When it ended.
-    pub completed: Option<Timestamp>,
-    /// Why it waits or why it ended before its time; empty otherwise.
-    pub message: String,
-    /// What kind of thing the message says that it waits for, if it waits; only written.
-    pub waits: Option<&'static str>,
-    /// How far each container is.
-    pub states: Vec<State>,
-    /// What kubelet says of the new containers.
-    pub snapshot: Vec<Snapshot>,
-    /// Since when the Pod is not ready on the request's behalf; written by the manager only.
-    pub unready_since: Option<Timestamp>,
-}
-
-/// How far one container is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct State {
-    /// Its name.
-    pub name: String,
-    /// How far it is.
-    pub phase: Phase,
-    /// Why.
-    pub message: String,
-    /// Whether the daemon has begun to stop the old container.
-    pub killed: bool,
-    /// ID (with scheme) of the container to replace, where the request itself does not say it.
-    pub target: Option<String>,
-}
-
-/// What kubelet says of one container.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Snapshot {
-    /// Its name.
-    pub name: String,
-    /// Whether it is ready.
-    pub ready: bool,
-    /// How often it was started again.
-    pub restart_count: i32,
-    /// ID (with scheme).
-    pub container_id: String,
 }
 
 /// What is known about the Pod.
@@ -359,8 +284,10 @@ pub struct Hook {
 pub struct Write {
     /// UID of the request.
     pub request: String,
-    /// The whole status that the daemon wants; it has no say in `unready_since`.
+    /// The whole status that the daemon wants, but for conditions, which are written with it.
     pub status: Status,
+    /// What kind of thing the message says that the request waits for, if it waits.
+    pub waits: Option<&'static str>,
     /// How soon.
     pub urgency: Urgency,
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::types::Phase;
+use kruise_api::container_recreate_request::ContainerRecreateRequestPhase as Phase;
 
 /// Why a request waits, or what a look is set for.
 #[derive(Clone, Debug, PartialEq, Eq)]

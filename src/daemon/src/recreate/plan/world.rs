@@ -12,6 +12,7 @@ use super::*;
 
 mod act;
 use crate::pods::{ContainerView, PodView, StatusView};
+use kruise_api::container_recreate_request::ContainerRecreateRequestStatus as Status;
 
 /// Milliseconds since the beginning.
 pub type Ms = u64;
@@ -60,7 +61,7 @@ impl Sim {
 }
 
 /// What happened, for the tests to look at.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     Hook {
         request: String,
@@ -189,7 +190,7 @@ impl World {
         while self.now <= limit {
             self.happen();
             self.daemon();
-            let over = |r: &Request| r.status.completed.is_some();
+            let over = |r: &Request| r.status.completion_time.is_some();
             let rests = self.ops.is_empty() && self.dirty.is_empty();
             if rests
                 && self.arrivals.is_empty()
@@ -274,7 +275,7 @@ impl World {
             });
         }
         let attempted = |r: &Request| self.memory.attempts.keys().any(|key| key.request == r.uid);
-        let live = |r: &&Request| r.status.completed.is_none() || attempted(r);
+        let live = |r: &&Request| r.status.completion_time.is_none() || attempted(r);
         Observed {
             requests: self.requests.iter().filter(live).cloned().map(Arc::new).collect(),
             pod: PodSight::Here(Arc::new(self.pod())),

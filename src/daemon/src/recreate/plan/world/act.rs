@@ -152,7 +152,7 @@ impl World {
     fn start(&mut self, mut op: Op) {
         let (key, target) = (op.begin.key.clone(), op.begin.target.clone());
         let open = self.requests.iter().find(|r| r.uid == key.request);
-        let open = open.is_some_and(|r| r.status.completed.is_none());
+        let open = open.is_some_and(|r| r.status.completion_time.is_none());
         assert!(open, "begun for a request that is over");
         // What waited for a slot may have ended by the stop of an earlier daemon.
         if op.begin.act.hook.is_none() || !self.runs(&op.begin) {
@@ -242,7 +242,7 @@ impl World {
         let request = self.requests.iter().find(|r| r.uid == uid);
         let request = request.expect("a request that exists");
         assert!(
-            request.status.completed.is_none() && !request.deleting,
+            request.status.completion_time.is_none() && !request.deleting,
             "acted for a request that is over"
         );
         let deadline = request
@@ -265,11 +265,14 @@ impl World {
         wanted.remove(&write.request);
         let request = self.requests.iter_mut().find(|r| r.uid == write.request).unwrap();
         let mut status = write.status.clone();
-        if request.status.completed.is_some() {
+        if request.status.completion_time.is_some() {
             // What is told after the end is how a stop ended that ran then, and nothing else.
             let silent = |status: &Status| {
                 let mut status = status.clone();
-                status.states.iter_mut().for_each(|state| state.message.clear());
+                status
+                    .container_recreate_states
+                    .iter_mut()
+                    .for_each(|state| state.message = None);
                 status
             };
             assert_eq!(
@@ -278,19 +281,19 @@ impl World {
                 "changed after completionTime"
             );
         }
-        status.unready_since = request.status.unready_since;
+        status.conditions.clone_from(&request.status.conditions);
         let idle = request.status == status && !self.foreign_crds;
         assert!(!idle, "a write that changes nothing");
-        for state in &mut status.states {
+        for state in &mut status.container_recreate_states {
             let key = Key {
                 request: write.request.clone(),
                 container: state.name.clone(),
             };
-            if let Some(target) = &state.target {
+            if let Some(target) = &state.container_id {
                 self.memory.targets.insert(key, target.clone());
             }
             if self.foreign_crds {
-                state.target = None;
+                state.container_id = None;
             }
         }
         request.status = status.clone();
