@@ -1,9 +1,8 @@
 //! Schemas of embedded Kubernetes types, as CRDs need them: with list types, and only the fields meant.
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
-use super::container_recreate_request::ContainerRecreateRequestPhase;
 use super::json::set;
 
 /// The longest text of an `intstr.IntOrString`, in characters. Percentages and names of ports are far shorter.
@@ -283,15 +282,6 @@ fn http_get_json(port: &Value) -> Value {
             }
         }
     })
-}
-
-/// The phase of a ContainerRecreateRequest, which has an empty one beside its conditions until a daemon takes it up.
-pub(super) fn request_phase(generator: &mut SchemaGenerator) -> Schema {
-    let mut schema = ContainerRecreateRequestPhase::json_schema(generator);
-    if let Some(words) = schema.get_mut("enum").and_then(Value::as_array_mut) {
-        words.insert(0, json!(""));
-    }
-    schema
 }
 
 /// Conditions, as `meta/v1.Condition`, keyed by type.
