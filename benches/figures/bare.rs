@@ -9,8 +9,7 @@ use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::{Value, json};
 
-use crate::clone_set::NAMESPACE;
-use crate::cluster::{self, POD};
+use crate::cluster::{self, NAMESPACE, POD};
 use crate::kwok::{self, AT_ONCE};
 use crate::side::Side;
 

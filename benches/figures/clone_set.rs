@@ -7,12 +7,11 @@ use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::bare;
-use crate::cluster::{self, CLONE_SET};
-use crate::footprint::{cpu, memory};
+use crate::cluster::{self, CLONE_SET, NAMESPACE};
 use crate::kwok;
 use crate::side::Side;
+use crate::usage::{cpu, memory};
 
-pub const NAMESPACE: &str = "default";
 const NAME: &str = "many";
 
 /// What one thing that a CloneSet does to its Pods came to.

@@ -23,6 +23,9 @@ pub const CLONE_SET: Kind = ("apps.kruise.io", "v1beta1", "CloneSet");
 pub const POD: Kind = ("", "v1", "Pod");
 pub const NODE: Kind = ("", "v1", "Node");
 
+/// Namespace of the objects that the rows are about.
+pub const NAMESPACE: &str = "default";
+
 /// How long any one thing may take.
 const BOUND: Duration = Duration::from_secs(240);
 

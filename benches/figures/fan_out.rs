@@ -7,10 +7,10 @@ use futures::{StreamExt, TryStreamExt, stream};
 use kube::api::{DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::cluster::{self, JOB, NODE_IMAGE, Seen};
-use crate::footprint::cpu;
+use crate::cluster::{self, JOB, NAMESPACE, NODE_IMAGE, Seen};
 use crate::kwok::{self, AT_ONCE};
 use crate::side::Side;
+use crate::usage::cpu;
 
 const IMAGE: &str = "bench-fan-out";
 
@@ -36,7 +36,7 @@ pub async fn measure(side: &mut Side, count: usize) -> Result<FanOut> {
     // What the new nodes cost is not the job's.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let before = cpu(side, side.manager)?;
-    let mut jobs = cluster::watch(&side.client, JOB, Some("default")).await?;
+    let mut jobs = cluster::watch(&side.client, JOB, Some(NAMESPACE)).await?;
     let spec = json!({
         "image": format!("{IMAGE}:1"),
         "parallelism": count,
@@ -45,7 +45,7 @@ pub async fn measure(side: &mut Side, count: usize) -> Result<FanOut> {
     });
     let start = Instant::now();
     let job = json!({ "metadata": { "name": "fan-out" }, "spec": spec });
-    cluster::create(&side.client, JOB, Some("default"), job).await?;
+    cluster::create(&side.client, JOB, Some(NAMESPACE), job).await?;
     let ended = |j: &Value| j["status"]["completionTime"].is_string();
     let (at, job) = cluster::seen(&mut jobs, "fan-out", ended).await?;
     answers.abort();

@@ -9,8 +9,7 @@ use kruise_cri::client::Client as Cri;
 use kube::api::{DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::clone_set::NAMESPACE;
-use crate::cluster::{self, CLONE_SET, Kind, POD, median, ready};
+use crate::cluster::{self, CLONE_SET, Kind, NAMESPACE, POD, median, ready};
 use crate::side::Side;
 
 const RUNS: usize = 5;

@@ -16,6 +16,7 @@ mod report;
 mod rollout;
 mod rows;
 mod side;
+mod usage;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

@@ -8,12 +8,12 @@ use futures::{StreamExt, TryStreamExt, stream};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::clone_set::{self, Life, NAMESPACE, Phase, spec, template};
-use crate::cluster::{self, CLONE_SET};
+use crate::clone_set::{self, Life, Phase, spec, template};
+use crate::cluster::{self, CLONE_SET, NAMESPACE};
 use crate::fan_out::{self, FanOut};
-use crate::footprint::memory;
 use crate::kwok::{self, AT_ONCE};
 use crate::side::Side;
+use crate::usage::memory;
 
 /// Nodes that the Pods are on.
 const NODES: usize = 100;

@@ -9,7 +9,7 @@ use kruise_cri::{PullRequest, Runtime as _};
 use serde_json::json;
 use testbed::cluster::Image;
 
-use crate::cluster::{self, JOB, median};
+use crate::cluster::{self, JOB, NAMESPACE, median};
 use crate::rows::Figures;
 use crate::side::Side;
 
@@ -49,7 +49,7 @@ pub async fn measure(side: &Side, figures: &mut Figures) -> Result<()> {
 
 /// Time from create to the completion that a watching client sees.
 async fn job(side: &Side, name: &str, image: &str) -> Result<Duration> {
-    let mut watch = cluster::watch(&side.client, JOB, Some("default")).await?;
+    let mut watch = cluster::watch(&side.client, JOB, Some(NAMESPACE)).await?;
     let spec = json!({
         "image": image,
         "parallelism": 1,
@@ -60,7 +60,7 @@ async fn job(side: &Side, name: &str, image: &str) -> Result<Duration> {
     cluster::create(
         &side.client,
         JOB,
-        Some("default"),
+        Some(NAMESPACE),
         json!({ "metadata": { "name": name }, "spec": spec }),
     )
     .await?;

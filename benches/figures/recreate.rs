@@ -13,7 +13,7 @@ use crate::rows::Figures;
 use crate::side::Side;
 
 const RUNS: usize = 5;
-const DEFAULT: Option<&str> = Some("default");
+const DEFAULT: Option<&str> = Some(cluster::NAMESPACE);
 
 pub async fn measure(side: &Side, figures: &mut Figures) -> Result<()> {
     let (mut exit, mut completed, mut own, mut writes) = (vec![], vec![], vec![], vec![]);

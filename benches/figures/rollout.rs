@@ -11,8 +11,7 @@ use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use testbed::cluster::Image;
 
-use crate::clone_set::NAMESPACE;
-use crate::cluster::{self, CLONE_SET, JOB, POD, Seen, median, ready};
+use crate::cluster::{self, CLONE_SET, JOB, NAMESPACE, POD, Seen, median, ready};
 use crate::in_place::{OLD, id, set, template};
 use crate::side::Side;
 
