@@ -9,15 +9,17 @@ mod watch;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
 
 use crate::codegen::repository;
 use crate::image::Binaries;
 use screen::Screen;
-use testbed::cluster::prepare::{self, NODE};
+use testbed::cluster::prepare::{self, NODE, Part};
 use testbed::cluster::{self, Cache, Image, Node, ends_with_us, finish, run as run_program};
 use testbed::wait;
 
@@ -51,13 +53,22 @@ pub fn run(options: &Options) -> Result<()> {
         println!("{ended} cluster(s) ended");
         return Ok(());
     }
+    prepare::ensure(&cache, &[Part::Protoc])?;
+    // At the same time: the end of a release build has work for one processor.
+    let (lines_tx, lines) = mpsc::channel();
+    let building = thread::spawn(move || {
+        Binaries::build(|line| {
+            // Nobody reads them any more where the bed could not be prepared.
+            let _ = lines_tx.send(line.to_owned());
+        })
+    });
     prepare::ensure(&cache, &NODE)?;
     let started = Instant::now();
     let mut screen = Screen::new(options.record.as_deref())?;
     screen.title(
         "kruise-rs: pull an image ahead of time, restart a container in place, update Pods where they are",
     )?;
-    let binaries = build(&mut screen)?;
+    let binaries = built(&mut screen, building, lines)?;
     let node = start_node(&mut screen)?;
     if let Err(error) = show(&mut screen, &node, &binaries) {
         let error = error.context(troubles(&node));
@@ -81,12 +92,20 @@ fn show(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> {
     objects(screen, node)
 }
 
-fn build(screen: &mut Screen) -> Result<Binaries> {
+/// The release, which may be there already.
+fn built(
+    screen: &mut Screen,
+    building: JoinHandle<Result<Binaries>>,
+    lines: mpsc::Receiver<String>,
+) -> Result<Binaries> {
     let spin = screen.begin_long(
         "Build the two programs, static, as a release",
         " (some minutes the first time)",
     )?;
-    let binaries = Binaries::build(|line| spin.tell(line, line.starts_with("Blocking")))?;
+    for line in lines {
+        spin.tell(&line, line.starts_with("Blocking"));
+    }
+    let binaries = building.join().map_err(|_| anyhow!("the release build panicked"))??;
     let mebibytes = |name| {
         binaries
             .size(name)
