@@ -14,12 +14,13 @@ use serde_json::{Value, json};
 pub use claims::look_up_claim;
 use claims::{adopt_claims, create_claim, delete_claim, patch_claim};
 
+use super::history;
 use super::memory::Memory;
-use super::observe::{job_at, pod_at, set_at};
+use super::observe::{job_at, pod_at};
 use super::plan::{Act, ClaimPatch, Concern, Job, Outcome, Subject, Why};
 use super::report::Tally;
-use super::{Work, history};
-use crate::view::{CloneSetView, RawPod};
+use super::work::Work;
+use crate::view::RawPod;
 use kruise_api::cloneset::CloneSet;
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_api::keys;
@@ -191,7 +192,7 @@ async fn fit(work: &Work<'_>, mut acts: Vec<Act>, memory: &mut Memory, tally: &m
     acts.sort_by_key(|act| matches!(act, Act::CreatePod { .. }));
     let adopts = |act: &Act| matches!(act, Act::PatchPod { why: Why::Adopt, .. });
     if acts.iter().any(adopts) {
-        let alive = alive(work).await;
+        let alive = work.alive().await;
         if let Err(error) = &alive {
             let unsure = acts.iter().filter(|act| adopts(act));
             unsure.for_each(|act| failed(work, act, error, memory, tally));
@@ -208,18 +209,6 @@ fn failed(work: &Work<'_>, act: &Act, error: &Error, memory: &mut Memory, tally:
     if memory.failed(act.subject(), act.concern(), error, now) && !error.namespace_terminating() {
         tally.failed(act, error);
     }
-}
-
-/// Whether the API server itself knows the CloneSet, and that it stays.
-///
-/// # Errors
-/// When it does not say.
-pub async fn alive(work: &Work<'_>) -> Result<bool, Error> {
-    let set = write::get(&work.api::<CloneSet>(), &work.name.name).await?;
-    Ok(set.is_some_and(|set| {
-        set.metadata.deletion_timestamp.is_none()
-            && set.metadata.uid.as_deref() == Some(work.owner.uid.as_str())
-    }))
 }
 
 /// Does one act.
@@ -507,17 +496,11 @@ async fn delete_job(work: &Work<'_>, job: &Job) -> Result<(), Error> {
 
 async fn patch_set(work: &Work<'_>, patch: &Value) -> Result<(), Error> {
     match write::patch_merge::<CloneSet>(&work.api(), &work.name.name, patch).await {
-        Ok(stored) => keep_set(work, stored.object()?),
+        Ok(stored) => work.keep_set(stored.object()?),
         Err(error) if error.not_found() => {}
         Err(error) => return Err(error),
     }
     Ok(())
-}
-
-/// Takes note of the CloneSet as a write of ours returned it.
-pub fn keep_set(work: &Work<'_>, stored: CloneSet) {
-    let at = set_at(Arc::new(CloneSetView::from(&stored)));
-    work.index().sets.wrote(work.name, at, Instant::now());
 }
 
 #[cfg(test)]

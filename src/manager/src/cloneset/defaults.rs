@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::memory::Memory;
 use super::plan::cut;
-use super::{Work, act};
+use super::work::Work;
 use kruise_api::cloneset::CloneSet;
 use kruise_cluster::pod_template::{Defaults, lost, stored};
 use kruise_cluster::write::Stored;
@@ -97,7 +97,7 @@ pub async fn store(work: &Work<'_>, memory: &mut Memory) -> Option<Duration> {
         Ok(Some(stored)) => {
             tracing::info!(set = %work.name, "stored the defaults that the template was stored without");
             memory.defaults_stored(stored.metadata.generation.unwrap_or_default(), Instant::now());
-            act::keep_set(work, stored);
+            work.keep_set(stored);
             Some(Duration::ZERO)
         }
         // It has changed or gone, which is another pass.

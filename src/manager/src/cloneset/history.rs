@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 use super::memory::Memory;
 use super::observe::revision_at;
 use super::plan;
-use super::{Work, act, report};
+use super::report;
+use super::unfit::Unfit;
+use super::work::Work;
 use crate::view::RevisionView;
 use kruise_api::cloneset::{CloneSet, CloneSetStatus};
 use kruise_api::json::set;
@@ -44,26 +46,6 @@ pub struct History {
     pub again: Option<Duration>,
     /// The category of the error that this try ended with.
     pub failed: Option<&'static str>,
-}
-
-/// Why there is no revision for the template.
-#[derive(Debug, thiserror::Error)]
-pub enum Unfit {
-    /// There will be none until somebody changes something.
-    #[error("{0}")]
-    Mistake(String),
-    /// There was no answer, or no revision may be made.
-    #[error(transparent)]
-    Failed(#[from] Error),
-}
-
-impl Unfit {
-    fn category(&self) -> &'static str {
-        match self {
-            Self::Mistake(_) => "mistake",
-            Self::Failed(error) => error.category(),
-        }
-    }
 }
 
 /// Whose revisions they are.
@@ -177,7 +159,7 @@ async fn newest(
 /// dependents left behind is used, so it must not stay for ever once the CloneSet goes.
 async fn adopt(work: &Work<'_>, known: &[Arc<RevisionView>]) -> Result<(), Error> {
     let strays = || known.iter().filter(|view| view.controller.is_none());
-    if strays().next().is_none() || !act::alive(work).await? {
+    if strays().next().is_none() || !work.alive().await? {
         return Ok(());
     }
     for view in strays() {

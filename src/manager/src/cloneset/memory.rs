@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
-use super::history::Unfit;
 use super::plan::{Concern, Event, Failure, LeftOver, Subject, Template};
+use super::unfit::Unfit;
 use crate::status_pace::StatusPace;
 use kruise_api::backoff::Backoff;
 use kruise_cluster::{Error, Key};

@@ -14,15 +14,15 @@ mod observe;
 mod orphans;
 pub mod plan;
 mod report;
+mod unfit;
+mod work;
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use k8s_openapi::NamespaceResourceScope;
-use kube::{Api, Resource};
 use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc};
 
@@ -38,34 +38,12 @@ use kruise_ops::metrics::metrics;
 use kruise_workload::in_place::Pod;
 use kruise_workload::in_place::normal::Stored;
 use memory::{Memories, Memory, slice};
-use observe::{Belongings, Changes, Index};
+use observe::{Belongings, Changes};
 use plan::{Observed, Plan, Switches, Template, plan};
+use work::{Shared, Work};
 
 /// The controller's name in `/healthz` and in the log.
 const NAME: &str = "cloneset";
-
-/// What all passes share.
-struct Shared {
-    ctx: Context,
-    index: Mutex<Index>,
-    memories: Memories,
-    writes: Semaphore,
-    switches: Switches,
-    chance: RandomState,
-}
-
-/// One CloneSet, and the means to work on it.
-struct Work<'a> {
-    shared: &'a Shared,
-    ctx: &'a Context,
-    writes: &'a Semaphore,
-    name: &'a Key,
-    set: &'a Arc<CloneSet>,
-    /// The CloneSet as the owner of what belongs to it.
-    owner: Owner,
-    /// What the index calls it.
-    group: String,
-}
 
 /// Runs until shutdown.
 pub async fn run(mut ctx: Context) {
@@ -119,42 +97,6 @@ async fn wake_up(shared: Arc<Shared>, sets: mpsc::UnboundedSender<Key>) {
         if !concerned.into_iter().all(|key| sets.send(key).is_ok()) {
             return;
         }
-    }
-}
-
-impl Shared {
-    fn index(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Work<'_> {
-    fn index(&self) -> MutexGuard<'_, Index> {
-        self.shared.index()
-    }
-
-    /// Whether the spec is still the one that this pass is about.
-    fn current(&self) -> bool {
-        let index = self.index();
-        let now = index.sets.get(self.name).map(|set| &set.metadata);
-        let then = &self.set.metadata;
-        now.is_some_and(|now| now.generation == then.generation && now.uid == then.uid)
-    }
-
-    fn namespace(&self) -> &str {
-        self.name.namespace.as_deref().unwrap_or_default()
-    }
-
-    /// The key of another object of its namespace.
-    fn key(&self, name: &str) -> Key {
-        Key::namespaced(self.namespace(), name)
-    }
-
-    fn api<K>(&self) -> Api<K>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
-    {
-        Api::namespaced(self.ctx.cluster.client.clone(), self.namespace())
     }
 }
 

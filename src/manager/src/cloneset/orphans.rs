@@ -8,8 +8,8 @@ use std::sync::Arc;
 use kube::api::ListParams;
 use kube::core::Selector;
 
-use super::Work;
 use super::memory::Memory;
+use super::work::Work;
 use crate::view::RawPod;
 use kruise_cluster::{Error, write};
 use kruise_workload::in_place::Pod;

@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Value, json};
 
-use super::Work;
-use super::act::keep_set;
 use super::memory::Memory;
 use super::plan::{Act, ClaimPatch, Event, Job, WAITING, Why, cut};
+use super::work::Work;
 use kruise_api::cloneset::{CloneSet, CloneSetStatus};
 use kruise_cluster::{Error, EventType, Key, write};
 use kruise_ops::metrics::metrics;
@@ -280,7 +279,7 @@ pub async fn status(
     memory.told.written(now);
     let patch = body(&work.owner.uid, &status);
     match write::patch_status_merge::<CloneSet>(&work.api(), &work.name.name, &patch).await {
-        Ok(stored) => keep_set(work, stored.object()?),
+        Ok(stored) => work.keep_set(stored.object()?),
         // It is gone, or another has its name: the watch will say so.
         Err(error) if error.not_found() || error.conflict() => {}
         Err(error) => return Err(error),

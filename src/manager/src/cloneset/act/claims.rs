@@ -6,10 +6,10 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Api;
 use serde_json::{Value, json};
 
-use crate::cloneset::Work;
 use crate::cloneset::history::reference;
 use crate::cloneset::observe::claim_at;
 use crate::cloneset::plan::{ClaimPatch, OrphanClaim};
+use crate::cloneset::work::Work;
 use crate::view::ClaimView;
 use kruise_cluster::{Error, Key, write};
 
