@@ -10,7 +10,7 @@ use anyhow::Result;
 
 use super::certs::Certs;
 use super::component::Component;
-use super::control_plane::Ports;
+use super::ports::Ports;
 use crate::parts::Cache;
 use crate::process::finish;
 use crate::sandbox::Sandbox;

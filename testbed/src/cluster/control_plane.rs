@@ -12,12 +12,13 @@ use anyhow::{Context, Result, bail};
 
 use super::certs::{Certs, Pair};
 use super::component::Component;
+use super::ports::Ports;
 use super::{apiserver, etcd, managers};
 use crate::parts::Cache;
 use crate::parts::prepare::{self, Part};
 use crate::process::{ends_with_us, finish};
-use crate::sandbox::{Network, Sandbox};
-use crate::{port, wait};
+use crate::sandbox::Sandbox;
+use crate::wait;
 
 /// Begins the field manager of writes that change nothing, by which the end of the audit log is told.
 const MARK: &str = "audit-mark-";
@@ -35,19 +36,6 @@ pub struct Options {
     pub gates: &'static str,
     /// In a network of its own that has no IPv4; for etcd and API server alone.
     pub ipv6: bool,
-}
-
-/// Where the parts listen.
-#[derive(Clone, Debug)]
-pub(super) struct Ports {
-    pub host: String,
-    pub bind: String,
-    pub apiserver: u16,
-    pub etcd: u16,
-    pub etcd_peer: u16,
-    pub controller_manager: u16,
-    pub scheduler: u16,
-    pub services: bool,
 }
 
 /// What a service account token is bound to.
@@ -310,53 +298,6 @@ impl ControlPlane {
             kubeconfig(&self.server, &self.ca(), &Login::Certificate(&pair)),
         )?;
         Ok(path)
-    }
-}
-
-impl Ports {
-    /// The usual ports, in a network that is the bed's alone.
-    pub(super) fn fixed(net: &Network) -> Self {
-        Self {
-            host: net.bed(),
-            bind: "0.0.0.0".into(),
-            apiserver: 6443,
-            etcd: 2379,
-            etcd_peer: 2380,
-            controller_manager: 10257,
-            scheduler: 10259,
-            services: true,
-        }
-    }
-
-    /// The same where there is no IPv4. An API server on all addresses would call itself by `localhost`, which is 127.0.0.1.
-    fn ipv6(net: &Network) -> Self {
-        Self {
-            bind: net.bed(),
-            services: false,
-            ..Self::fixed(net)
-        }
-    }
-
-    /// Host and port, as in a URL.
-    pub(super) fn at(&self, port: u16) -> String {
-        if self.host.contains(':') {
-            format!("[{}]:{port}", self.host)
-        } else {
-            format!("{}:{port}", self.host)
-        }
-    }
-
-    fn free() -> Result<Self> {
-        Ok(Self {
-            host: "127.0.0.1".into(),
-            bind: "127.0.0.1".into(),
-            apiserver: port::reserve()?,
-            etcd: port::reserve()?,
-            etcd_peer: port::reserve()?,
-            controller_manager: port::reserve()?,
-            scheduler: port::reserve()?,
-            services: false,
-        })
     }
 }
 

@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::component::Component;
-use super::control_plane::Ports;
+use super::ports::Ports;
 use crate::parts::Cache;
 use crate::sandbox::Sandbox;
 

@@ -21,6 +21,7 @@ mod etcd;
 mod kubelet;
 mod managers;
 mod node;
+mod ports;
 pub(crate) mod registry;
 
 pub use crate::parts::{Cache, Image, KWOK, kubernetes, prepare};

@@ -8,8 +8,9 @@ use anyhow::{Context, Result};
 
 use super::component::Component;
 use super::containerd;
-use super::control_plane::{ControlPlane, Options, Ports};
+use super::control_plane::{ControlPlane, Options};
 use super::kubelet::{self, NODE_NAME};
+use super::ports::Ports;
 use super::registry::Registry;
 use crate::parts::Cache;
 use crate::parts::prepare::{self, Part};
