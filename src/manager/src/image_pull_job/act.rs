@@ -14,9 +14,10 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::plan::entry::{Ask, Setting, add, awaits, owner};
-use super::plan::index::{Index, NodeName, Uid};
+use super::plan::index::{Index, Uid};
 use super::plan::job::Job;
 use super::plan::room::{Full, Room};
+use super::plan::work::NodeName;
 use crate::Context;
 use crate::view::NodeImageView;
 use kruise_api::backoff::Backoff;

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::index::NodeName;
-use super::work::Work;
+use super::work::{NodeName, Work};
 use crate::view::NodeView;
 
 /// How long a NodeImage is waited for beyond the moment at which it should be made.

@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::awaited::Awaited;
 use super::job::{Job, Targets, after};
 use super::status::Tally;
-use super::work::{Seen, State, Work};
+use super::work::{NodeName, Seen, State, Work};
 use crate::view::{NodeImageView, NodeView, PodView, TagStatusView};
 use kruise_api::node_image::{ImagePullPhase, ReferenceObject};
 use kruise_cluster::Key;
@@ -29,8 +29,6 @@ const SILENCE_AT_THE_END: i64 = 2;
 
 /// Identity of a job.
 pub type Uid = Arc<str>;
-/// Name of a node.
-pub type NodeName = Arc<str>;
 
 /// All running jobs and the nodes they are for.
 #[derive(Default)]

@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::index::NodeName;
 use super::job::{Job, Targets};
 use super::status::Tally;
 use crate::view::{PodView, matches};
 use kruise_api::node_image::ReferenceObject;
 use kruise_cluster::Key;
+
+/// Name of a node.
+pub type NodeName = Arc<str>;
 
 /// How far a node of a job is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
