@@ -2,6 +2,41 @@
 //!
 //! `v1beta1` is stored and is what both programs speak; `v1alpha1` is served for older clients.
 //! It builds alone, without a client and without a runtime.
+//!
+//! # Guide
+//!
+//! **A kind** is a variant of [`Kind`] and its [row](kind::Row): its names, whether its versions are converted, how it is
+//! reviewed. CRDs ([`crds`]), webhook configurations ([`webhooks`]), conversion, reviews and feature gates match on it, so a
+//! kind that lacks one of them does not compile. The types of each are in the file of its name ([`cloneset`],
+//! [`image_pull_job`], [`container_recreate_request`], [`node_image`]), those of the older version in [`v1alpha1`].
+//!
+//! **What the schemas cannot say** is in [`validation`] and in rules in CEL, which are part of the CRDs. What comes from
+//! outside is parsed where it enters: [`names`] for what becomes part of a request, [`image_reference`] for images,
+//! [`owner`] for whose an object is, [`selector`] for labels.
+//!
+//! ```
+//! use kruise_api::image_reference::Reference;
+//!
+//! let image = Reference::parse("nginx:1.29").unwrap();
+//! assert_eq!(image.to_string(), "docker.io/library/nginx:1.29");
+//! assert!(Reference::parse("../nginx").is_err());
+//! ```
+//!
+//! **What OpenKruise agrees on with its clients** is kept to the byte: labels, annotations and reasons in [`keys`], the
+//! annotations of updates in place in [`in_place`], Go's JSON in [`go_json`], kubelet's hashes in [`container_hash`].
+//! [`convert`](mod@convert) turns an object into its other version, and keeps in an annotation what that has no field for.
+//!
+//! ```
+//! use serde_json::json;
+//!
+//! let old = json!({
+//!     "apiVersion": "apps.kruise.io/v1alpha1", "kind": "CloneSet", "metadata": { "name": "web" },
+//!     "spec": { "updateStrategy": { "type": "InPlaceIfPossible", "partition": 2 } },
+//! });
+//! let new = kruise_api::convert::convert(old, kruise_api::V1BETA1).unwrap();
+//! let strategy = &new["spec"]["updateStrategy"]["rollingUpdate"];
+//! assert_eq!((&strategy["podUpdatePolicy"], &strategy["partition"]), (&json!("InPlaceIfPossible"), &json!(2)));
+//! ```
 
 pub mod backoff;
 pub mod cloneset;

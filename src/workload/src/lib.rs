@@ -3,6 +3,45 @@
 //! [`in_place`] updates Pods that stay: what changes, the patches, the proof. [`revision`] makes and compares
 //! ControllerRevisions, [`order`] says which Pods come first, [`pods`] what holds of one, and [`not_ready`] who keeps it out
 //! of its Services.
+//!
+//! # Guide
+//!
+//! A controller that rolls out a template asks these in turn:
+//!
+//! 1. **Which revision does the spec stand for?** [`revision::wanted`] names it, [`revision::plan`] says whether it is there,
+//!    comes back or is created, and [`revision::trim`] which old ones go. Names and hashes are OpenKruise's.
+//! 2. **Which Pods are at it?** [`pods::at`], [`pods::ready`], [`pods::available`]; a Pod is kept as [`in_place::Pod`].
+//! 3. **Which Pod is next?** [`order::update`] for updates, [`order::delete`] where there are too many.
+//! 4. **Can it stay?** [`in_place::spec`](in_place::spec::spec) compares two revisions; [`in_place::MustRecreate`] says why
+//!    not. [`in_place::patch`] has what is written then, to which part of the Pod, and in which order.
+//! 5. **Is it done?** [`in_place::refresh`](in_place::refresh()) looks at the Pod again and again: it waits, goes on with the
+//!    next containers, or is complete, with a proof for each container ([`in_place::complete`]).
+//!
+//! ```
+//! use kruise_workload::in_place::{MustRecreate, Options, Revision, spec::spec};
+//! use kruise_workload::in_place::normal::Stored;
+//! use serde_json::{Value, json};
+//!
+//! let data = |image: &str, host: bool| json!({ "spec": { "template": { "spec": {
+//!     "hostNetwork": host, "containers": [{ "name": "app", "image": image }] } } } });
+//! let options = Options {
+//!     env_from_metadata: true,
+//!     vertical: false,
+//!     recreate_for_claims: true,
+//!     grace_seconds: 0,
+//!     stored: Stored::default(),
+//! };
+//! let compare = |old: &Value, new: &Value| {
+//!     let [old, new] = [("web-1", old), ("web-2", new)].map(|(name, data)| Revision { name, data, claims: None });
+//!     spec(&old, &new, &options)
+//! };
+//!
+//! let update = compare(&data("app:1", false), &data("app:2", false)).unwrap();
+//! assert_eq!(update.container_images["app"], "app:2");
+//!
+//! let other = compare(&data("app:1", false), &data("app:2", true));
+//! assert!(matches!(other, Err(MustRecreate::Field(_))));
+//! ```
 
 pub mod claim;
 pub mod in_place;
