@@ -12,10 +12,10 @@ use std::fmt;
 
 use jiff::Timestamp;
 
-use super::patch::{has_next, runs};
-use super::pod::{Container, Pod, Resources};
+use super::pod::{Container, ContainerStatus, Pod, Resources};
 use super::{quantity, state};
 use kruise_api::container_hash::{env_hash, plain_hash};
+use kruise_api::image_reference::Reference;
 use kruise_api::in_place::{InPlaceUpdateContainerStatus, InPlaceUpdateState, RuntimeContainerMetaSet};
 use kruise_api::keys;
 
@@ -85,7 +85,7 @@ pub fn progress(pod: &Pod) -> Progress {
         (Ok(None), Ok(None)) => Progress::Done,
         (Ok(None), Ok(Some(state))) => match containers(pod, &state) {
             Err(waiting) => Progress::Waiting(waiting),
-            Ok(()) if has_next(&state) => Progress::Waiting(Waiting::NextBatch),
+            Ok(()) if state::has_next(&state) => Progress::Waiting(Waiting::NextBatch),
             Ok(()) => Progress::Done,
         },
     }
@@ -178,6 +178,19 @@ fn proven(
         return Ok(());
     }
     Err("it was restarted, but the new image is not confirmed yet")
+}
+
+/// Whether a container is reported to run the image that a Pod's spec names so. Where that is by digest, the image
+/// may be reported by a tag, but its ID has the digest.
+pub(super) fn runs(wanted: &str, status: &ContainerStatus) -> bool {
+    if wanted == status.image {
+        return true;
+    }
+    let digest = |r: &Reference| {
+        r.digest()
+            .is_some_and(|d| status.image_id.split('@').next_back() == Some(d))
+    };
+    Reference::parse(wanted).is_ok_and(|r| r.names(&status.image) || digest(&r))
 }
 
 /// The daemon's plain hash and environment hash for this container ID.

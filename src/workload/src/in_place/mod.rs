@@ -16,6 +16,7 @@ pub mod quantity;
 pub mod ready;
 pub mod refresh;
 pub mod resize;
+pub mod resize_back;
 pub mod spec;
 mod state;
 mod template;

@@ -8,12 +8,11 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Map, Value, json};
 
-use super::pod::{ContainerStatus, Pod};
+use super::pod::Pod;
 use super::spec::Spec;
 use super::template::Template;
 use super::write::{Target, Write, json_text};
 use super::{batch, complete, ready, resize, state};
-use kruise_api::image_reference::Reference;
 use kruise_api::in_place::{
     ContainerRefMetadata, InPlaceUpdateContainerBatch, InPlaceUpdateContainerStatus,
     InPlaceUpdatePreCheckBeforeNext, InPlaceUpdateState,
@@ -179,7 +178,7 @@ fn unfinished(pod: &Pod, spec: &Spec, template: Template<'_>) -> (InPlaceUpdateS
     let mut spec = spec.clone();
     let mut left = InPlaceUpdateState::default();
     let before = state::state(pod).ok().flatten();
-    if let Some(before) = before.as_ref().filter(|before| has_next(before)) {
+    if let Some(before) = before.as_ref().filter(|before| state::has_next(before)) {
         let rest = rest(before);
         overlay(&mut spec.container_images, rest.container_images);
         overlay(&mut spec.container_ref_metadata, rest.container_ref_metadata);
@@ -381,17 +380,9 @@ fn keep_rest(spec: &Spec, batch: &BTreeSet<String>, state: &mut InPlaceUpdateSta
     state.next_container_ref_metadata = references
         .map(|(name, read): (&String, &ContainerRefMetadata)| (name.clone(), read.clone()))
         .collect();
-    state.pre_check_before_next = has_next(state).then(|| InPlaceUpdatePreCheckBeforeNext {
+    state.pre_check_before_next = state::has_next(state).then(|| InPlaceUpdatePreCheckBeforeNext {
         containers_required_ready: batch.iter().cloned().collect(),
     });
-}
-
-/// Whether batches are still to come.
-#[must_use]
-pub fn has_next(state: &InPlaceUpdateState) -> bool {
-    !(state.next_container_images.is_empty()
-        && state.next_container_ref_metadata.is_empty()
-        && state.next_container_resources.is_empty())
 }
 
 /// Records what runs before the change.
@@ -403,7 +394,7 @@ fn record(pod: &Pod, name: &str, image: &str, superseded: bool) -> InPlaceUpdate
     let mut may_stay = false;
     if let Some(status) = pod.status(name) {
         (image_id, id) = (status.image_id.clone(), status.id.clone());
-        may_stay = superseded && status.running && runs(image, status);
+        may_stay = superseded && status.running && complete::runs(image, status);
     }
     let old = pod.containers.iter().find(|c| c.name == name);
     InPlaceUpdateContainerStatus {
@@ -413,19 +404,6 @@ fn record(pod: &Pod, name: &str, image: &str, superseded: bool) -> InPlaceUpdate
         generation: Some(pod.generation).filter(|g| *g > 0),
         superseded,
     }
-}
-
-/// Whether a container is reported to run the image that a Pod's spec names so. Where that is by digest, the image
-/// may be reported by a tag, but its ID has the digest.
-pub(super) fn runs(wanted: &str, status: &ContainerStatus) -> bool {
-    if wanted == status.image {
-        return true;
-    }
-    let digest = |r: &Reference| {
-        r.digest()
-            .is_some_and(|d| status.image_id.split('@').next_back() == Some(d))
-    };
-    Reference::parse(wanted).is_ok_and(|r| r.names(&status.image) || digest(&r))
 }
 
 fn no_grace(pod: &Pod, patch: &mut Value) {

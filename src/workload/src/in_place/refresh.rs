@@ -49,7 +49,7 @@ pub fn refresh(pod: &Pod, is_at: impl Fn(&str) -> bool, template: Template<'_>, 
     if let Err(waiting) = containers(pod, &state) {
         return Refresh::Wait(waiting);
     }
-    if !patch::has_next(&state) {
+    if !state::has_next(&state) {
         return Refresh::Done;
     }
     let required = state

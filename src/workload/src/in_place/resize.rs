@@ -6,21 +6,18 @@
 //! the resize is refused and the rest of its update is done without it, the annotation holds the size that the Pod is yet
 //! to get.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
 
 use super::complete::same;
 use super::pod::{Condition, Container, Pod};
+use super::quantity;
 use super::spec::Spec;
 use super::template::Template;
-use super::write::{Target, Write, json_text};
-use super::{patch, quantity, state};
+use super::write::{Write, json_text};
 use kruise_api::keys;
 
 /// CPU and memory of containers, by name.
@@ -186,58 +183,6 @@ fn some(quantities: Quantities) -> Option<Quantities> {
     Some(quantities).filter(|all| !all.is_empty())
 }
 
-/// Gives a Pod the size of its revision, whose template is `template`: where it was resized for an update that did not
-/// begin, or was refused the size. Where a container is restarted for that, the Pod is out of its Services meanwhile.
-///
-/// `labels` and `annotations` go with the change, if there is any.
-#[must_use]
-pub fn take_back(
-    pod: &Pod,
-    template: Template<'_>,
-    labels: &Map<String, Value>,
-    annotations: &Map<String, Value>,
-    now: Timestamp,
-) -> Vec<Write> {
-    if other_sizes(pod, template).is_empty() {
-        let done = json!({ "metadata": { "annotations": { keys::IN_PLACE_UPDATE_RESIZING: null } } });
-        // A resize that its sender does not live to record may just be served.
-        return vec![Write::new(Target::Pod, pod, done).guarded(pod)];
-    }
-    patch::begin(
-        &unordered(pod),
-        &unchanged(pod),
-        template,
-        labels,
-        annotations,
-        now,
-    )
-}
-
-/// The Pod without launch priorities, unless batches of an update are to come: old sizes go back together.
-fn unordered(pod: &Pod) -> Cow<'_, Pod> {
-    let state = state::state(pod).ok().flatten();
-    if state.is_some_and(|state| patch::has_next(&state)) {
-        return Cow::Borrowed(pod);
-    }
-    let mut pod = pod.clone();
-    pod.containers.iter_mut().for_each(|c| c.priority = None);
-    Cow::Owned(pod)
-}
-
-/// Whether that restarts a container.
-#[must_use]
-pub fn disturbs(pod: &Pod, template: Template<'_>) -> bool {
-    !other_sizes(pod, template).is_empty() && patch::disturbs(pod, &unchanged(pod), template)
-}
-
-/// An update to the revision that the Pod has.
-fn unchanged(pod: &Pod) -> Spec {
-    Spec {
-        revision: revision(pod),
-        ..Spec::default()
-    }
-}
-
 /// What leads back from the announced resizes: the sizes of `template`.
 #[must_use]
 pub(super) fn other_sizes(pod: &Pod, template: Template<'_>) -> Sizes {
@@ -280,7 +225,8 @@ fn announcement_of(pod: &Pod) -> Option<Announced> {
     announced.filter(|announced| announced.revision == revision(pod))
 }
 
-fn revision(pod: &Pod) -> String {
+/// Label of the revision that the Pod has.
+pub(super) fn revision(pod: &Pod) -> String {
     let label = pod.labels.get(keys::CONTROLLER_REVISION_HASH);
     label.cloned().unwrap_or_default()
 }

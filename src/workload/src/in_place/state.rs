@@ -15,6 +15,14 @@ pub fn state(pod: &Pod) -> Result<Option<InPlaceUpdateState>, String> {
     read(pod, keys::IN_PLACE_UPDATE_STATE, keys::IN_PLACE_UPDATE_STATE_OLD)
 }
 
+/// Whether batches are still to come.
+#[must_use]
+pub fn has_next(state: &InPlaceUpdateState) -> bool {
+    !(state.next_container_images.is_empty()
+        && state.next_container_ref_metadata.is_empty()
+        && state.next_container_resources.is_empty())
+}
+
 /// The update that waits for its grace period; `None` when there is none.
 ///
 /// # Errors

@@ -14,7 +14,7 @@ use kruise_api::cloneset::PodUpdateStrategyType as Policy;
 use kruise_api::keys;
 use kruise_api::lifecycle::LifecycleStateType as State;
 use kruise_workload::in_place::{
-    self, MustRecreate, Options, Pod, Revision, Spec, Target, Write, patch, resize, spec,
+    self, MustRecreate, Options, Pod, Revision, Spec, Target, Write, patch, resize, resize_back, spec,
 };
 use kruise_workload::{order, pods};
 
@@ -463,7 +463,7 @@ fn take_back(
         if refused && (tries == 0 || pod.state != State::Normal) {
             continue;
         }
-        if pod.available && resize::disturbs(pod, view.template_of(pod)) {
+        if pod.available && resize_back::disturbs(pod, view.template_of(pod)) {
             if lost >= limit {
                 draft.wait(
                     Kind::MaxUnavailable,
@@ -482,7 +482,7 @@ fn take_back(
             _ => json!({}),
         };
         let map = |part: &str| marks[part].as_object().cloned().unwrap_or_default();
-        let mut writes = resize::take_back(
+        let mut writes = resize_back::take_back(
             pod,
             view.template_of(pod),
             &map("labels"),
