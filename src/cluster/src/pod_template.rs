@@ -309,9 +309,12 @@ fn says_something(value: &Value) -> bool {
 
 /// What is wrong, with the fields where the user has them.
 fn in_words(status: &Status, asked: &Templates, kept: &[usize]) -> String {
-    let causes = status.details.iter().flat_map(|details| &details.causes);
+    let causes = status.details.as_ref().map(|details| details.causes.as_slice());
+    let causes = causes.unwrap_or_default();
+    let kept = counted(causes.iter().map(|cause| &*cause.field), asked, kept);
     let causes: Vec<_> = causes
-        .map(|cause| format!("{}: {}", place(&cause.field, kept), cause.message))
+        .iter()
+        .map(|cause| format!("{}: {}", place(&cause.field, &kept), cause.message))
         .collect();
     match causes.is_empty() {
         true => undecodable(&status.message, asked),
@@ -346,11 +349,35 @@ fn undecodable(message: &str, asked: &Templates) -> String {
     }
 }
 
+/// The volumes that the API server has counted: without those that are images where it has none, which these fields show.
+fn counted<'a>(mut fields: impl Iterator<Item = &'a str>, asked: &Templates, kept: &[usize]) -> Vec<usize> {
+    let volume = |own: usize| &asked.template["spec"]["volumes"][own];
+    let has = |field: &str| {
+        let Some((at, rest)) = of_volume(field) else {
+            return true;
+        };
+        let part = rest.trim_start_matches('.').split(['.', '[']).next();
+        let own = kept.get(at).zip(part.filter(|part| *part != "name"));
+        own.is_none_or(|(own, part)| !volume(*own)[part].is_null())
+    };
+    if fields.all(has) {
+        return kept.to_vec();
+    }
+    let others = kept.iter().filter(|own| volume(**own)["image"].is_null());
+    others.copied().collect()
+}
+
+const VOLUMES: &str = "template.spec.volumes[";
+
+/// The number of the volume that a field is in, and the rest.
+fn of_volume(field: &str) -> Option<(usize, &str)> {
+    let (at, rest) = field.strip_prefix(VOLUMES)?.split_once(']')?;
+    Some((at.parse().ok()?, rest))
+}
+
 /// Where a field of the `PodTemplate` comes from.
 fn place(field: &str, kept: &[usize]) -> String {
-    const VOLUMES: &str = "template.spec.volumes[";
-    let inside = field.strip_prefix(VOLUMES).and_then(|rest| rest.split_once(']'));
-    let Some((at, rest)) = inside.and_then(|(at, rest)| Some((at.parse::<usize>().ok()?, rest))) else {
+    let Some((at, rest)) = of_volume(field) else {
         return format!("spec.{field}");
     };
     if let Some(own) = kept.get(at) {

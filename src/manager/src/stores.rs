@@ -1,6 +1,5 @@
 //! The watches that the controllers share.
 
-
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use kube::Api;

@@ -105,7 +105,9 @@ fn built(
     for line in lines {
         spin.tell(&line, line.starts_with("Blocking"));
     }
-    let binaries = building.join().map_err(|_| anyhow!("the release build panicked"))??;
+    let binaries = building
+        .join()
+        .map_err(|_| anyhow!("the release build panicked"))??;
     let mebibytes = |name| {
         binaries
             .size(name)

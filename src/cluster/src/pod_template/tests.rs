@@ -296,6 +296,40 @@ fn fields_are_named_as_the_user_has_them() {
 }
 
 #[test]
+fn volumes_are_counted_as_the_api_server_counts_them() {
+    let volumes = json!([
+        { "name": "a", "image": {} }, { "name": "b", "emptyDir": {} }, { "name": "c", "secret": {} },
+    ]);
+    let asked = Templates {
+        template: json!({ "spec": { "volumes": volumes } }),
+        ..templates()
+    };
+    let (all, without) = (vec![0, 1, 2], vec![1, 2]);
+    for (fields, counted_are) in [
+        (
+            &["containers[0].image", "template.spec.volumes[0].name"][..],
+            &all,
+        ),
+        (&["template.spec.volumes[2].secret.items[0].path"], &all),
+        (&["template.spec.volumes[3].ephemeral.volumeClaimTemplate"], &all),
+        (
+            &["template.spec.volumes[1].secret", "template.spec.volumes[0].name"],
+            &without,
+        ),
+        (
+            &["template.spec.volumes[2].ephemeral.volumeClaimTemplate"],
+            &without,
+        ),
+    ] {
+        assert_eq!(
+            counted(fields.iter().copied(), &asked, &all),
+            *counted_are,
+            "{fields:?}"
+        );
+    }
+}
+
+#[test]
 fn a_claim_that_cannot_be_decoded_is_named_as_one() {
     let message = |field: &str| {
         format!(
