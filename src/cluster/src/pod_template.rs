@@ -136,13 +136,13 @@ pub async fn misspelled(cluster: &Cluster, namespace: &str, asked: Templates) ->
 }
 
 /// The object to make in a dry run. A template may be large: no more of it is kept while the answer is waited for.
-fn as_text(asked: &Templates) -> (String, Vec<usize>) {
+fn as_text(asked: &Templates) -> (String, Kept) {
     let (body, kept) = body(asked);
     (body.to_string(), kept)
 }
 
 /// The fields that a strict decoding error names, where the user has them.
-fn unknown_fields(message: &str, kept: &[usize]) -> Vec<String> {
+fn unknown_fields(message: &str, kept: &Kept) -> Vec<String> {
     let named = message.split("unknown field \"").skip(1);
     let fields = named.filter_map(|rest| rest.split_once('"'));
     fields.map(|(field, _)| place(field, kept)).collect()
@@ -156,18 +156,33 @@ pub fn unchecked(mut asked: Templates, defaults: Defaults) -> Templates {
     asked
 }
 
+/// Which of a template's own volumes are in the object of a dry run, by their places in the template.
+#[derive(Debug, Default, PartialEq)]
+struct Kept {
+    /// Those before the claims.
+    before: Vec<usize>,
+    /// How many claims there are.
+    claims: usize,
+    /// Those after the claims.
+    images: Vec<usize>,
+}
+
+impl Kept {
+    fn has(&self, own: usize) -> bool {
+        self.before.contains(&own) || self.images.contains(&own)
+    }
+}
+
 /// The object to make in a dry run, and which of the template's own volumes are in it: all but those whose
-/// names claim templates have, which take their places in a Pod. The claims follow.
-fn body(templates: &Templates) -> (Value, Vec<usize>) {
+/// names claim templates have, which take their places in a Pod. The claims follow, and images come last.
+fn body(templates: &Templates) -> (Value, Kept) {
     let mut template = templates.template.clone();
     let own = volumes(&mut template);
     let name = |volume: &Value, of: &Value| volume["name"] == of["metadata"]["name"];
     let claimed = |volume: &Value| templates.claims.iter().any(|claim| name(volume, claim));
-    let (kept, mut all): (Vec<usize>, Vec<Value>) = own
-        .into_iter()
-        .enumerate()
-        .filter(|(_, volume)| !claimed(volume))
-        .unzip();
+    let others = own.into_iter().enumerate().filter(|(_, volume)| !claimed(volume));
+    let (images, others): (Vec<_>, Vec<_>) = others.partition(|(_, volume)| is_image(volume));
+    let (before, mut all): (Vec<usize>, Vec<Value>) = others.into_iter().unzip();
     all.extend(templates.claims.iter().map(|claim| {
         let metadata = &claim["metadata"];
         json!({
@@ -178,6 +193,13 @@ fn body(templates: &Templates) -> (Value, Vec<usize>) {
             } },
         })
     }));
+    let (images, last): (Vec<usize>, Vec<Value>) = images.into_iter().unzip();
+    all.extend(last);
+    let kept = Kept {
+        before,
+        claims: templates.claims.len(),
+        images,
+    };
     if !all.is_empty() && template["spec"].is_object() {
         set(&mut template, &["spec", "volumes"], all.into());
     }
@@ -222,7 +244,7 @@ fn volumes(template: &mut Value) -> Vec<Value> {
     }
 }
 
-fn read_back(asked: &Templates, kept: &[usize], mut answer: Value, defaults: Defaults) -> Answer {
+fn read_back(asked: &Templates, kept: &Kept, mut answer: Value, defaults: Defaults) -> Answer {
     let mut template = answer.get_mut("template").map(Value::take).unwrap_or_default();
     let mut all = ByName::of(volumes(&mut template));
     let (mut claims, mut dropped) = (asked.claims.clone(), Vec::new());
@@ -238,7 +260,7 @@ fn read_back(asked: &Templates, kept: &[usize], mut answer: Value, defaults: Def
     }
     // The others were not in the question.
     let own = asked.template["spec"]["volumes"].as_array().into_iter().flatten();
-    let others = own.enumerate().filter(|(at, _)| kept.binary_search(at).is_err());
+    let others = own.enumerate().filter(|(at, _)| !kept.has(*at));
     all.add(others.map(|(_, volume)| volume.clone()));
     let all = all.into_items();
     if !all.is_empty() {
@@ -308,13 +330,10 @@ fn says_something(value: &Value) -> bool {
 }
 
 /// What is wrong, with the fields where the user has them.
-fn in_words(status: &Status, asked: &Templates, kept: &[usize]) -> String {
-    let causes = status.details.as_ref().map(|details| details.causes.as_slice());
-    let causes = causes.unwrap_or_default();
-    let kept = counted(causes.iter().map(|cause| &*cause.field), asked, kept);
+fn in_words(status: &Status, asked: &Templates, kept: &Kept) -> String {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
     let causes: Vec<_> = causes
-        .iter()
-        .map(|cause| format!("{}: {}", place(&cause.field, &kept), cause.message))
+        .map(|cause| format!("{}: {}", place(&cause.field, kept), cause.message))
         .collect();
     match causes.is_empty() {
         true => undecodable(&status.message, asked),
@@ -349,46 +368,34 @@ fn undecodable(message: &str, asked: &Templates) -> String {
     }
 }
 
-/// The volumes that the API server has counted: without those that are images where it has none, which these fields show.
-fn counted<'a>(mut fields: impl Iterator<Item = &'a str>, asked: &Templates, kept: &[usize]) -> Vec<usize> {
-    let volume = |own: usize| &asked.template["spec"]["volumes"][own];
-    let has = |field: &str| {
-        let Some((at, rest)) = of_volume(field) else {
-            return true;
-        };
-        let part = rest.trim_start_matches('.').split(['.', '[']).next();
-        let own = kept.get(at).zip(part.filter(|part| *part != "name"));
-        own.is_none_or(|(own, part)| !volume(*own)[part].is_null())
-    };
-    if fields.all(has) {
-        return kept.to_vec();
-    }
-    let others = kept.iter().filter(|own| volume(**own)["image"].is_null());
-    others.copied().collect()
-}
-
-const VOLUMES: &str = "template.spec.volumes[";
-
-/// The number of the volume that a field is in, and the rest.
-fn of_volume(field: &str) -> Option<(usize, &str)> {
-    let (at, rest) = field.strip_prefix(VOLUMES)?.split_once(']')?;
-    Some((at.parse().ok()?, rest))
-}
-
 /// Where a field of the `PodTemplate` comes from.
-fn place(field: &str, kept: &[usize]) -> String {
-    let Some((at, rest)) = of_volume(field) else {
+fn place(field: &str, kept: &Kept) -> String {
+    const VOLUMES: &str = "template.spec.volumes[";
+    let inside = field.strip_prefix(VOLUMES).and_then(|rest| rest.split_once(']'));
+    let Some((at, rest)) = inside.and_then(|(at, rest)| Some((at.parse::<usize>().ok()?, rest))) else {
         return format!("spec.{field}");
     };
-    if let Some(own) = kept.get(at) {
-        return format!("spec.{VOLUMES}{own}]{rest}");
-    }
-    let claim = at - kept.len();
+    let claim = match at.checked_sub(kept.before.len()) {
+        Some(claim) if claim < kept.claims => claim,
+        after => {
+            let image = |after: usize| kept.images.get(after.checked_sub(kept.claims)?);
+            let own = after.map_or_else(|| kept.before.get(at), image);
+            return match own {
+                Some(own) => format!("spec.{VOLUMES}{own}]{rest}"),
+                None => format!("spec.{field}"),
+            };
+        }
+    };
     let rest = match rest.strip_prefix(".ephemeral.volumeClaimTemplate") {
         Some(rest) => rest.to_owned(),
         None => rest.replacen(".name", ".metadata.name", 1),
     };
     format!("spec.volumeClaimTemplates[{claim}]{rest}")
+}
+
+/// Whether a volume is an image: the API server takes these out where it has none, and counts the others.
+fn is_image(volume: &Value) -> bool {
+    !volume["image"].is_null()
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ fn templates() -> Templates {
 fn claims_take_the_place_of_volumes_and_come_back_as_claims() {
     let asked = templates();
     let (body, kept) = body(&asked);
-    assert_eq!(kept, [1]);
+    assert_eq!((&kept.before, kept.claims), (&vec![1], 1));
     assert_eq!(body["metadata"]["labels"], json!({ "team": "a" }));
     assert_eq!(body["metadata"]["annotations"], json!({ "owner": "a" }));
     let volumes = body["template"]["spec"]["volumes"].as_array().unwrap();
@@ -96,7 +96,7 @@ fn a_template_without_volumes_gets_none() {
 }
 
 /// A template with an image volume, and the API server's answer where it knows those.
-fn image_volume() -> (Templates, Vec<usize>, Value) {
+fn image_volume() -> (Templates, Kept, Value) {
     let asked = Templates {
         template: json!({ "spec": {
             "containers": [{ "name": "c", "image": "i", "imagePullPolicy": "Always",
@@ -120,9 +120,9 @@ fn image_volume() -> (Templates, Vec<usize>, Value) {
     };
     let (mut answer, kept) = body(&asked);
     let volumes = &mut answer["template"]["spec"]["volumes"];
-    volumes[0]["image"]["pullPolicy"] = json!("IfNotPresent");
-    volumes[1]["configMap"]["defaultMode"] = json!(420);
-    volumes[2]["ephemeral"]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"] = json!("1Gi");
+    volumes[0]["configMap"]["defaultMode"] = json!(420);
+    volumes[2]["image"]["pullPolicy"] = json!("IfNotPresent");
+    volumes[1]["ephemeral"]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"] = json!("1Gi");
     (asked, kept, answer)
 }
 
@@ -291,41 +291,31 @@ fn fields_are_named_as_the_user_has_them() {
             "spec.volumeClaimTemplates[1].spec.accessModes",
         ),
     ] {
-        assert_eq!(place(field, &[1]), expected);
+        let kept = Kept {
+            before: vec![1],
+            claims: 2,
+            images: Vec::new(),
+        };
+        assert_eq!(place(field, &kept), expected);
     }
 }
 
+/// Where it has no image volumes, the API server counts the others only.
 #[test]
-fn volumes_are_counted_as_the_api_server_counts_them() {
-    let volumes = json!([
-        { "name": "a", "image": {} }, { "name": "b", "emptyDir": {} }, { "name": "c", "secret": {} },
-    ]);
-    let asked = Templates {
-        template: json!({ "spec": { "volumes": volumes } }),
-        ..templates()
-    };
-    let (all, without) = (vec![0, 1, 2], vec![1, 2]);
-    for (fields, counted_are) in [
-        (
-            &["containers[0].image", "template.spec.volumes[0].name"][..],
-            &all,
-        ),
-        (&["template.spec.volumes[2].secret.items[0].path"], &all),
-        (&["template.spec.volumes[3].ephemeral.volumeClaimTemplate"], &all),
-        (
-            &["template.spec.volumes[1].secret", "template.spec.volumes[0].name"],
-            &without,
-        ),
-        (
-            &["template.spec.volumes[2].ephemeral.volumeClaimTemplate"],
-            &without,
-        ),
+fn images_are_counted_last() {
+    let (asked, kept, _) = image_volume();
+    let (object, order) = body(&asked);
+    assert_eq!(order, kept);
+    let volumes = object["template"]["spec"]["volumes"].as_array().unwrap();
+    let names: Vec<_> = volumes.iter().map(|volume| &volume["name"]).collect();
+    assert_eq!(names, ["cfg", "data", "model"]);
+    for (at, expected) in [
+        (0, "spec.template.spec.volumes[2].name"),
+        (1, "spec.volumeClaimTemplates[0].metadata.name"),
+        (2, "spec.template.spec.volumes[0].name"),
     ] {
-        assert_eq!(
-            counted(fields.iter().copied(), &asked, &all),
-            *counted_are,
-            "{fields:?}"
-        );
+        let field = format!("template.spec.volumes[{at}].name");
+        assert_eq!(place(&field, &kept), expected);
     }
 }
 
@@ -544,14 +534,23 @@ fn a_strict_decoding_error_names_the_fields_where_the_user_has_them() {
     let message = "PodTemplate in version \"v1\" cannot be handled as a PodTemplate: strict decoding error: unknown field \
         \"template.spec.containers[0].readynessProbe\", unknown field \
         \"template.spec.volumes[1].ephemeral.volumeClaimTemplate.spec.size\"";
+    let kept = Kept {
+        before: vec![0],
+        claims: 1,
+        images: Vec::new(),
+    };
     assert_eq!(
-        unknown_fields(message, &[0]),
+        unknown_fields(message, &kept),
         [
             "spec.template.spec.containers[0].readynessProbe",
             "spec.volumeClaimTemplates[0].spec.size"
         ]
     );
     for hostile in ["", "unknown field \"", "unknown field \"a", "unknown field x\""] {
-        assert_eq!(unknown_fields(hostile, &[]), Vec::<String>::new(), "{hostile}");
+        assert_eq!(
+            unknown_fields(hostile, &Kept::default()),
+            Vec::<String>::new(),
+            "{hostile}"
+        );
     }
 }
