@@ -169,7 +169,7 @@ struct Kept {
 
 impl Kept {
     fn has(&self, own: usize) -> bool {
-        self.before.contains(&own) || self.images.contains(&own)
+        self.before.binary_search(&own).is_ok() || self.images.binary_search(&own).is_ok()
     }
 }
 
@@ -357,7 +357,9 @@ fn undecodable(message: &str, asked: &Templates) -> String {
         Some(claims) if none(|volume| !volume["ephemeral"].is_null()) => {
             Some(message.replace(claims, "volumeClaimTemplates."))
         }
-        None if message.contains(NAME) && none(|volume| !volume["name"].is_string()) => {
+        None if message.contains(NAME)
+            && none(|volume| !(volume["name"].is_string() || volume["name"].is_null())) =>
+        {
             Some(message.replace(NAME, "volumeClaimTemplates.metadata.name "))
         }
         _ => None,

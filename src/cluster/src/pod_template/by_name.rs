@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Value, json};
 
+use super::says_something;
+
 /// Items of a list, by name. Those of one name keep their order: a volume may be mounted twice.
 #[derive(Default)]
 pub(super) struct ByName(BTreeMap<String, VecDeque<Value>>);
@@ -60,6 +62,9 @@ pub(super) fn lists_as_asked(asked: &Value, answer: &mut Value, dropped: &mut Ve
     }
 }
 
+/// Sources of projected volumes that a feature gate of the API server switches off.
+const GATED_SOURCES: [&str; 2] = ["clusterTrustBundle", "podCertificate"];
+
 /// Gives projected volumes the sources that were asked for. The API server leaves an empty one where the feature gate of
 /// its kind is off.
 fn sources_as_asked(asked: &Value, answer: &mut Value, path: &str, dropped: &mut Vec<String>) {
@@ -71,7 +76,8 @@ fn sources_as_asked(asked: &Value, answer: &mut Value, path: &str, dropped: &mut
         let answer = answer.pointer_mut(SOURCES).and_then(Value::as_array_mut);
         let pairs = asked.into_iter().flatten().zip(answer.into_iter().flatten());
         for (source, (asked, answer)) in pairs.enumerate() {
-            if *answer == json!({}) && *asked != json!({}) {
+            let gated = GATED_SOURCES.iter().any(|kind| says_something(&asked[*kind]));
+            if *answer == json!({}) && gated {
                 *answer = asked.clone();
                 dropped.push(format!("{path}.volumes[{volume}].projected.sources[{source}]"));
             }

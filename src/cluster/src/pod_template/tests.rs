@@ -232,13 +232,13 @@ fn sources_that_the_answer_lacks_stay() {
     let volume = |sources: Value| json!({ "name": "v", "projected": { "sources": sources } });
     let spec = |sources: Value| json!({ "spec": { "containers": [], "volumes": [{ "name": "other", "emptyDir": {} }, volume(sources)] } });
     let source = |kind: &str| json!({ kind: { "path": "p" } });
-    let all = json!([source("serviceAccountToken"), source("clusterTrustBundle"), {}]);
+    let all = json!([source("serviceAccountToken"), source("clusterTrustBundle"), {}, { "secret": null }]);
     let asked = Templates {
         template: spec(all.clone()),
         ..Templates::default()
     };
     let (mut body, kept) = body(&asked);
-    body["template"] = spec(json!([source("serviceAccountToken"), {}, {}]));
+    body["template"] = spec(json!([source("serviceAccountToken"), {}, {}, {}]));
     for defaults in [FILLED, BARE] {
         let Answer::Good {
             templates,
@@ -248,10 +248,23 @@ fn sources_that_the_answer_lacks_stay() {
         else {
             panic!("bad");
         };
-        assert_eq!(templates, asked);
+        let mut stored = asked.clone();
+        stored.template["spec"]["volumes"][1]["projected"]["sources"][3] = json!({});
+        assert_eq!(templates, stored);
         assert_eq!(unknown, Vec::<String>::new());
         assert_eq!(dropped, ["spec.template.spec.volumes[1].projected.sources[1]"]);
     }
+    // One that no release knows is a mistake.
+    let misspelled = Templates {
+        template: spec(json!([source("serviceAcountToken")])),
+        ..Templates::default()
+    };
+    body["template"] = spec(json!([{}]));
+    let Answer::Good { unknown, dropped, .. } = read_back(&misspelled, &kept, body, FILLED) else {
+        panic!("bad");
+    };
+    let field = "spec.template.spec.volumes[1].projected.sources[0].serviceAcountToken";
+    assert_eq!((unknown, dropped), (vec![field.to_owned()], Vec::new()));
 }
 
 /// The API server refuses them; should it not, each stays.
@@ -348,6 +361,7 @@ fn a_claim_that_cannot_be_decoded_is_named_as_one() {
     let claim = message("volumeClaimTemplates.metadata.name");
     for (name, expected) in [
         (json!("a"), format!("spec.volumeClaimTemplates: {claim}")),
+        (json!(null), format!("spec.volumeClaimTemplates: {claim}")),
         (json!(7), format!("spec.template: {decoded}")),
     ] {
         let asked = Templates {
