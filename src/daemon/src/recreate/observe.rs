@@ -61,7 +61,7 @@ pub fn request(object: ContainerRecreateRequest) -> Option<Request> {
     })
 }
 
-/// A status as we write it, whoever wrote it: of states that have no word of ours for their phase nothing has begun.
+/// A status as we write it, whoever wrote it: no empty texts, and a state whose phase we do not know counts as Pending.
 fn normal(mut status: ContainerRecreateRequestStatus) -> ContainerRecreateRequestStatus {
     let said = |text: &mut Option<String>| *text = text.take().filter(|text| !text.is_empty());
     said(&mut status.message);
@@ -70,6 +70,9 @@ fn normal(mut status: ContainerRecreateRequestStatus) -> ContainerRecreateReques
         if let ContainerRecreateRequestPhase::Other(_) = state.phase {
             state.phase = ContainerRecreateRequestPhase::Pending;
         }
+    }
+    for container in &mut status.container_status_snapshot {
+        said(&mut container.container_id);
     }
     status
 }
@@ -320,6 +323,22 @@ mod tests {
         assert!(
             request.status.container_recreate_states[0].is_killed && request.status.unready_since().is_some()
         );
+    }
+
+    #[test]
+    fn a_status_of_any_make_is_read_as_ours() {
+        let read = |status| normal(serde_json::from_value(status).unwrap());
+        let theirs = json!({
+            "phase": "Recreating", "message": "",
+            "containerRecreateStates": [{ "name": "a", "phase": "", "message": "" }],
+            "containerStatusSnapshot": [{ "name": "a", "ready": true, "restartCount": 1, "containerID": "" }],
+        });
+        let ours = json!({
+            "phase": "Recreating",
+            "containerRecreateStates": [{ "name": "a", "phase": "Pending" }],
+            "containerStatusSnapshot": [{ "name": "a", "ready": true, "restartCount": 1 }],
+        });
+        assert_eq!(read(theirs), read(ours));
     }
 
     #[test]

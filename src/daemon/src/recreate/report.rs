@@ -55,6 +55,7 @@ pub async fn write(cluster: &Cluster, node: &str, request: &Request, write: &Wri
 /// The fields that are ours, and the conditions where one of ours changes.
 fn patch(request: &Request, write: &Write, node: &str, now: Timestamp) -> Value {
     let mut status = write.status.clone();
+    status.conditions.clone_from(&request.status.conditions);
     if let Some(at) = &mut status.completion_time {
         at.0 = whole_second(at.0);
     }

@@ -179,7 +179,7 @@ fn over(
     Status {
         phase: Phase::Completed,
         completion_time: Some(Time(now.api)),
-        message: message.filter(|message| !message.is_empty()),
+        message,
         container_recreate_states: states,
         container_status_snapshot: snapshot,
         conditions: request.status.conditions.clone(),
@@ -308,7 +308,7 @@ fn snapshot(request: &Request, pod: &PodView, states: &[State]) -> Vec<Snapshot>
                 name: wanted.name.clone(),
                 ready: status.ready,
                 restart_count: status.restart_count,
-                container_id: Some(status.container_id.clone()),
+                container_id: Some(status.container_id.clone()).filter(|id| !id.is_empty()),
             })
         })
         .collect();

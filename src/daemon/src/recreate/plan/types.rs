@@ -284,7 +284,7 @@ pub struct Hook {
 pub struct Write {
     /// UID of the request.
     pub request: String,
-    /// The whole status that the daemon wants, but for conditions, which are written with it.
+    /// The whole status that the daemon wants, but for its conditions: those follow from the rest when it is written.
     pub status: Status,
     /// What kind of thing the message says that the request waits for, if it waits.
     pub waits: Option<&'static str>,
