@@ -131,10 +131,6 @@ impl Duty {
     /// panics at one tag concerns that alone; an error is a panic that belongs to none.
     fn pass(&mut self, news: News) -> Result<Option<Duration>, Panicked> {
         let (now, limits) = (self.ctx.cluster.clock.now(), self.limits());
-        if let Some(seen) = self.unseen.clone() {
-            self.observe(seen);
-            self.unseen = None;
-        }
         match news {
             News::Ended(Ok((key, run, ended))) => {
                 self.of_tag(&key, now, |duty| duty.ended(&key, run, ended));
@@ -145,6 +141,13 @@ impl Duty {
                 self.of_tag(&key, now, |duty| duty.advanced(&key, run, progress));
             }
             News::Wrote(written) => self.wrote(written.map(|written| *written)),
+        }
+        // One that panics stays for the next pass; what was known before is worked on.
+        if let Some(seen) = self.unseen.clone() {
+            match isolated_now(NAME, "NodeImage", || self.observe(seen)) {
+                Ok(()) => self.unseen = None,
+                Err(_) => self.panicked = true,
+            }
         }
         let plan = self.look(now, |board, _| plan::plan(board, &limits, now))?;
         for step in &plan.steps {
@@ -668,6 +671,17 @@ mod tests {
         let panics = panic_at(NAME, "pass");
         let begun = tokio::time::Instant::now();
         let (mut written, _shutdown) = working([(key("passed"), ask_in("passed", "a"))].into());
+        panics.happened(3).await;
+        assert!(begun.elapsed() >= AFTER_PANIC * 2, "{:?}", begun.elapsed());
+        drop(panics);
+        within("the status", 600, written.recv()).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_image_that_panics_is_taken_in_again() {
+        let panics = panic_at(NAME, "NodeImage");
+        let begun = tokio::time::Instant::now();
+        let (mut written, _shutdown) = working([(key("again"), ask_in("again", "a"))].into());
         panics.happened(3).await;
         assert!(begun.elapsed() >= AFTER_PANIC * 2, "{:?}", begun.elapsed());
         drop(panics);
