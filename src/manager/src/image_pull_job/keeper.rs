@@ -41,8 +41,9 @@ const FIRST_LIST: Duration = Duration::from_secs(5);
 
 /// How often the Secrets of jobs are read again whose namespace is not watched, because too many have jobs.
 const REREAD: Duration = Duration::from_secs(300);
-/// How often a job that is over is struck off its copies again where the API server does not let us.
-const RELEASE: Duration = Duration::from_secs(60);
+/// How soon it is tried again to strike a job that is over off its copies, where the API server does not let us. Many such
+/// jobs may stay for days.
+const RELEASE: Duration = Duration::from_secs(3600);
 
 /// What is worked on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

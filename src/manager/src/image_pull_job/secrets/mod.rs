@@ -169,10 +169,11 @@ impl Secrets {
         Ok(())
     }
 
-    /// A job no longer needs its copies. That the namespace or a copy has gone is fine.
+    /// A job no longer needs its copies. That the namespace or a copy has gone is fine; of several errors the last is
+    /// returned.
     pub async fn release(&self, job: &Key) -> Result<(), Error> {
         let into = Api::<Secret>::namespaced(self.cluster.client.clone(), &self.into);
-        let job = job.to_string();
+        let (job, mut released) = (job.to_string(), Ok(()));
         for copy in self.known()? {
             if !copy.references.contains(&job) {
                 continue;
@@ -182,11 +183,11 @@ impl Secrets {
                 "annotations": { (keys::SECRET_REFERENCES): without(&copy, &job) },
             }});
             match write::patch_merge(&into, &copy.name, &body).await {
-                Err(error) if !error.not_found() => return Err(error.into()),
+                Err(error) if !error.not_found() => released = Err(error.into()),
                 _ => {}
             }
         }
-        Ok(())
+        released
     }
 
     /// Deletes a copy that no job has needed for a while; says when to look again at one that may be needed yet.
