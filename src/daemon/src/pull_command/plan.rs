@@ -21,7 +21,7 @@ pub enum Error {
     #[error("not YAML: {0}")]
     Yaml(String),
     /// It holds something else.
-    #[error("document {number} is {found}; expected {GROUP}/{} {KIND}", VERSIONS[0])]
+    #[error("object {number} is {found}; expected {GROUP}/{} {KIND}", VERSIONS[0])]
     Kind {
         /// Counted from 1.
         number: usize,
@@ -29,7 +29,7 @@ pub enum Error {
         found: String,
     },
     /// A field is missing or wrong.
-    #[error("document {number}, {KIND} {name:?}: {why}")]
+    #[error("object {number}, {KIND} {name:?}: {why}")]
     Spec {
         /// Counted from 1.
         number: usize,
@@ -104,7 +104,9 @@ pub fn image(given: &str, defaults: &Defaults) -> Wanted {
 /// The images of a manifest's ImagePullJobs, in order.
 pub fn jobs(yaml: &str, defaults: &Defaults) -> Result<Vec<Wanted>, Error> {
     let mut wanted = Vec::new();
-    let documents: Vec<Value> = serde_saphyr::from_multiple(yaml)
+    // Words such as yes are texts, as a label's value may be.
+    let options = serde_saphyr::options! { strict_booleans: true };
+    let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(yaml, options)
         .map_err(|error| Error::Yaml(error.without_snippet().to_string()))?;
     for (index, object) in documents.iter().enumerate() {
         wanted.push(job(index + 1, object, defaults)?);
@@ -214,7 +216,7 @@ spec:
   pullPolicy: {timeoutSeconds: 30, backoffLimit: 0}
   imagePullPolicy: Always
   pullSecrets: [s]
-  sandboxConfig: {labels: {a: b}}
+  sandboxConfig: {labels: {a: b, on: yes}}
 ---
 apiVersion: apps.kruise.io/v1beta1
 kind: ImagePullJob
@@ -229,7 +231,7 @@ spec: {image: quay.io/a/b, completionPolicy: {type: Always, activeDeadlineSecond
             (one.ask.timeout.as_secs(), one.ask.retries, one.ask.always),
             (30, 0, true)
         );
-        assert_eq!(one.ask.labels["a"], "b");
+        assert_eq!((&*one.ask.labels["a"], &*one.ask.labels["on"]), ("b", "yes"));
         assert!(one.remark.as_ref().unwrap().contains("--docker-config"));
         assert_eq!(two.ask.image.as_deref(), Ok("quay.io/a/b:latest"));
         assert_eq!(two.ask.active_deadline.unwrap().as_secs(), 77);
@@ -239,19 +241,19 @@ spec: {image: quay.io/a/b, completionPolicy: {type: Always, activeDeadlineSecond
     #[test]
     fn what_is_no_job_is_named() {
         let error = |yaml: &str| jobs(yaml, &DEFAULTS).unwrap_err().to_string();
-        assert!(error("{apiVersion: v1, kind: Pod}").contains("document 1 is v1 Pod"));
+        assert!(error("# nothing\n---\n{apiVersion: v1, kind: Pod}").contains("object 1 is v1 Pod"));
         for (yaml, words) in [
             (
                 "x",
-                "document 1 is not a Kubernetes object (it has neither apiVersion nor kind); expected",
+                "object 1 is not a Kubernetes object (it has neither apiVersion nor kind); expected",
             ),
             (
                 "kind: ImagePullJob",
-                "document 1 is kind ImagePullJob without apiVersion; expected",
+                "object 1 is kind ImagePullJob without apiVersion; expected",
             ),
             (
                 "apiVersion: v1",
-                "document 1 is apiVersion v1 without kind; expected",
+                "object 1 is apiVersion v1 without kind; expected",
             ),
         ] {
             assert!(error(yaml).starts_with(words), "{}", error(yaml));
