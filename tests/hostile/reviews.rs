@@ -247,6 +247,7 @@ async fn a_crowd_of_heavy_reviews_keeps_no_other_address_waiting() {
             let words = requests.make(&request).await.unwrap_err();
             assert!(words.contains("there is no such Pod"), "{words}");
             let lists = world.lists_converted() - before;
+            assert!(lists < HEAVY as u64 / 4, "{lists} lists of the crowd came first");
             println!(
                 "answered after {:?}, {lists} lists of the crowd meanwhile",
                 start.elapsed()
