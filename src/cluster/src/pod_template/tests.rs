@@ -256,14 +256,14 @@ fn sources_that_the_answer_lacks_stay() {
     }
     // One that no release knows is a mistake.
     let misspelled = Templates {
-        template: spec(json!([source("serviceAcountToken")])),
+        template: spec(json!([source("tokenOfAccount")])),
         ..Templates::default()
     };
     body["template"] = spec(json!([{}]));
     let Answer::Good { unknown, dropped, .. } = read_back(&misspelled, &kept, body, FILLED) else {
         panic!("bad");
     };
-    let field = "spec.template.spec.volumes[1].projected.sources[0].serviceAcountToken";
+    let field = "spec.template.spec.volumes[1].projected.sources[0].tokenOfAccount";
     assert_eq!((unknown, dropped), (vec![field.to_owned()], Vec::new()));
 }
 
