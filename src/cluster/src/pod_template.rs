@@ -5,6 +5,8 @@
 //! ephemeral volumes, which have the same spec: so defaults of the cluster, such as its storage class, do not get
 //! in, as they would with a claim.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::core::v1::PodTemplate;
 use kube::Api;
 use kube::core::Status;
@@ -98,11 +100,13 @@ pub async fn ask(
     defaults: Defaults,
 ) -> Result<Answer, Error> {
     stored::prepare(&mut asked.template, defaults);
-    let (body, kept) = as_text(&asked);
+    let (body, origins) = as_text(&asked);
     let api: Api<PodTemplate> = Api::namespaced(cluster.client.clone(), namespace);
     match write::dry_run(&api, body).await {
-        Ok(answer) => Ok(read_back(&asked, &kept, answer, defaults)),
-        Err(Error::Api(status)) if is_mistake(&status) => Ok(Answer::Bad(in_words(&status, &asked, &kept))),
+        Ok(answer) => Ok(read_back(&asked, &origins, answer, defaults)),
+        Err(Error::Api(status)) if is_mistake(&status) => {
+            Ok(Answer::Bad(in_words(&status, &asked, &origins)))
+        }
         Err(Error::Api(mut status)) => {
             // The name is another each time, and not the user's.
             let name = status
@@ -125,27 +129,27 @@ pub async fn ask(
 /// # Errors
 /// When there is no answer.
 pub async fn misspelled(cluster: &Cluster, namespace: &str, asked: Templates) -> Result<Vec<String>, Error> {
-    let (body, kept) = as_text(&asked);
+    let (body, origins) = as_text(&asked);
     drop(asked);
     let api: Api<PodTemplate> = Api::namespaced(cluster.client.clone(), namespace);
     match write::dry_run_strict(&api, body).await {
-        Err(Error::Api(status)) => Ok(unknown_fields(&status.message, &kept)),
+        Err(Error::Api(status)) => Ok(unknown_fields(&status.message, &origins)),
         Err(why) => Err(why),
         Ok(_) => Ok(Vec::new()),
     }
 }
 
 /// The object to make in a dry run. A template may be large: no more of it is kept while the answer is waited for.
-fn as_text(asked: &Templates) -> (String, Kept) {
-    let (body, kept) = body(asked);
-    (body.to_string(), kept)
+fn as_text(asked: &Templates) -> (String, Vec<Origin>) {
+    let (body, origins) = body(asked);
+    (body.to_string(), origins)
 }
 
 /// The fields that a strict decoding error names, where the user has them.
-fn unknown_fields(message: &str, kept: &Kept) -> Vec<String> {
+fn unknown_fields(message: &str, origins: &[Origin]) -> Vec<String> {
     let named = message.split("unknown field \"").skip(1);
     let fields = named.filter_map(|rest| rest.split_once('"'));
-    fields.map(|(field, _)| place(field, kept)).collect()
+    fields.map(|(field, _)| place(field, origins)).collect()
 }
 
 /// The templates without the API server's opinion, where it is refused for something else than the templates.
@@ -156,50 +160,38 @@ pub fn unchecked(mut asked: Templates, defaults: Defaults) -> Templates {
     asked
 }
 
-/// Which of a template's own volumes are in the object of a dry run, by their places in the template.
-#[derive(Debug, Default, PartialEq)]
-struct Kept {
-    /// Those before the claims.
-    before: Vec<usize>,
-    /// How many claims there are.
-    claims: usize,
-    /// Those after the claims.
-    images: Vec<usize>,
+/// Where a volume of the object of a dry run comes from, by its place there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Origin {
+    /// The one of this index among the template's own.
+    Own(usize),
+    /// The claim template of this index.
+    Claim(usize),
 }
 
-impl Kept {
-    fn has(&self, own: usize) -> bool {
-        self.before.binary_search(&own).is_ok() || self.images.binary_search(&own).is_ok()
-    }
-}
-
-/// The object to make in a dry run, and which of the template's own volumes are in it: all but those whose
-/// names claim templates have, which take their places in a Pod. The claims follow, and images come last.
-fn body(templates: &Templates) -> (Value, Kept) {
+/// The object to make in a dry run, and where its volumes come from: all of the template's own but those whose names claim
+/// templates have, which take their places in a Pod. The claims follow, and images come last.
+fn body(templates: &Templates) -> (Value, Vec<Origin>) {
     let mut template = templates.template.clone();
     let own = volumes(&mut template);
     let name = |volume: &Value, of: &Value| volume["name"] == of["metadata"]["name"];
     let claimed = |volume: &Value| templates.claims.iter().any(|claim| name(volume, claim));
-    let others = own.into_iter().enumerate().filter(|(_, volume)| !claimed(volume));
-    let (images, others): (Vec<_>, Vec<_>) = others.partition(|(_, volume)| is_image(volume));
-    let (before, mut all): (Vec<usize>, Vec<Value>) = others.into_iter().unzip();
-    all.extend(templates.claims.iter().map(|claim| {
+    let own = own.into_iter().enumerate().filter(|(_, volume)| !claimed(volume));
+    let own = own.map(|(at, volume)| (Origin::Own(at), volume));
+    let (images, others): (Vec<_>, Vec<_>) = own.partition(|(_, volume)| is_image(volume));
+    let claims = templates.claims.iter().enumerate().map(|(at, claim)| {
         let metadata = &claim["metadata"];
-        json!({
+        let volume = json!({
             "name": metadata["name"],
             "ephemeral": { "volumeClaimTemplate": {
                 "metadata": { "labels": metadata["labels"], "annotations": metadata["annotations"] },
                 "spec": claim["spec"],
             } },
-        })
-    }));
-    let (images, last): (Vec<usize>, Vec<Value>) = images.into_iter().unzip();
-    all.extend(last);
-    let kept = Kept {
-        before,
-        claims: templates.claims.len(),
-        images,
-    };
+        });
+        (Origin::Claim(at), volume)
+    });
+    let all = others.into_iter().chain(claims).chain(images);
+    let (origins, all): (Vec<Origin>, Vec<Value>) = all.unzip();
     if !all.is_empty() && template["spec"].is_object() {
         set(&mut template, &["spec", "volumes"], all.into());
     }
@@ -216,7 +208,7 @@ fn body(templates: &Templates) -> (Value, Kept) {
     set(&mut object, &["metadata", "annotations"], annotations);
     // The macro would make a copy.
     set(&mut object, &["template"], template);
-    (object, kept)
+    (object, origins)
 }
 
 /// Whether the API server found something wrong with the template itself: a field that is invalid, or that it cannot
@@ -244,7 +236,7 @@ fn volumes(template: &mut Value) -> Vec<Value> {
     }
 }
 
-fn read_back(asked: &Templates, kept: &Kept, mut answer: Value, defaults: Defaults) -> Answer {
+fn read_back(asked: &Templates, origins: &[Origin], mut answer: Value, defaults: Defaults) -> Answer {
     let mut template = answer.get_mut("template").map(Value::take).unwrap_or_default();
     let mut all = ByName::of(volumes(&mut template));
     let (mut claims, mut dropped) = (asked.claims.clone(), Vec::new());
@@ -259,8 +251,15 @@ fn read_back(asked: &Templates, kept: &Kept, mut answer: Value, defaults: Defaul
         set(claim, &["spec"], spec);
     }
     // The others were not in the question.
+    let asked_about: BTreeSet<usize> = origins
+        .iter()
+        .filter_map(|origin| match origin {
+            Origin::Own(at) => Some(*at),
+            Origin::Claim(_) => None,
+        })
+        .collect();
     let own = asked.template["spec"]["volumes"].as_array().into_iter().flatten();
-    let others = own.enumerate().filter(|(at, _)| !kept.has(*at));
+    let others = own.enumerate().filter(|(at, _)| !asked_about.contains(at));
     all.add(others.map(|(_, volume)| volume.clone()));
     let all = all.into_items();
     if !all.is_empty() {
@@ -330,10 +329,10 @@ fn says_something(value: &Value) -> bool {
 }
 
 /// What is wrong, with the fields where the user has them.
-fn in_words(status: &Status, asked: &Templates, kept: &Kept) -> String {
+fn in_words(status: &Status, asked: &Templates, origins: &[Origin]) -> String {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     let causes: Vec<_> = causes
-        .map(|cause| format!("{}: {}", place(&cause.field, kept), cause.message))
+        .map(|cause| format!("{}: {}", place(&cause.field, origins), cause.message))
         .collect();
     match causes.is_empty() {
         true => undecodable(&status.message, asked),
@@ -371,28 +370,23 @@ fn undecodable(message: &str, asked: &Templates) -> String {
 }
 
 /// Where a field of the `PodTemplate` comes from.
-fn place(field: &str, kept: &Kept) -> String {
+fn place(field: &str, origins: &[Origin]) -> String {
     const VOLUMES: &str = "template.spec.volumes[";
     let inside = field.strip_prefix(VOLUMES).and_then(|rest| rest.split_once(']'));
     let Some((at, rest)) = inside.and_then(|(at, rest)| Some((at.parse::<usize>().ok()?, rest))) else {
         return format!("spec.{field}");
     };
-    let claim = match at.checked_sub(kept.before.len()) {
-        Some(claim) if claim < kept.claims => claim,
-        after => {
-            let image = |after: usize| kept.images.get(after.checked_sub(kept.claims)?);
-            let own = after.map_or_else(|| kept.before.get(at), image);
-            return match own {
-                Some(own) => format!("spec.{VOLUMES}{own}]{rest}"),
-                None => format!("spec.{field}"),
+    match origins.get(at) {
+        Some(Origin::Own(own)) => format!("spec.{VOLUMES}{own}]{rest}"),
+        Some(Origin::Claim(claim)) => {
+            let rest = match rest.strip_prefix(".ephemeral.volumeClaimTemplate") {
+                Some(rest) => rest.to_owned(),
+                None => rest.replacen(".name", ".metadata.name", 1),
             };
+            format!("spec.volumeClaimTemplates[{claim}]{rest}")
         }
-    };
-    let rest = match rest.strip_prefix(".ephemeral.volumeClaimTemplate") {
-        Some(rest) => rest.to_owned(),
-        None => rest.replacen(".name", ".metadata.name", 1),
-    };
-    format!("spec.volumeClaimTemplates[{claim}]{rest}")
+        None => format!("spec.{field}"),
+    }
 }
 
 /// Whether a volume is an image: the API server takes these out where it has none, and counts the others.
