@@ -666,26 +666,22 @@ mod tests {
         within("the status", 600, written.recv()).await.unwrap();
     }
 
+    /// Whether the whole pass panics or what the NodeImage says.
     #[tokio::test(start_paused = true)]
-    async fn a_pass_that_panics_is_made_again_after_a_pause() {
-        let panics = panic_at(NAME, "pass");
-        let begun = tokio::time::Instant::now();
-        let (mut written, _shutdown) = working([(key("passed"), ask_in("passed", "a"))].into());
-        panics.happened(3).await;
-        assert!(begun.elapsed() >= AFTER_PANIC * 2, "{:?}", begun.elapsed());
-        drop(panics);
-        within("the status", 600, written.recv()).await.unwrap();
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_node_image_that_panics_is_taken_in_again() {
-        let panics = panic_at(NAME, "NodeImage");
-        let begun = tokio::time::Instant::now();
-        let (mut written, _shutdown) = working([(key("again"), ask_in("again", "a"))].into());
-        panics.happened(3).await;
-        assert!(begun.elapsed() >= AFTER_PANIC * 2, "{:?}", begun.elapsed());
-        drop(panics);
-        within("the status", 600, written.recv()).await.unwrap();
+    async fn what_panics_in_a_pass_is_done_again_after_a_pause() {
+        for object in ["pass", "NodeImage"] {
+            let panics = panic_at(NAME, object);
+            let begun = tokio::time::Instant::now();
+            let (mut written, _shutdown) = working([(key("again"), ask_in("again", "a"))].into());
+            panics.happened(3).await;
+            assert!(
+                begun.elapsed() >= AFTER_PANIC * 2,
+                "{object}: {:?}",
+                begun.elapsed()
+            );
+            drop(panics);
+            within("the status", 600, written.recv()).await.unwrap();
+        }
     }
 
     /// Whatever is done about a tag panics: its tries are used up without a pull, and other tags are pulled.
